@@ -27,7 +27,8 @@ LAYERS = [
     "schemas",
     "host_patterns task_id file_patterns",
     "model",
-    "program tfconfig placement compose host_list exit_causes description_json +",
+    "program tfconfig placement transport_choice compose host_list exit_causes "
+    "description_json +",
     "plan_document expected_hosts",
     "config record",
     "verify trace",

@@ -19,6 +19,7 @@ from tfcluster.placement import Place
 from tfcluster.program import Program
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster, cluster, device_filters
+from tfcluster.transport_choice import AUTO, TENSORFLOW, chosen_transport
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
@@ -28,6 +29,9 @@ BELOW = "below-wrapper"
 
 UNKNOWN_PORT = "auto"
 """Stands for the port in a plan's addresses: agents choose ports when they start."""
+
+_OWN_GPUS = "TFCLUSTER_OWN_GPUS"
+"""Set for all ranks if ``transport: auto`` may be ``tensorflow``."""
 
 NO_PORT = ("evaluator",)
 """Task types that nobody connects to."""
@@ -81,6 +85,11 @@ class TaskSpec:
         return ranked and self.strategy is not Strategy.NONE
 
     @property
+    def has_own_gpu(self) -> bool:
+        """Whether each rank has a GPU to itself, and may reduce gradients there."""
+        return _OWN_GPUS in self.own_env
+
+    @property
     def wrapped(self) -> bool:
         """Whether it trains below a command that is not itself a Python program."""
         return self.trains and not self.arguments
@@ -89,6 +98,11 @@ class TaskSpec:
         """The same task in another place, with that place's GPUs and local ranks."""
         found = {**_local_ranks_env(place), **_gpus_env(place)}
         return replace(self, place=place, own_env={**self.own_env, **found})
+
+    def with_own_gpus(self, *, own: bool) -> TaskSpec:
+        """The same task, told whether each rank has a GPU to itself."""
+        env = {k: v for k, v in self.own_env.items() if k != _OWN_GPUS}
+        return replace(self, own_env=env | _own_gpus_env(self.place, own=own))
 
     def under(self, python: Interpreter) -> TaskSpec:
         """The same task under another interpreter."""
@@ -137,9 +151,26 @@ def compose(
     # see all of their devices.
     driven = any(groups[kind].server for kind in RANKED_TYPES if kind in groups)
     filtered = "ps" in description.tasks and not driven
-    return tuple(
-        groups[p.task.type].spec(p, size=size, filtered=filtered) for p in places
+    return tell_transport(
+        description.runtime,
+        tuple(
+            groups[p.task.type].spec(p, size=size, filtered=filtered) for p in places
+        ),
     )
+
+
+def tell_transport(
+    runtime: Runtime,
+    specs: Sequence[TaskSpec],
+    machines: Mapping[str, str] | None = None,
+) -> tuple[TaskSpec, ...]:
+    """The tasks, told whether ``transport: auto`` may be ``tensorflow``.
+
+    All ranks are told the same. ``machines`` as for ``chosen_transport``.
+    """
+    choice = chosen_transport(runtime, [spec.place for spec in specs], machines)
+    own = runtime.transport == AUTO and choice.transport == TENSORFLOW
+    return tuple(spec.with_own_gpus(own=own) for spec in specs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +290,10 @@ def _local_ranks_env(place: Place) -> dict[str, str]:
         "TFCLUSTER_CROSS_RANK": str(place.cross_rank),
         "TFCLUSTER_CROSS_SIZE": str(place.cross_size),
     }
+
+
+def _own_gpus_env(place: Place, *, own: bool) -> dict[str, str]:
+    return {_OWN_GPUS: "1"} if own and place.rank is not None else {}
 
 
 def _gpus_env(place: Place) -> dict[str, str]:

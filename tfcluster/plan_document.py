@@ -15,6 +15,7 @@ from tfcluster.compose import TaskSpec, task_json
 from tfcluster.model import Allocation, Description, Requirements, Secret
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
+from tfcluster.transport_choice import Choice, chosen_transport
 from tfcluster.vocabulary import FORMAT_VERSION
 from tfcluster.wire import WORKDIR
 
@@ -30,8 +31,12 @@ def plan_document(
     *,
     logs: str,
     ports: Mapping[TaskId, int] | None = None,
+    transport: Choice | None = None,
 ) -> Json:
-    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder."""
+    """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder.
+
+    ``transport`` defaults to what the places of ``specs`` say.
+    """
     known = ports or {}
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
     tasks = []
@@ -51,6 +56,9 @@ def plan_document(
     ]
     sync, setup = description.sync, description.setup
     requirements = description.requirements
+    if transport is None:
+        places = [spec.place for spec in specs]
+        transport = chosen_transport(description.runtime, places)
     return {
         "schema": FORMAT_VERSION,
         "name": description.name,
@@ -60,6 +68,7 @@ def plan_document(
         "requirements": None
         if requirements is None
         else environment_json(requirements),
+        "transport": {"name": transport.transport, "reason": transport.reason},
         "hosts": hosts,
         "tasks": tasks,
     }

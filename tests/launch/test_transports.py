@@ -44,3 +44,18 @@ def test_ranks_on_one_host_listen_on_no_port(cluster: Cluster) -> None:
         found = told(running.text(f"worker:{index}"), "LISTENING")
         assert found == [{"addresses": []}]
     assert "may listen" not in running.err
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_auto_is_host_if_tensorflow_cannot_use_the_gpus(cluster: Cluster) -> None:
+    """The launcher believes CUDA_VISIBLE_DEVICES; TensorFlow finds no such GPU."""
+    words = ["-n", "2", "--", "python", DIGITS, "--epochs", "1"]
+    running = cluster.start(*words, environ={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert running.end(timeout_s=80) == 0
+    assert "transport: tensorflow, because each rank has a GPU to itself" in running.err
+    assert "TensorFlow servers may listen" in running.err
+    why = "transport: host, because rank 0 has no GPU that TensorFlow can use"
+    assert why in running.err
+    assert_nothing_left(running)

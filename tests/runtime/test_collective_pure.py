@@ -30,7 +30,10 @@ from tfcluster.runtime.collective.transports.tensorflow.failures import (
     reason_of,
     translated,
 )
-from tfcluster.runtime.collective.transports.tensorflow.gpus import own_each
+from tfcluster.runtime.collective.transports.tensorflow.gpus import (
+    identities,
+    obstacle,
+)
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
 
 DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
@@ -162,19 +165,39 @@ def test_the_reason_in_a_message_of_tensorflow(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "own"),
+    ("gpus", "why"),
     [
-        (["a 0", "a 1"], True),
-        (["a 0", "b 0"], True),
-        (["a 0", "a 0"], False),
-        (["a 0", None], False),
-        ([None, None], False),
+        ([["a 0"], ["a 1"]], ""),
+        ([["a 0"], ["b 0"]], ""),
+        ([["a 0", "a 1"], ["a 2"], ["b 0"]], ""),
+        ([["a 0"], ["b 0"], ["a 0"]], "rank 0 and rank 2 share GPU 0 of a"),
+        ([["a 0", "a 1"], ["a 1", "a 0"]], "rank 0 and rank 1 share GPU 1 of a"),
+        ([["a 0"], []], "rank 1 has no GPU that TensorFlow can use"),
+        ([[], []], "rank 0 has no GPU that TensorFlow can use"),
     ],
 )
 def test_nccl_needs_a_gpu_of_its_own_on_each_rank(
-    gpus: list[str | None], own: bool
+    gpus: list[list[str]], why: str
 ) -> None:
-    assert own_each(gpus) is own
+    assert obstacle(gpus) == why
+
+
+@pytest.mark.parametrize(
+    ("numbers", "visible", "found"),
+    [
+        ([0, 1], None, ("h 0", "h 1")),
+        ([0], "3", ("h 3",)),
+        # The program has hidden the first one by itself.
+        ([1], "2,5", ("h 5",)),
+        ([0], "GPU-8f,GPU-9a", ("h GPU-8f",)),
+        ([], "", ()),
+        ([0], "-1", ("h -1",)),
+    ],
+)
+def test_gpus_have_names_in_the_whole_cluster(
+    numbers: list[int], visible: str | None, found: tuple[str, ...]
+) -> None:
+    assert identities("h", numbers, visible) == found
 
 
 def _mean(group: Group, slices: Slices, weight: float = 1.0) -> Slices:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -28,18 +29,36 @@ pytestmark = MARKS
 
 PROGRAM = "graph_steps.py"
 STALL_S = 4
-THEMES = {"inputs": 3, "models": 2, "optimizers": 3}
+THEMES = {
+    "inputs": 3,
+    "models": 2,
+    "optimizers": 3,
+    "loops": 3,
+    "changed_gradients": 2,
+}
 """The themes of ``programs/cases`` that run here, and on how many ranks."""
 DEFAULT = {
     "inputs": [],
     "models": ["embedding", "batch_normalization_of_all_rows"],
     "optimizers": [],
+    "loops": ["tape_builds_its_model"],
+    "changed_gradients": [],
 }
 """The cases of the default tier."""
 SLOW = {
     "inputs": ["fit", "batches_of_one"],
     "models": ["frozen", "several_steps_per_execution", "own_train_step"],
     "optimizers": ["clipped", "averaged_weights", "mixed_precision"],
+    "loops": [
+        "tape_with_batch_normalization",
+        "tape_in_one_function",
+        "gan",
+        "tape_compiled_by_xla",
+        "two_optimizers",
+        "several_batches_in_a_step",
+        "on_batch",
+    ],
+    "changed_gradients": ["clipped_by_global_norm_in_a_graph", "with_noise"],
 }
 if keras_jobs.EVERYTHING:
     SLOW = {
@@ -48,6 +67,18 @@ if keras_jobs.EVERYTHING:
     }
 CASES = {theme: sorted({*DEFAULT[theme], *SLOW[theme]}) for theme in THEMES}
 """The most telling; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
+SUMS = ["loop_that_sums", "step_that_sums"]
+GPUS = {
+    "auto": [["a 0"], ["a 1"], ["b 0"]],
+    "auto_shared": [["a 0"], ["b 0"], ["a 0"]],
+    "auto_lacking": [["a 0"], ["a 1"], []],
+}
+"""What ranks say of their GPUs, by job."""
+HALVES: dict[str, tuple[Any, float]] = {
+    "fp16": (np.float16, 2.0**-11),
+    "bf16": (ml_dtypes.bfloat16, 2.0**-8),
+}
+"""By compression: the dtype, and the largest relative error of rounding once."""
 KILLED = ("killed", "killed_in_a_step")
 
 
@@ -60,7 +91,15 @@ def environment(**options: object) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     deeds = [
-        *("placed", "placed_apart", *KILLED, "frozen", "own_error", "diverging"),
+        *(
+            "placed",
+            "placed_apart",
+            "loops",
+            *KILLED,
+            "frozen",
+            "own_error",
+            "diverging",
+        ),
         "unlike_data",
         *("late", "late_in_a_step"),
     ]
@@ -68,6 +107,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     for deed in deeds:
         stall = {"stall_timeout_s": STALL_S} if deed.startswith("late") else {}
         found.append(Job(deed, 3, PROGRAM, (deed,), environment(**stall)))
+    for name in HALVES:
+        rounding = environment(compression=name)
+        found.append(Job(name, 3, PROGRAM, ("rounded",), rounding))
+    for name, gpus in GPUS.items():
+        auto = environment(transport="auto") | {"TFCLUSTER_OWN_GPUS": "1"}
+        found.append(Job(name, 3, PROGRAM, ("auto", json.dumps(gpus)), auto))
     return Jobs(tmp_path_factory.mktemp("deeds"), found, timeout_s=150)
 
 
@@ -83,6 +128,8 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
             words = (str(folder / name), *chosen)
             script = f"cases/{theme}.py"
             found.append(Job(name, size, script, words, environment()))
+    words = (str(folder / "sums"), *SUMS)
+    found.append(Job("sums", 2, "cases/sums.py", words, environment()))
     return folder, Jobs(folder, found, keras_jobs.LIMIT_S, must_succeed=True)
 
 
@@ -130,6 +177,17 @@ def test_ranks_train_what_one_process_trains(
     assert_equal_to_one(outcomes.alone(case), ranks[0], tolerance=tolerance)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SUMS)
+def test_sums_over_rows_are_refused(cases: tuple[Path, Jobs], case: str) -> None:
+    folder, jobs = cases
+    assert jobs["sums"]
+    for rank in range(2):
+        raised = str(np.load(folder / f"sums-{rank}.npz")[f"{case}/raised"])
+        assert raised.startswith("CollectiveError: the gradients for sgd"), raised
+        assert "grow with the number of rows in a batch" in raised
+
+
 @pytest.mark.parametrize(
     ("deed", "device"),
     [("placed", 0), pytest.param("placed_apart", 1, marks=pytest.mark.slow)],
@@ -154,10 +212,103 @@ def test_a_step_contains_collective_ops_and_no_python(
         buckets = places.count(("CollectiveReduceV2", str(device)))
         assert len(places) - 1 == (buckets + 2 if device else buckets)
         assert buckets >= (4 if device else 6), places
-        keys.append([key for _, _, key, _ in rank["ops"]])
+        keys.append([key for _, _, key, *_ in rank["ops"]])
         assert len(set(keys[-1])) == len(keys[-1])
         assert rank["weights"] == ranks[0]["weights"]
     assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
+
+
+def test_a_step_of_a_loop_contains_no_python_either(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "loops", [0, 0, 0]):
+        kinds = set(rank["called"]["kinds"])
+        assert kinds == {"CollectiveGatherV2", "CollectiveReduceV2"}
+
+
+def test_a_function_that_cannot_exchange_in_its_graph_says_so_and_is_right(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = said(jobs, "loops", [0, 0, 0])
+    for rank in ranks:
+        assert "PyFunc" in str(rank["concrete"]["kinds"])
+        assert "Collective" not in str(rank["concrete"]["kinds"])
+        expected = pytest.approx(rank["called"]["weights"], rel=1e-4, abs=1e-6)
+        assert rank["concrete"]["weights"] == expected
+        assert rank["concrete"]["weights"] == ranks[0]["concrete"]["weights"]
+    (chief, *_) = jobs["loops"].outputs
+    said_once = "exchanges its gradients through Python and host memory"
+    assert chief.count(said_once) == 1, chief
+    assert "get_concrete_function" in chief
+
+
+def test_a_program_may_catch_an_error_of_its_own_step(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = said(jobs, "loops", [0, 0, 0])
+    for rank in ranks:
+        assert rank["failing"]["failed"] == 2
+        assert rank["failing"]["weights"] == ranks[0]["failing"]["weights"]
+        assert rank["failing"]["weights"] != rank["called"]["weights"]
+
+
+@pytest.mark.parametrize(
+    "compression", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"]
+)
+def test_compressed_gradients_are_sent_in_two_bytes_and_summed_in_four(
+    jobs: Mapping[str, Ranks], compression: str
+) -> None:
+    dtype, error = HALVES[compression]
+    ranks = said(jobs, compression, [0, 0, 0])
+    for rank in ranks:
+        assert rank["means"] == ranks[0]["means"]
+        assert rank["kinds"] == ["CollectiveAllToAllV2", "CollectiveGatherV2"]
+        means, wide = map(np.array, rank["means"])
+        exact = np.array(rank["exact"])
+        for found, expected in (means, exact), (wide, exact[2:9]):
+            # The sums are rounded last.
+            np.testing.assert_array_equal(found.astype(dtype).astype(float), found)
+            if compression == "fp16" and len(found) > 7:
+                assert found[1] == np.inf
+                found, expected = np.delete(found, 1), np.delete(expected, 1)
+            largest = 3.0  # A rank's own mean may be larger than that of all.
+            np.testing.assert_allclose(found, expected, 2 * error, largest * error)
+        # They are not rounded to fewer bits either.
+        assert np.abs(means[2:] - exact[2:]).mean() < error
+
+
+def test_auto_is_tensorflow_if_each_rank_has_a_gpu(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "auto", [0, 0, 0]):
+        assert rank["uses_ops"] is True
+        assert rank["own"].startswith("/job:"), rank["own"]
+        kinds = {kind for kind, *_ in rank["ops"]}
+        assert kinds == {"CollectiveGatherV2", "CollectiveReduceV2"}
+        # A second CPU stands for the GPU.
+        places = {device[-1] for kind, device, *_ in rank["ops"] if "Reduce" in kind}
+        assert "1" in places
+
+
+@pytest.mark.parametrize(
+    ("deed", "why"),
+    [
+        ("auto_lacking", "rank 2 has no GPU that TensorFlow can use"),
+        pytest.param(
+            "auto_shared",
+            "rank 0 and rank 2 share GPU 0 of a",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_auto_is_host_if_a_rank_has_no_gpu_to_itself(
+    jobs: Mapping[str, Ranks], deed: str, why: str
+) -> None:
+    ranks = said(jobs, deed, [0, 0, 0])
+    (expected,) = {tuple(rank["weights"]) for rank in said(jobs, "placed", [0, 0, 0])}
+    for rank in ranks:
+        assert rank["uses_ops"] is False
+        # No server of TensorFlow has started.
+        assert rank["own"].startswith("/job:localhost/"), rank["own"]
+        assert "Collective" not in str(rank["ops"])
+        assert rank["why"] == why
+        assert rank["weights"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -165,7 +316,9 @@ def test_buckets_begin_before_the_backward_pass_ends(
     jobs: Mapping[str, Ranks],
 ) -> None:
     for rank in said(jobs, "placed_apart", [0, 0, 0]):
-        buckets = [passed for _, device, _, passed in rank["ops"] if device[-1] == "1"]
+        buckets = [
+            passed for _, device, _, passed, _ in rank["ops"] if device[-1] == "1"
+        ]
         # The first one waits for the gradients of the last layer only.
         assert min(buckets) < max(buckets) / 2, buckets
 

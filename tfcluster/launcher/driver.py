@@ -390,6 +390,9 @@ class Driver:
                 self._say(warning)
             for line in taken_lines(hosts.kept()):
                 self._say(line)
+            if any(spec.has_own_gpu for spec in self._job.specs.values()):
+                choice = self._job.transport
+                self._say(f"transport: {choice.transport}, because {choice.reason}")
         cluster = cluster_of(list(self._job.specs.values()), ports)
         try:
             cluster.require_fit(tasks)

@@ -12,6 +12,7 @@ from tfcluster.compose import (
     UsesTensorFlow,
     address,
     compose,
+    tell_transport,
 )
 from tfcluster.isolated_import import HOOK_FOLDER
 from tfcluster.launcher.agent_connection import (
@@ -27,6 +28,7 @@ from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.placement import place_again, share_machines
 from tfcluster.task_id import TaskId
+from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
 
 DISPATCHER = TaskId("data", 0)
 """The data task that runs the tf.data service's dispatcher."""
@@ -124,6 +126,7 @@ class Job:
             each.task: self.specs[each.task].at(each)
             for each in share_machines(self.description, places, machines)
         }
+        specs = self._told(specs, machines)
         hosts = tuple(map(at, self.allocation.hosts))
         allocation = replace(self.allocation, hosts=hosts)
         return replace(self, specs=specs, allocation=allocation, machines=machines)
@@ -177,6 +180,7 @@ class Job:
         if self.machines:
             again = share_machines(description, again, self.machines)
         specs = {each.task: each for each in compose(description, again, uses)}
+        specs = self._told(specs, self.machines)
         gone = {task: s for task, s in self.specs.items() if task not in specs}
         fewer = replace(
             self,
@@ -185,6 +189,19 @@ class Job:
             left_out={**self.left_out, **gone},
         )
         return fewer._with_pythons(self.pythons)
+
+    def _told(
+        self, specs: Mapping[TaskId, TaskSpec], machines: Mapping[str, str]
+    ) -> dict[TaskId, TaskSpec]:
+        runtime = self.description.runtime
+        told = tell_transport(runtime, [*specs.values()], machines)
+        return {each.task: each for each in told}
+
+    @property
+    def transport(self) -> Choice:
+        """The transport between the ranks, as far as it is known."""
+        places = [spec.place for spec in self.specs.values()]
+        return chosen_transport(self.description.runtime, places, self.machines)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""
@@ -211,8 +228,8 @@ class Job:
         """Whether a TensorFlow server listens on its port, as far as can be known."""
         spec = self.specs[task]
         transport = self.description.runtime.transport
-        theirs = spec.strategy is Strategy.NONE or transport == "tensorflow"
-        return spec.server or (spec.needs_port and theirs)
+        theirs = spec.strategy is Strategy.NONE or transport == TENSORFLOW
+        return spec.server or (spec.needs_port and (theirs or spec.has_own_gpu))
 
     def may_listen(self, task: TaskId) -> bool:
         """Whether the script may listen on its port: we only give it a TF_CONFIG."""

@@ -57,6 +57,7 @@ from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
+from tfcluster.transport_choice import Choice
 
 _FLUSH_S = 5.0
 _MAX_NAME = 64
@@ -76,11 +77,19 @@ class Prepared:
     cluster: Cluster
 
     def document(
-        self, logs: str, ports: Mapping[TaskId, int] | None = None
+        self,
+        logs: str,
+        ports: Mapping[TaskId, int] | None = None,
+        transport: Choice | None = None,
     ) -> dict[str, Any]:
         """The plan; ``logs`` is the folder of the log files."""
         return plan_document(
-            self.description, self.allocation, self.specs, logs=logs, ports=ports
+            self.description,
+            self.allocation,
+            self.specs,
+            logs=logs,
+            ports=ports,
+            transport=transport,
         )
 
 
@@ -293,7 +302,7 @@ class Launch:
                 description=job.description,
                 allocation=job.allocation,
                 specs=(*job.specs.values(), *job.left_out.values()),
-            ).document(logs, ports)
+            ).document(logs, ports, job.transport)
             with contextlib.suppress(OSError):  # events have the addresses, too
                 replace_json(paths.plan, task_parts(known, cluster))
 

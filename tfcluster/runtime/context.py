@@ -71,6 +71,9 @@ class Context:
     """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
     """Device filters of the task's sessions; empty: they see all devices."""
+    own_gpus: bool = False
+    """Whether the launcher has given each rank a GPU to itself, and the transport may
+    be chosen by that."""
     recording: Recording | None = None
     """None except under ``tfcluster verify``."""
 
@@ -167,6 +170,7 @@ def context_from(env: Mapping[str, str]) -> Context:
         data_tasks=number(env, "TFCLUSTER_DATA_TASKS", default=1, at_least=1),
         parameter_servers=_listed(env.get("TFCLUSTER_PARAMETER_SERVERS", "")),
         device_filters=_filters(env.get("TFCLUSTER_DEVICE_FILTERS", "[]")),
+        own_gpus=env.get("TFCLUSTER_OWN_GPUS") == "1",
         recording=_recording(env.get("TFCLUSTER_RECORDING", "")),
     )
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from tfcluster.model import Strategy
 from tfcluster.runtime.collective import CollectiveError, Group, Signature, Transport
 from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -315,6 +316,19 @@ def _host(context: Context) -> HostTransport:
     )
 
 
+def _auto(context: Context, host: HostTransport, joining: Joining) -> Transport:
+    # Without GPUs nothing is asked: the ranks would wait for each other at the first
+    # op.
+    if not context.own_gpus or context.strategy is not Strategy.COLLECTIVE:
+        return host
+
+    def use_host(why: str) -> None:
+        if context.rank == 0:
+            reporter().warning(f"transport: host, because {why}")
+
+    return _tensorflow(context, host, joining, unless=use_host)
+
+
 def _upon_host(context: Context, host: HostTransport, joining: Joining) -> Transport:
     return host
 
@@ -326,7 +340,12 @@ def _mpi(context: Context, host: HostTransport, joining: Joining) -> Transport:
     return MpiTransport(host, stall_timeout_s=timeout_s)
 
 
-def _tensorflow(context: Context, host: HostTransport, joining: Joining) -> Transport:
+def _tensorflow(
+    context: Context,
+    host: HostTransport,
+    joining: Joining,
+    unless: Callable[[str], None] | None = None,
+) -> Transport:
     if context.size == 1:
         return host
     from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
@@ -341,11 +360,12 @@ def _tensorflow(context: Context, host: HostTransport, joining: Joining) -> Tran
         # The ranks connect at the address that TensorFlow's server then takes over.
         joining=joining,
         stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
+        unless=unless,
     )
 
 
 _TRANSPORTS: dict[str, Callable[[Context, HostTransport, Joining], Transport]] = {
-    "auto": _upon_host,
+    "auto": _auto,
     "host": _upon_host,
     "mpi": _mpi,
     "tensorflow": _tensorflow,

@@ -3,10 +3,11 @@
 """Steps of ``fit`` whose gradients are exchanged in the graph; the last line is JSON.
 
     graph_steps.py DEED
+    graph_steps.py auto GPUS
 
-DEED: placed, placed_apart, killed, killed_in_a_step, late, late_in_a_step, frozen,
-own_error, unlike_data or diverging. The last rank does something that the others do
-not, in the fourth step.
+GPUS is JSON: the GPUs that each rank says it has. DEED: placed, placed_apart, loops,
+rounded, killed, killed_in_a_step, late, late_in_a_step, frozen, own_error, unlike_data
+or diverging. The last rank does something that the others do not, in the fourth step.
 """
 
 import faulthandler
@@ -24,6 +25,9 @@ import tensorflow as tf
 
 import tfcluster.runtime as tfc
 from tfcluster.runtime import process_group
+from tfcluster.runtime.collective.transports.tensorflow import (
+    transport as tensorflow_transport,
+)
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
@@ -180,6 +184,95 @@ def placed_apart():
     placed()
 
 
+def loops():
+    """Steps of loops: called as usual, as a concrete function, and one that fails."""
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(90, 8)).astype("float32")
+    y = draw.normal(size=(90, 1)).astype("float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
+    specs = [tf.TensorSpec([None, 8]), tf.TensorSpec([None, 1])]
+
+    def step_of(model, fails=()):
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+        calls = tf.Variable(0)
+
+        @tf.function(input_signature=specs)
+        def step(x, y):
+            number = calls.assign_add(1)
+            allowed = tf.debugging.Assert(tf.reduce_all(number != fails), ["bad step"])
+            with tf.GradientTape() as tape, tf.control_dependencies([allowed]):
+                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            variables = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+
+        return step
+
+    def train(name, call, fails=()):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(30, activation="tanh"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        step = step_of(model, fails)
+        call = call(step)
+        failed = 0
+        for _ in range(2):
+            for batch in dataset:
+                try:
+                    call(*batch)
+                except tf.errors.InvalidArgumentError:
+                    failed += 1
+        # Some steps look at the loss by Python, in a branch of a conditional.
+        always = [op[0] for op in ops_of(step) if "_cond_true_" not in op[4]]
+        kinds = [kind for kind in always if "Py" in kind or "Coll" in kind]
+        weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
+        found[name] = {"kinds": kinds, "weights": weights, "failed": failed}
+
+    train("called", lambda step: step)
+    train("concrete", lambda step: step.get_concrete_function())
+    train("failing", lambda step: step, fails=(5, 6))
+
+
+def rounded():
+    """Two steps of a loop whose gradients are the means of rows."""
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(10, 1001)).astype("float32")  # No multiple of the ranks.
+    x[:, 0], x[:, 1] = 0.0, 3e5  # fp16 has no such number.
+    weights = keras.Variable(np.zeros(1001), dtype="float32")
+    wide = keras.Variable(np.zeros(7), dtype="float64")
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([weights, wide])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1001])])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weights))
+            some = tf.cast(x[:, 2:9], tf.float64)
+            more = tf.reduce_mean(tf.linalg.matvec(some, wide.value))
+            loss += tf.cast(more, tf.float32)
+        optimizer.apply(tape.gradient(loss, [weights, wide]), [weights, wide])
+
+    for batch in tf.data.Dataset.from_tensor_slices(np.tile(x, [2, 1])).batch(10):
+        weights.assign(np.zeros(1001))
+        wide.assign(np.zeros(7))
+        step(batch)  # The second batch is divided.
+    ops = list(ops_of(step))
+    found["kinds"] = sorted({op[0] for op in ops if "Collective" in op[0]})
+    found["means"] = (-weights.numpy()).tolist(), (-wide.numpy()).tolist()
+    found["exact"] = x.mean(0, dtype="float64").tolist()
+
+
+def auto():
+    """``placed``, or ``placed_apart`` if the ranks agree to use TensorFlow's ops."""
+    seen = json.loads(sys.argv[2])[RANK]
+    tensorflow_transport.visible_gpus = lambda: tuple(seen)
+    transport: Any = process_group.group().transport
+    agreed = transport._agreed_on_ops
+    transport._agreed_on_ops = lambda: found.setdefault("uses_ops", agreed())
+    transport._unless = lambda why: found.update(why=why)
+    placed_apart()
+    found["own"] = tf.constant(0.0).device
+
+
 def function_in(function):
     """The tf.function in the closure of Keras's train function."""
     waiting, seen = [function], set()
@@ -198,11 +291,13 @@ def function_in(function):
 def ops_of(function):
     """Kind, device and instance key of each op, of all functions of the library.
 
-    Also how many ops of the backward pass have to end before: ``ops_before``.
+    Also how many ops of the backward pass have to end before (``ops_before``), and the
+    name of the function.
     """
     (concrete,) = function._list_all_concrete_functions()
     graph = concrete.graph.as_graph_def()
-    for nodes in [graph.node, *(f.node_def for f in graph.library.function)]:
+    functions = [(f.signature.name, f.node_def) for f in graph.library.function]
+    for name, nodes in [("", graph.node), *functions]:
         constants = {
             node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"
         }
@@ -213,7 +308,7 @@ def ops_of(function):
                 key = int(tf.make_ndarray(constants[source]))
             before = ops_before(node, nodes) if key else []
             passed = sum(one.name.startswith("gradient_tape/") for one in before)
-            yield [node.op, node.device, key, passed]
+            yield [node.op, node.device, key, passed, name]
 
 
 def ops_before(node, nodes):

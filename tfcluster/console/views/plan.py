@@ -52,6 +52,8 @@ def plan(
         title = f"environment of {_word(requirements.get('file'))}, made on each host "
         title += "that lacks it; its Python runs the tasks"
         lines += _section(title, _packages(requirements), style)
+    if known := _transport(document.get("transport")):
+        lines += _section("transport between ranks", [known], style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
@@ -74,6 +76,13 @@ def _packages(requirements: Json) -> list[str]:
 
 def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
     return ["", style.bold(title), *(f"  {line}" for line in lines)] if lines else []
+
+
+def _transport(found: object) -> str:
+    """The transport that ``auto`` stands for; empty if that is not known yet."""
+    if not isinstance(found, Mapping) or found.get("name") == "auto":
+        return ""
+    return f"{_word(found.get('name'))}: {_word(found.get('reason'))}"
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:

@@ -54,6 +54,8 @@ class Place:
     exchanges: bool
     explain: Callable[[], None]
     """Called if the ranks differ here and their signatures do not: raises the error."""
+    in_loop: bool = False
+    """Whether it is in a step of a loop of the program."""
     passed: Any = field(default_factory=graph.counter)
     """The counter of how often all graphs have passed here."""
     seen: int = 0
@@ -79,6 +81,8 @@ class _Call:
     places: list[Place]
     """Those of its graphs."""
     begun: bool = False
+    counts: tuple[tuple[int, int], ...] = ()
+    """Those of ``GraphCollectives.counts`` when it began."""
     timed_out: bool = False
 
 
@@ -104,6 +108,7 @@ class GraphSteps:
         self._collectives: GraphCollectives | None = None
         self._objects: Any = None
         self._places: dict[Hashable, Place] = {}
+        self._kept: dict[Hashable, Any] = {}
         self._of_functions: weakref.WeakKeyDictionary[Function, list[Place]] = (
             weakref.WeakKeyDictionary()
         )
@@ -122,6 +127,11 @@ class GraphSteps:
         threading.Thread(
             target=self._watch, daemon=True, name="tfcluster-graph-watch"
         ).start()
+
+    @property
+    def uses_ops(self) -> bool:
+        """Whether the transport has any ops; see ``TensorFlowTransport.uses_ops``."""
+        return self._transport.uses_ops
 
     @property
     def collectives(self) -> GraphCollectives:
@@ -154,17 +164,20 @@ class GraphSteps:
         after: Callable[[int], None],
         *,
         exchanges: bool = True,
+        in_loop: bool = False,
         explain: Callable[[], None] = lambda: None,
     ) -> Place:
         """The place of this key in the graph that is being traced.
 
         The graph has to increment ``Place.passed`` each time it passes. ``exchanges``:
-        whether the ranks exchange something there. Of several traces, the last one's
-        ``signature``, ``after`` and ``explain`` are used.
+        whether the ranks exchange something there. ``in_loop``: it is in a step of a
+        loop of the program, and its exchange begins no earlier than the backward pass.
+        Of several traces, the last one's ``signature``, ``after`` and ``explain`` are
+        used.
         """
         place = self._places.get(key)
         if place is None:
-            place = Place(signature, after, exchanges, explain)
+            place = Place(signature, after, exchanges, explain, in_loop)
             self._places[key] = place
         place.signature, place.after, place.explain = signature, after, explain
         call: _Call | None = getattr(self._local, "call", None)
@@ -187,6 +200,19 @@ class GraphSteps:
             with tf.control_dependencies([total]):
                 graph.increment(place.passed)
         return total
+
+    def is_called(self) -> bool:
+        """Whether this thread is in a function that the program has called eagerly.
+
+        Only then errors of its graph are translated, and steps are counted.
+        """
+        return getattr(self._local, "call", None) is not None
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` has returned first for this key: all traces share it."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     def occurrence(self, words: Hashable) -> int:
         """How often the graph that is being traced has asked for ``words`` before.
@@ -241,6 +267,8 @@ class GraphSteps:
                 self.objects.assign(1)
         with self._lock:
             self._last = None
+        with tf.init_scope():  # The function may be being traced.
+            call.counts = self._counts()
         self._group.begin_graph(" and ".join(whats), self._progress)
         call.begun = True
         self._running = call
@@ -262,12 +290,17 @@ class GraphSteps:
         if not isinstance(error, tf.errors.OpError):
             return  # It has not been traced.
         group, text = self._group, error.message
+        places = [place for place in call.places if place.exchanges]
         ended = _exchanges([(place, place.new()) for place in call.places])
         if (
             isinstance(error, tf.errors.OutOfRangeError)
             and not self._progress().waiting
         ):
             self._succeeded(call)  # The data has ended between two steps.
+            return
+        if self._counts() == call.counts and all(p.in_loop for p in places):
+            # The program's own, before any exchange: it may catch it, and go on.
+            group.end_graph(0)
             return
         for place in call.places:
             if place.is_unlike():
@@ -301,8 +334,7 @@ class GraphSteps:
     # --- for other threads ------------------------------------------------------------
 
     def _progress(self) -> GraphProgress:
-        call, known = self._running, self._collectives
-        counts = () if known is None else known.counts()
+        call, counts = self._running, self._counts()
         ended = 0
         if call is not None:
             ended = _exchanges([(place, place.new()) for place in [*call.places]])
@@ -311,6 +343,9 @@ class GraphSteps:
                 self._last = (counts, ended), self._clock()
             since = self._last[1]
         return GraphProgress(ended, any(begun > end for begun, end in counts), since)
+
+    def _counts(self) -> tuple[tuple[int, int], ...]:
+        return () if self._collectives is None else self._collectives.counts()
 
     def _watch(self) -> None:
         """Abort the ops when this rank has waited for too long."""

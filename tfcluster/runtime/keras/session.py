@@ -245,10 +245,12 @@ class Session:
     """The step of ``fit`` that is running, if it is traced once more for trials."""
     trials: Trials | None = None
     """Set if several ranks divide batches and average their gradients synchronously."""
-    graph_steps: GraphSteps | None = None
-    """Set if gradients may be exchanged by ops of the step's graph."""
+    graph_exchanges: GraphSteps | None = None
+    """Set if the transport may exchange gradients by ops of the step's graph."""
     has_divided: bool = False
     """Whether a step of this call of ``fit`` got only a part of its batch."""
+    graph_loop_share: Callable[[], Share] | None = None
+    """Returns ``loop.share`` for graphs: scalars that are read when the graph runs."""
     settle: Callable[[str], None] = lambda what: None
     """The strategy's ``settle``: makes the weights equal before they are used."""
 
@@ -288,6 +290,15 @@ class Session:
     def chief(self) -> bool:
         """Whether this is rank 0 of the group."""
         return self.group.rank == 0
+
+    @property
+    def graph_steps(self) -> GraphSteps | None:
+        """Set if gradients are exchanged by ops of the step's graph.
+
+        Raises what ``TensorFlowTransport.uses_ops`` raises.
+        """
+        steps = self.graph_exchanges
+        return steps if steps is not None and steps.uses_ops else None
 
     @property
     def waited_s(self) -> float:

@@ -60,6 +60,9 @@ class DatasetIteration:
         """This rank's share of the batch that it trains on."""
         self.seen = GraphShare(self._undivided)
         """This rank's share of the rows that metrics get now."""
+        self._weighted = GraphShare(self._undivided)
+        """This rank's share of the last batch, also after its pass has ended."""
+        session.graph_loop_share = self._weighted.read
         self._pass = 0
         """The pass that has yielded the last batch, as long as it has not ended."""
 
@@ -72,6 +75,7 @@ class DatasetIteration:
         loop = self._session.loop
         loop.trials += int(share.trial)
         loop.share = share
+        self._weighted.set(share)
         self._pass = dataset_pass
         self._takes_part()
 

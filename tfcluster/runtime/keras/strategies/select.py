@@ -82,10 +82,10 @@ def _collective(context: Context) -> Session:
         session.trials = loss_scaling_probe.LossScalingProbe(session)
     transport = session.group.transport
     if session.size > 1 and isinstance(transport, TensorFlowTransport):
-        session.graph_steps = GraphSteps(
+        session.graph_exchanges = GraphSteps(
             session.group, transport, stall_timeout_s=transport.stall_timeout_s
         )
-        session.graph_steps.install()
+        session.graph_exchanges.install()
     divergence_check = DivergenceCheck(session)
     session.group.last_state = divergence_check.last_state
     session.group.last_equal = divergence_check.last_equal

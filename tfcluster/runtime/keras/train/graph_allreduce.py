@@ -3,9 +3,10 @@
 Neither Python nor the host's memory is involved: see ``graph_steps``. The ops are, in
 this order on all ranks: a small all-gather of every rank's rows and the digest of its
 signature, on CPUs; those of the slices' indices; one all-reduce for each bucket of
-gradients, beginning with the last variables, whose gradients a backward pass computes
-first; and those of the slices' values. A bucket begins when its gradients are there, so
-all but the last overlap with the backward pass.
+gradients (with compression an all-to-all and an all-gather), beginning with the last
+variables, whose gradients a backward pass computes first; and those of the slices'
+values. A bucket begins when its gradients are there, so all but the last overlap with
+the backward pass.
 """
 
 from __future__ import annotations
@@ -16,30 +17,35 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.tensorflow import graph
 from tfcluster.runtime.collective.transports.tensorflow.graph import GraphCollectives
 from tfcluster.runtime.exchange.tensor_list import TensorList
 from tfcluster.runtime.exchange.wire_format import (
-    Reduction,
     WireTensor,
-    compression_named,
-    to_wire,
     uncompressed,
     widened,
 )
 from tfcluster.runtime.keras.checks.divergence_check import Look, Watch
 from tfcluster.runtime.keras.graph_order import refuse_xla
 from tfcluster.runtime.keras.graph_steps import GraphSteps, Place
-from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.allreduce_step import Target, words_of
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
-from tfcluster.runtime.tensor_types import DType, Gradient, Shape, Tensor
+from tfcluster.runtime.tensor_types import (
+    Array,
+    DType,
+    Gradient,
+    Graph,
+    Shape,
+    Tensor,
+)
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import as_tensor
 
 _WIDE = {
@@ -49,7 +55,11 @@ _WIDE = {
     tf.float64: tf.float64,
 }
 """The dtypes in which gradients are summed, by their own."""
+_HALVES = {"fp16": tf.float16, "bf16": tf.bfloat16}
+"""The dtypes in which gradients are sent, by ``runtime.compression``."""
 _MOST_CODES = (1 << 63) - 1
+_ITERATES = ("IteratorGetNext", "OptionalGetValue")
+"""The beginnings of the types of ops that take elements of datasets."""
 _DIGESTS = 2
 """How many numbers of 64 bits the digest of a signature has."""
 
@@ -59,14 +69,53 @@ def is_possible(
 ) -> bool:
     """Whether these gradients can be exchanged by ops of the graph being traced.
 
-    They can in the steps of ``fit``, unless a trial may still give a rank other rows.
+    They cannot in eager steps. Says once why, if they cannot in a function.
     """
-    share = session.share
-    if session.graph_steps is None or share is None or share.trial is not False:
+    steps = session.graph_steps
+    if steps is None or not tf.inside_function():
         return False
+    why = _obstacle(session, steps, gradients, state)
+    if why:
+        session.warn(
+            f"the function at {user_line()} exchanges its gradients through Python and "
+            f"host memory, as with transport: host: {why}"
+        )
+    return not why
+
+
+def _obstacle(
+    session: Session,
+    steps: GraphSteps,
+    gradients: Sequence[Gradient],
+    state: Sequence[Variable],
+) -> str:
+    """Why a function cannot exchange its gradients by ops; empty if it can."""
     dtypes = [gradient.dtype for gradient in gradients if gradient is not None]
     dtypes += [tf.as_dtype(variable.dtype) for variable in state]
-    return tf.inside_function() and all(dtype in _WIDE for dtype in dtypes)
+    for dtype in dtypes:
+        if dtype not in _WIDE:
+            return f"TensorFlow's collective ops do not support {dtype.name}"
+    if session.share is not None:
+        return ""
+    if session.graph_loop_share is None or not steps.is_called():
+        return "it is traced before it is called (get_concrete_function)"
+    if _takes_batches():
+        return "it takes its batches from a dataset by itself"
+    return ""
+
+
+def _takes_batches() -> bool:
+    """Whether the graph being traced, or one around it, takes elements of datasets.
+
+    Then Python has to see, between two exchanges, that the first has taken place: it
+    divides the batches.
+    """
+    graph: Graph | None = tf.compat.v1.get_default_graph()
+    while graph is not None and getattr(graph, "building_function", False):
+        if any(op.type.startswith(_ITERATES) for op in graph.get_operations()):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def exchange(
@@ -99,12 +148,49 @@ def exchange(
     return averaged[: len(gradients)]
 
 
+class _Kept:
+    """What a graph leaves for Python; the traces of a place share it."""
+
+    def __init__(self) -> None:
+        self.rows = graph.real()
+        """This rank's rows of the last step."""
+        self.gradients: dict[str, TfVariable] = {}
+        """This rank's gradients of the last trial, packed, by dtype."""
+        self._trials = graph.counter()
+        self._judged = 0
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """Add ops that keep the gradients of a trial."""
+        for dtype in dict.fromkeys(_wide(tensor.dtype) for tensor in tensors):
+            chosen = [t for t in tensors if _wide(t.dtype) is dtype]
+            kept = self.gradients.setdefault(dtype.name, graph.vector(dtype))
+            with tf.device("CPU:0"):
+                flat = [tf.reshape(tf.cast(t, dtype), [-1]) for t in chosen]
+                graph.assign(kept, tf.concat(flat, 0))
+        graph.increment(self._trials)
+
+    def take(self) -> list[Array]:
+        """The gradients of the last trial; empty if there was none since."""
+        trials = int(self._trials.numpy())
+        if trials == self._judged:
+            return []
+        self._judged = trials
+        found: list[Array] = [kept.numpy() for kept in self.gradients.values()]
+        for kept in self.gradients.values():
+            kept.assign(tf.zeros([0], kept.dtype))
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Context:
     """What the ranks tell each other before an exchange."""
 
     share: Tensor
     """This rank's fraction of all rows: a scalar of dtype float64, 0..1."""
+    shares: Tensor
+    """Those of all ranks in TensorFlow's order."""
+    times: Tensor
+    """How often this rank's slices count, likewise."""
     order: Tensor
     """For each rank, where TensorFlow puts what it gathers from it; int32."""
 
@@ -128,6 +214,7 @@ class _Step:
         self._watch = watch
         self._chiefs_count = chiefs_count
         self._bucket_bytes = session.bucket_bytes
+        self._half: DType | None = _HALVES.get(context().options.compression)
         self._ops: GraphCollectives = steps.collectives
         self._objects = tf.convert_to_tensor(steps.objects)
         digest = self._digest()
@@ -137,10 +224,15 @@ class _Step:
         ]
         again = steps.occurrence(digest)
         self._key = ("gradients", digest.hex(), again)
-        self._rows = graph.real()
-        key = (target.step, digest, chiefs_count, again)
+        self._in_loop = session.share is None
+        key = (target.step, digest, chiefs_count, again, self._in_loop)
+        self._kept: _Kept = steps.kept(key, _Kept)
         self._place: Place = steps.place(
-            key, self._signature, self._after, explain=self._explain
+            key,
+            self._signature,
+            self._after,
+            in_loop=self._in_loop,
+            explain=self._explain,
         )
 
     def exchanged(self, tensors: TensorList, gradients: int) -> list[Tensor]:
@@ -150,7 +242,14 @@ class _Step:
         variables. Slices are gathered.
         """
         wires = self._wire_tensors(tensors, gradients)
-        told = self._told()
+        flat = tensors.flat
+        own = [*flat[:gradients], *flat[tensors.dense_count : tensors.summed_count]]
+        # In a loop, only the gradients come after the batch for certain; those of the
+        # last variables come first.
+        ready = flat[gradients - 1] if gradients else own[0]
+        share = self._share(ready)
+        told = self._told(share, ready)
+        self._keep_trial(share, flat[:gradients], own[gradients:])
         rows = [
             self._gathered_rows(told, number, indices)
             for number, indices in enumerate(tensors.indices)
@@ -158,7 +257,8 @@ class _Step:
         dense = wires[: tensors.dense_count]
         # A backward pass computes the gradients of the last variables first.
         order = [*reversed(range(gradients)), *range(gradients, len(dense))]
-        means = self._reduced(told, [dense[i].tensor for i in order])
+        rounded = [i < gradients and self._is_rounded(dense[i].tensor) for i in order]
+        means = self._reduced(told, [dense[i].tensor for i in order], rounded)
         by_place = dict(zip(order, means, strict=True))
         found = [wire.restored(by_place[i]) for i, wire in enumerate(dense)]
         sparse = zip(wires[len(dense) :], rows, strict=True)
@@ -172,20 +272,40 @@ class _Step:
         return result
 
     def _wire_tensors(self, tensors: TensorList, gradients: int) -> list[WireTensor]:
-        compressed = Reduction(
-            ReduceOp.AVERAGE,
-            compression=compression_named(context().options.compression),
-        )
         flat = tensors.flat
         return [
-            *(to_wire(t, compressed, "gradients") for t in flat[:gradients]),
-            *map(uncompressed, flat[gradients : tensors.dense_count]),
+            *map(uncompressed, flat[: tensors.dense_count]),
             *map(widened, flat[tensors.dense_count : tensors.summed_count]),
         ]
 
     # --- what the ranks tell each other -----------------------------------------------
 
-    def _told(self) -> _Context:
+    def _share(self, ready: Tensor) -> Share:
+        """This rank's share of the step, with numbers or scalars."""
+        if self._session.share is not None:
+            return self._session.share
+        assert self._session.graph_loop_share is not None
+        with tf.control_dependencies([ready]), tf.device("CPU:0"):
+            return self._session.graph_loop_share()
+
+    def _keep_trial(
+        self, share: Share, dense: Sequence[Tensor], sparse: Sequence[Tensor]
+    ) -> None:
+        """Keep this rank's gradients if the step is a trial; see ``_after``."""
+        if not self._session.trials or self._chiefs_count or share.trial is False:
+            return
+
+        def keep() -> Tensor:
+            # Repeated rows also repeat the slices' indices, so judge their sums.
+            self._kept.keep([*dense, *(tf.reduce_sum(each, 0) for each in sparse)])
+            return tf.constant(0)
+
+        if share.trial is True:
+            keep()
+        else:
+            tf.cond(share.trial, keep, lambda: tf.constant(0))
+
+    def _told(self, share: Share, ready: Tensor) -> _Context:
         """Compare the ranks' signatures, and compute their shares.
 
         The key and the shape are the same for all gradients, so that even ranks meet
@@ -193,7 +313,7 @@ class _Step:
         """
         size = self._ops.size
         with tf.device("CPU:0"):
-            rows = self._weight()
+            rows = self._weight(share)
             mine = tf.stack(
                 [
                     tf.constant(self._ops.rank, tf.int64),
@@ -203,7 +323,11 @@ class _Step:
                     *(tf.constant(number, tf.int64) for number in self._numbers),
                 ]
             )
-            said = self._ops.contexts.all_gather(mine, ["gradients of all ranks"])
+            # Not before the batch and the forward pass have succeeded: the program may
+            # catch their errors.
+            said = self._ops.contexts.all_gather(
+                mine, ["gradients of all ranks"], ready if self._in_loop else None
+            )
             table = tf.reshape(said, [size, 4 + _DIGESTS])
             same = tf.reduce_all(tf.equal(table[:, 4:], mine[4:]))
             same = same & _agree(table[:, 3]) & tf.reduce_all(table[:, 2] == 0)
@@ -213,43 +337,78 @@ class _Step:
                 checked = tf.debugging.Assert(same, ["the ranks differ"])
             with tf.control_dependencies([checked]):
                 weights = tf.bitcast(table[:, 1], tf.float64)
-            share = tf.math.divide_no_nan(rows, tf.reduce_sum(weights))
-            tf.raw_ops.AssignVariableOp(resource=self._rows.handle, value=rows)
+            fraction = tf.math.divide_no_nan(rows, tf.reduce_sum(weights))
+            graph.assign(self._kept.rows, rows)
             order = tf.argsort(table[:, 0])
-        return _Context(share, order)
+            shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+            return _Context(fraction, shares, self._times(share), order)
 
-    def _weight(self) -> Tensor:
+    def _weight(self, share: Share) -> Tensor:
         if self._chiefs_count:
             return tf.constant(float(self._session.chief), tf.float64)
-        (rows,) = StepRows(self._session).inputs
-        return tf.identity(rows)
+        return tf.identity(tf.cast(share.rows, tf.float64))
+
+    def _times(self, share: Share) -> Tensor:
+        """How often this rank's slices count: float64.
+
+        Of slices that all ranks have in common only the chief's count, as often as
+        there are ranks: see ``allreduce_step``.
+        """
+        once = tf.constant(1.0, tf.float64)
+        session = self._session
+        if not (self._in_loop and session.divides) or self._chiefs_count:
+            return once
+        chiefs = float(session.size) if session.chief else 0.0
+        return tf.where(share.undivided, tf.constant(chiefs, tf.float64), once)
 
     # --- dense gradients --------------------------------------------------------------
 
-    def _reduced(self, told: _Context, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The averages of tensors, in the same order."""
-        items = [Item(_wide(t.dtype).name, _nbytes(t)) for t in tensors]
+    def _is_rounded(self, tensor: Tensor) -> bool:
+        """Whether a gradient is sent in two bytes, and sums of it are rounded."""
+        return self._half is not None and tensor.dtype.size > self._half.size
+
+    def _reduced(
+        self, told: _Context, tensors: Sequence[Tensor], rounded: Sequence[bool]
+    ) -> list[Tensor]:
+        """The averages of tensors, in the same order; some are rounded."""
+        items = [
+            Item(f"{_wide(t.dtype).name}{' rounded' * is_rounded}", _nbytes(t))
+            for t, is_rounded in zip(tensors, rounded, strict=True)
+        ]
         found: dict[int, Tensor] = {}
         for number, bucket in enumerate(by_size(items, self._bucket_bytes)):
             chosen = [tensors[i] for i in bucket]
-            means = self._bucket(told, chosen, ("bucket", number))
+            half = self._half if rounded[bucket[0]] else None
+            means = self._bucket(told, chosen, ("bucket", number), half)
             found |= zip(bucket, means, strict=True)
         return [found[i] for i in range(len(tensors))]
 
     def _bucket(
-        self, told: _Context, tensors: Sequence[Tensor], words: tuple[object, ...]
+        self,
+        told: _Context,
+        tensors: Sequence[Tensor],
+        words: tuple[object, ...],
+        half: DType | None,
     ) -> list[Tensor]:
-        """The averages of tensors that are summed in one dtype."""
+        """The averages of tensors that are summed in one dtype; sent as ``half``."""
         devices = self._ops.buckets.devices
-        dtype = _wide(tensors[0].dtype)
+        dtype = _wide(tensors[0].dtype) if half is None else tf.float32
         with tf.device(devices.own):
             flat = [tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors]
             packed = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
             if packed.shape.num_elements() == 0:
                 return list(tensors)
+            words = (*self._key, *words)
             # 0 times NaN is 0 here: a rank without rows contributes nothing.
-            part = tf.math.multiply_no_nan(packed, tf.cast(told.share, dtype))
-            total = self._ops.buckets.all_reduce(part, (*self._key, *words), packed)
+            if half is None:
+                part = tf.math.multiply_no_nan(packed, tf.cast(told.share, dtype))
+                total = self._ops.buckets.all_reduce(part, words, packed)
+            else:
+                shares = tf.cast(told.shares, dtype)
+                place = told.order[self._ops.rank]
+                total = self._ops.buckets.rounded_sum(
+                    packed, shares, place, half, words
+                )
             sizes = [_size(each) for each in flat]
             means = [total] if len(flat) == 1 else tf.split(total, sizes)
             return [
@@ -263,7 +422,8 @@ class _Step:
         """The indices of all ranks' rows; a rank without weight has none."""
         with tf.device("CPU:0"):
             own = tf.shape(indices, out_type=tf.int64)[:1]
-            own = tf.where(told.share > 0, own, tf.zeros_like(own))
+            counts = told.share * told.times > 0
+            own = tf.where(counts, own, tf.zeros_like(own))
             words = (*self._key, "counts", number)
             counts = tf.gather(self._ops.contexts.all_gather(own, words), told.order)
             rows = _Rows(own[0], counts, told.order, indices)
@@ -279,7 +439,7 @@ class _Step:
         """The values of all ranks' rows, scaled so that their sum is the average."""
         values = wire.tensor
         with tf.device(self._ops.buckets.devices.own):
-            part = values * tf.cast(told.share, values.dtype)
+            part = values * tf.cast(told.share * told.times, values.dtype)
             words = (*self._key, "values", number)
             gathered = self._ops.buckets.all_gather(
                 rows.padded(part), words, values, rows=rows.most
@@ -294,7 +454,8 @@ class _Step:
         target = self._target
         # Some ranks may learn the name of an optimizer earlier than others.
         known = target.step if target.name() == target.step else ""
-        what = f"{known} {self._bucket_bytes} {self._chiefs_count}"
+        options = f"{self._bucket_bytes} {context().options.compression}"
+        what = f"{known} {options} {self._chiefs_count}"
         digest = Signature(what, self._words).digest
         return hashlib.sha256(digest).digest()[: 8 * _DIGESTS]
 
@@ -319,10 +480,20 @@ class _Step:
             return
         session, target = self._session, self._target
         name = target.name()
-        session.last_rows = float(self._rows.numpy())
-        for _ in range(steps):
-            session.applied(name, in_loop=False, step=target.step)
+        session.last_rows = float(self._kept.rows.numpy())
+        judged, tried = False, self._kept.take()
+        if tried and session.trials is not None:
+            judged = session.trials.judge(name, tried)
+        for number in range(steps):
+            session.applied(
+                name,
+                in_loop=self._in_loop,
+                judged=judged and number == steps - 1,
+                step=target.step,
+            )
         target.names.add(name)
+        if judged:
+            session.loop.unjudged -= target.names
         look = self._watch.passed(steps) if self._watch else None
         if look is not None:
             self._compare(look)

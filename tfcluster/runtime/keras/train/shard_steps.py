@@ -295,15 +295,15 @@ class ShardSteps:
             or session.plain_step
             or session.within("update_state")
             or internals.call_context() is not None
-            or graph_now() is None
+            or (graph := graph_now()) is None
             or self._step is None
-            or self._step.graph is not graph_now()
+            or self._step.graph is not graph
         ):
             return original(*args, **kwargs)
         if session.within(OF_A_CHECK):
-            before = len(self._step.graph.get_operations())
+            before = len(graph.get_operations())
             checked = original(*args, **kwargs)
-            added = self._step.graph.get_operations()[before:]
+            added = graph.get_operations()[before:]
             self._step.of_checks.update(operation.name for operation in added)
             return checked
         self._before_waiting()

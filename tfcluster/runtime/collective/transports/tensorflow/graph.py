@@ -21,7 +21,7 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     NAMED_KEYS,
     instance_key,
 )
-from tfcluster.runtime.tensor_types import Tensor, Variable
+from tfcluster.runtime.tensor_types import DType, Tensor, Variable
 
 SCOPE = "tfcluster_exchange"
 """The name scope of the ops, by which error messages of TensorFlow are recognised."""
@@ -66,6 +66,50 @@ class OrderedOps:
             )
 
         return self._counted(reduce, ready)
+
+    def rounded_sum(
+        self,
+        tensor: Tensor,
+        factors: Tensor,
+        place: Tensor,
+        half: DType,
+        words: Iterable[object],
+    ) -> Tensor:
+        """The sum of the ranks' vectors times their factors, sent in two bytes.
+
+        ``tensor`` is a vector of float32 of one length on all ranks, so is the result;
+        ``half`` is float16 or bfloat16. ``factors``, float32, are those of all ranks in
+        TensorFlow's order, in which this rank has the index ``place``. A factor of 0
+        leaves the rank's vector out, also if it is not finite. As in
+        ``rounded_exchange``, each rank sums one part in float32, and rounds the sum
+        once; its own values are not rounded before.
+        """
+        size = self.devices.size
+        with tf.device(self.devices.own):
+            count = tf.size(tensor) if tensor.shape[0] is None else tensor.shape[0]
+            length = -(-count // size)
+            padded = tf.pad(tensor, [[0, length * size - count]])
+            own = tf.reshape(padded, [size, length])
+            # Not all of these ops support bfloat16, and none looks at the values.
+            sent = tf.bitcast(tf.cast(own, half), tf.float16)
+
+            def exchange() -> Tensor:
+                return ops.all_to_all(
+                    sent,
+                    self.devices,
+                    instance_key((*words, "parts")),
+                    ordering_token=[self._token.handle],
+                )
+
+            parts = tf.cast(tf.bitcast(self._counted(exchange, sent), half), tf.float32)
+            column = tf.reshape(factors, [size, 1])
+            others = tf.one_hot(place, size, 0.0, 1.0, dtype=tf.float32)[:, None]
+            total = tf.reduce_sum(
+                tf.math.multiply_no_nan(parts, column * others), 0
+            ) + tf.math.multiply_no_nan(own[place], factors[place])
+            rounded = tf.bitcast(tf.cast(total, half), tf.float16)
+            gathered = self.all_gather(rounded, (*words, "sums"), rounded)
+            return tf.cast(tf.bitcast(gathered, half), tf.float32)[:count]
 
     def all_gather(
         self,
@@ -124,7 +168,8 @@ class GraphCollectives:
 
     def counts(self) -> tuple[tuple[int, int], ...]:
         """The counts of each kind of ops; see ``OrderedOps.counts``."""
-        return self.buckets.counts(), self.forward.counts()
+        # Not built by a generator: Python's collector may see half of such a tuple.
+        return self.contexts.counts(), self.buckets.counts(), self.forward.counts()
 
 
 def counter() -> Variable:
@@ -135,6 +180,21 @@ def counter() -> Variable:
 def real() -> Variable:
     """A new variable for a number, a scalar of dtype float64 on the CPU."""
     return _variable(0.0, tf.float64, "CPU:0")
+
+
+def vector(dtype: tf.DType) -> Variable:
+    """A new variable for vectors of any length, on the CPU; empty at first."""
+    plain = tf.variable_creator_scope(tf_internals.plain_variable)
+    with tf.init_scope(), plain, tf.device("CPU:0"):
+        found: Variable = tf.Variable(
+            tf.zeros([0], dtype), trainable=False, dtype=dtype, shape=[None]
+        )
+    return found
+
+
+def assign(variable: Variable, value: Tensor) -> object:
+    """Set one of these variables; like ``increment``."""
+    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def increment(variable: Variable, by: Tensor | None = None) -> object:

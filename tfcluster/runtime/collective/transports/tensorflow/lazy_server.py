@@ -59,8 +59,13 @@ def task_name(job: str, index: int) -> str:
     return f"/job:{job}/replica:0/task:{index}"
 
 
-def arrange(task: Task, before: Callable[[], None]) -> None:
-    """At TensorFlow's first op, call ``before`` and then start the server.
+def is_running() -> bool:
+    """Whether TensorFlow has executed an op, so that it is too late for a server."""
+    return bool(tf_internals.is_running(tf_internals.context()))
+
+
+def arrange(task: Task, before: Callable[[], bool]) -> None:
+    """At TensorFlow's first op, call ``before``, and start the server if it says so.
 
     Raises CollectiveError if TensorFlow has already executed an op, or lacks something
     that the server needs.
@@ -80,8 +85,8 @@ def arrange(task: Task, before: Callable[[], None]) -> None:
     def start_with_server() -> None:
         with lock:
             # A forked child is not a rank.
-            if os.getpid() == pid and not tf_internals.is_running(context):
-                before()
+            is_first = os.getpid() == pid and not tf_internals.is_running(context)
+            if is_first and before():
                 _configure(context, task)
             tf_patches.TABLE.restore(tf_patches.ONE_CONTEXT_INITIALIZED, context)
             start()

@@ -94,11 +94,38 @@ def all_gather(
 
     ``tensor`` has shape (rows, ...), equal on all ranks; the result has shape (ranks *
     rows, ...) and the same dtype. The order is that of TensorFlow (``task:10`` comes
-    before ``task:2``), and equal on all ranks. Dtypes, ``timeout_s`` (seconds),
-    ``ordering_token`` and errors are those of ``all_reduce``.
+    before ``task:2``), and equal on all ranks. Dtypes, and float16, ``timeout_s``
+    (seconds), ``ordering_token`` and errors are those of ``all_reduce``.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(
+            input=tensor,
+            group_size=devices.size,
+            group_key=devices.key,
+            instance_key=key,
+            ordering_token=list(ordering_token),
+            communication_hint=devices.hint,
+            timeout_seconds=timeout_s,
+        )
+
+
+def all_to_all(
+    tensor: TensorLike,
+    devices: Devices,
+    key: int,
+    *,
+    timeout_s: float = 0.0,
+    ordering_token: Sequence[Tensor] = (),
+) -> Tensor:
+    """All-to-all: the i-th row of the result is what the i-th task has for this one.
+
+    ``tensor`` has shape (ranks, ...), equal on all ranks, and a row for each task in
+    the order of ``all_gather``; the result has the same shape and dtype. float16 is
+    supported as well. ``timeout_s`` (seconds), ``ordering_token`` and errors are those
+    of ``all_reduce``.
+    """
+    with tf.device(devices.own):
+        return tf.raw_ops.CollectiveAllToAllV2(
             input=tensor,
             group_size=devices.size,
             group_key=devices.key,

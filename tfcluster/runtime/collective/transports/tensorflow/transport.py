@@ -30,7 +30,10 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
 )
 from tfcluster.runtime.collective.transports.tensorflow.dtypes import to_supported
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
-from tfcluster.runtime.collective.transports.tensorflow.gpus import own_each
+from tfcluster.runtime.collective.transports.tensorflow.gpus import (
+    identities,
+    obstacle,
+)
 from tfcluster.runtime.collective.transports.tensorflow.graph import Groups
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
@@ -48,8 +51,11 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
     """A ``Transport`` that uses ``host``, which connects the same ranks.
 
     The context manager ``joining`` is entered while ``host`` connects; its argument is
-    the reason for connecting. An op fails after ``stall_timeout_s`` seconds. Raises
-    CollectiveError if TensorFlow has already executed an op. Follows the start of
+    the reason for connecting. An op fails after ``stall_timeout_s`` seconds. With
+    ``unless``, the ranks agree whether each of them has a GPU to itself. If not,
+    ``host`` carries everything, no server starts, and ``unless`` is called with the
+    reason. Raises CollectiveError if TensorFlow has already executed an op, without
+    ``unless``. Follows the start of
     ``MultiWorkerMirroredStrategy``
     (tensorflow/python/distribute/collective_all_reduce_strategy.py).
     """
@@ -61,6 +67,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         *,
         joining: Callable[[str], AbstractContextManager[None]],
         stall_timeout_s: float = STALL_TIMEOUT_S,
+        unless: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(host)
         self._task = task
@@ -73,7 +80,26 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self._has_joined = False
         self.carried_bytes = 0
         """Total bytes passed to TensorFlow's ops."""
-        lazy_server.arrange(task, self._join)
+        self._unless = unless
+        self._uses_ops: bool | None = None if unless else True
+        if unless is None or not lazy_server.is_running():
+            lazy_server.arrange(task, self._join)
+
+    @property
+    def uses_ops(self) -> bool:
+        """Whether TensorFlow's ops carry anything.
+
+        With ``unless`` the ranks agree on it when they connect. The first call is a
+        collective operation then, unless TensorFlow has executed an op. Raises what
+        ``Transport.allgather`` raises.
+        """
+        if self._uses_ops is None:
+            self._join()
+        return bool(self._uses_ops)
+
+    @property
+    def several_hosts(self) -> bool:
+        return self._host.several_hosts and not self.uses_ops
 
     @property
     def devices(self) -> ops.Devices:
@@ -103,7 +129,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         scale: float = 1.0,
     ) -> None:
         """See ``Transport``; above 1 MiB by TensorFlow's ops, as ``to_supported``."""
-        if buffer.nbytes <= _DIRECT_BYTES:
+        if buffer.nbytes <= _DIRECT_BYTES or not self.uses_ops:
             self._joined().allreduce(buffer, op, source, scale)
             return
         fill(buffer, source, scale)
@@ -133,6 +159,8 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
 
     def allgather(self, data: bytes) -> list[bytes]:
         """See ``Transport``; above 1 MiB by TensorFlow's ops."""
+        if not self.uses_ops:
+            return self._joined().allgather(data)
         whole = len(data) <= _DIRECT_BYTES
         said = _WHOLE + data if whole else _LENGTH + len(data).to_bytes(8, "big")
         answers = self._joined().allgather(said)
@@ -177,23 +205,40 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self._join()
         return self._host
 
-    def _join(self) -> None:
+    def _join(self) -> bool:
+        """Connect, unless connected; returns ``uses_ops``."""
         # The program's first op may run in another thread than the first exchange.
         with self._joining:
             if not self._has_joined:
                 with self._watched("TensorFlow's first op"):
                     self._host.join()
+                    if self._uses_ops is None:
+                        self._uses_ops = self._agreed_on_ops()
                 self._has_joined = True
+            return bool(self._uses_ops)
+
+    def _agreed_on_ops(self) -> bool:
+        """Whether each rank has a GPU to itself, and can still start a server."""
+        late = lazy_server.is_running()
+        ours = json.dumps([late, () if late else visible_gpus()])
+        said = [json.loads(other) for other in self._host.allgather(ours.encode())]
+        late_ranks = [rank for rank, (late, _) in enumerate(said) if late]
+        why = obstacle([gpus for _, gpus in said])
+        if late_ranks:
+            why = f"rank {late_ranks[0]} used TensorFlow before init()"
+        if why and self._unless is not None:
+            self._unless(why)
+        return not why
 
     def _agreed_groups(self) -> Groups:
         """One device of each rank: GPUs if every rank has one to itself, else CPUs."""
         lazy_server.started()
-        gpu = _own_gpu()
+        gpus = visible_gpus() if tf.config.list_logical_devices("GPU") else ()
         # This is also a barrier: after it, every rank's server is running.
-        said = self._joined().allgather(json.dumps([self._task.name, gpu]).encode())
-        gpus = [json.loads(other)[1] for other in said]
+        said = self._joined().allgather(json.dumps([self._task.name, gpus]).encode())
+        shared = obstacle([json.loads(other)[1] for other in said])
         cpus = self._group("CPU", ops.RING)
-        return Groups(self._group("GPU", ops.NCCL) if own_each(gpus) else cpus, cpus)
+        return Groups(cpus if shared else self._group("GPU", ops.NCCL), cpus)
 
     def _group(self, kind: str, hint: str) -> ops.Devices:
         names = [f"{rank}/device:{kind}:0" for rank in self._task.ranks]
@@ -238,9 +283,12 @@ _STATUSES = {
 }
 
 
-def _own_gpu() -> str | None:
-    """A cluster-wide identifier of this process's first GPU; None if it has none."""
-    if not tf.config.list_logical_devices("GPU"):
-        return None
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").split(",")[0]
-    return f"{socket.gethostname()} {visible}"
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that TensorFlow uses in this process; see ``gpus.identities``.
+
+    Does not start TensorFlow: GPUs can still be hidden from it, and configured.
+    """
+    devices = tf.config.get_visible_devices("GPU")
+    numbers = [int(device.name.rpartition(":")[2]) for device in devices]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return identities(socket.gethostname(), numbers, visible)

@@ -1,0 +1,69 @@
+"""Which transport ``transport: auto`` stands for, from the places of the ranks. Pure.
+
+The launcher can only say what is possible: programs may hide GPUs from TensorFlow. So
+the ranks themselves agree when they start, see ``runtime/collective/transports``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfcluster.model import Runtime, Strategy
+from tfcluster.placement import Place
+
+AUTO, HOST, TENSORFLOW = "auto", "host", "tensorflow"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A transport, and why it was chosen, as a part of a sentence."""
+
+    transport: str
+    """``auto`` if it cannot be known yet."""
+    reason: str
+
+
+def chosen_transport(
+    runtime: Runtime,
+    places: Sequence[Place],
+    machines: Mapping[str, str] | None = None,
+) -> Choice:
+    """The transport of a run whose tasks have these places.
+
+    ``auto`` is ``tensorflow`` if each rank has a GPU that no other rank has, else
+    ``host``. ``machines`` maps every name of a machine with several names to one of
+    them.
+    """
+    if runtime.transport != AUTO:
+        return Choice(runtime.transport, "as configured")
+    if obstacle := _obstacle(runtime):
+        return Choice(HOST, obstacle)
+    ranks = [place for place in places if place.rank is not None]
+    if len(ranks) < 2:
+        return Choice(HOST, "there is only one rank")
+    for place in ranks:
+        if place.gpus == () or (place.gpus is None and place.host.gpus == ()):
+            return Choice(HOST, f"{place.task} has no GPU")
+    owners: dict[tuple[str, str], Place] = {}
+    for place in ranks:
+        host = (machines or {}).get(place.host.name, place.host.name)
+        for gpu in place.gpus or ():
+            other = owners.setdefault((host, gpu), place)
+            if other is not place:
+                shared = f"share GPU {gpu} of {place.host.name}"
+                return Choice(HOST, f"{other.task} and {place.task} {shared}")
+    if any(place.gpus is None for place in ranks):
+        return Choice(AUTO, "the GPUs of the hosts are not known yet")
+    return Choice(TENSORFLOW, "each rank has a GPU to itself")
+
+
+def _obstacle(runtime: Runtime) -> str:
+    """Why ``auto`` is ``host`` on any GPUs; empty: nothing prevents the other."""
+    if runtime.strategy is not Strategy.COLLECTIVE:
+        return f"the strategy is {runtime.strategy}"
+    if runtime.shards is not None:
+        return "runtime.shards adds gradients in an order of its own"
+    if runtime.error_feedback:
+        return "runtime.error_feedback needs it"
+    return ""
