@@ -418,8 +418,15 @@ def test_a_failed_import_is_shown(keeper: Keeper) -> None:
     (keeper.packages / "keras" / "__init__.py").write_text("raise OSError('no disk')\n")
     done = keeper.cluster.command("warm", keeper.config)
     assert done.returncode == 4
-    assert "localhost: error: it has ended during the import" in done.stderr
-    assert "OSError: no disk" in done.stderr
+    cause = "TensorFlow and Keras cannot be imported: OSError: no disk"
+    assert f"localhost: error: {cause}\n" in done.stderr
+    assert "Traceback" not in done.stderr
+    broken = keeper.packages / "keras" / "__init__.py"
+    broken.write_text("import os\nprint('at fault', flush=True)\nos.abort()\n")
+    done = keeper.cluster.command("warm", keeper.config)
+    assert done.returncode == 4
+    assert "localhost: error: it has ended during the import\n" in done.stderr
+    assert "    at fault\n" in done.stderr
     assert keeper.listed() == []
 
 

@@ -178,8 +178,12 @@ class Keeping:
             data = b""
         if not data and starting in self._starting:
             self._forget(starting)
-            cause = starting.cause or "it has ended during the import"
-            self._fail(starting.request, cause, _tail(places.log_of(starting.path)))
+            log = places.log_of(starting.path)
+            if starting.cause is None:
+                cause = "it has ended during the import"
+                self._fail(starting.request, cause, _tail(log))
+            else:
+                self._fail(starting.request, starting.cause)
             self._discard(starting)
 
     def _take(self, starting: _Starting, frame: Frame) -> None:

@@ -276,7 +276,11 @@ def _imported(agent: socket.socket) -> Kept | None:
     before = imported_files.snapshot(folders, package, fresh_env)
     strategy = {"TFCLUSTER_STRATEGY": str(terms.get("strategy"))}
     require_keras_backend({**fresh_env, **strategy})
-    seconds = import_libraries()
+    try:
+        seconds = import_libraries()
+    except Exception as error:  # a package may raise anything when imported
+        cause = f"{type(error).__name__}: {error}"
+        _refuse(agent, f"TensorFlow and Keras cannot be imported: {cause}"[:_MAX_CAUSE])
     require_known_versions(agent, strategy)
     files = imported_files.snapshot(folders, package, fresh_env)
     # Keras makes this file if there is none.
