@@ -125,9 +125,9 @@ def _split(
             raise
         newest = find(state, None)
         if not _LIKE_PATTERNS & set(words[0]):
-            problem, *_ = error.problems
-            hint = f"{problem.hint}; a file: `tfcluster fetch {newest.run} {words[0]}`"
-            raise ConfigError([problem._replace(hint=hint)]) from error
+            unknown = error.problems[0]
+            hint = f"{unknown.hint}; a file: `tfcluster fetch {newest.run} {words[0]}`"
+            raise ConfigError([unknown._replace(hint=hint)]) from error
         paths, patterns = newest, tuple(words)
     problems = [
         Problem("PATTERN", f"{pattern!r} {wrong}", 'for example "*.keras" or logs/')
