@@ -301,16 +301,22 @@ class ShardSteps:
         ):
             return original(*args, **kwargs)
         if session.within(OF_A_CHECK):
-            before = len(graph.get_operations())
-            checked = original(*args, **kwargs)
-            added = graph.get_operations()[before:]
-            self._step.of_checks.update(operation.name for operation in added)
-            return checked
+            return self._checked(partial(original, *args, **kwargs))
         self._before_waiting()
         shared: list[T] | None = self._step.lockstep.alone(
             ("decides",), lambda: self._tried(partial(original, *args, **kwargs))
         )
         return original(*args, **kwargs) if shared is None else shared[0]
+
+    def _checked(self, run: Callable[[], T]) -> T:
+        """The result of a conditional of a check of ours, in one shard alone."""
+        step = self._known()
+        assert step.graph is not None
+        before = len(step.graph.get_operations())
+        result = run()
+        added = step.graph.get_operations()[before:]
+        step.of_checks.update(operation.name for operation in added)
+        return result
 
     def _tried(self, run: Callable[[], T]) -> list[T] | None:
         """The result of a conditional of the first shard, if it is right for all."""
