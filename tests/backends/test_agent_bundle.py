@@ -173,6 +173,8 @@ def test_the_parcel_has_all_that_its_modules_import() -> None:
             for name in archive.getnames()
         }
     modules = {module_of(name) for name in sources}
+    # The package itself imports the Python API, which no agent uses, on use.
+    sources.pop("tfcluster/__init__.py")
     for name, source in sources.items():
         for wanted in imported(source):
             # A name imported from a package may itself be a module.
