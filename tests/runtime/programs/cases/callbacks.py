@@ -41,6 +41,20 @@ def case_early_stopping():
     return {**results(model, history), "epochs": np.array(len(history.epoch))}
 
 
+def case_callback_list():
+    """A CallbackList of the program is the program's again after ``fit``."""
+    x, y = data()
+    model = compiled(classifier())
+    lists = keras.callbacks.CallbackList
+    callbacks = lists([], add_history=True, model=model, epochs=2, steps=2, verbose=0)
+    for _ in range(2):
+        history = model.fit(x, y, epochs=2, verbose=0, callbacks=callbacks)
+    # Without parameters, it must not be given any.
+    model.fit(x, y, verbose=0, callbacks=lists([], add_progbar=True))
+    names = [type(callback).__name__ for callback in callbacks.callbacks]
+    return {**results(model, history), "callbacks": np.array(names)}
+
+
 def case_one_rank_stops():
     """A callback stops training on one rank only, in the middle of an epoch."""
 

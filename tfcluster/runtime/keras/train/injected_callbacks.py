@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import keras
 import numpy as np
@@ -217,23 +218,30 @@ class InjectedCallbacks:
         return ours
 
 
-def with_callbacks(
+@contextmanager
+def changed_callbacks(
     callbacks: Nest,
     model: Model,
     change: Callable[[Sequence[Callback]], list[Callback]],
-) -> CallbackList | list[Callback]:
-    """Replace the program's callbacks by those that ``change`` makes of them.
+) -> Iterator[CallbackList | list[Callback]]:
+    """A context with what ``change`` makes of the program's callbacks.
 
     ``callbacks`` is the argument of ``fit``: None, a callback, a nested structure of
-    callbacks, or a CallbackList, which is changed and returned.
+    callbacks, or a CallbackList. That is changed within the context only.
     """
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        return change([cb for cb in keras.tree.flatten(callbacks) if cb is not None])
-    callbacks.callbacks = change(callbacks.callbacks)
+        yield change([cb for cb in keras.tree.flatten(callbacks) if cb is not None])
+        return
+    theirs = callbacks.callbacks
+    callbacks.callbacks = change(theirs)
     for callback in callbacks.callbacks:
-        callback.set_model(model)
-        callback.set_params(callbacks.params)
-    return callbacks
+        if callback not in theirs:
+            callback.set_model(model)
+            callback.set_params(callbacks.params)  # None, if it was given none
+    try:
+        yield callbacks
+    finally:
+        callbacks.callbacks = theirs
 
 
 def with_chief_only_files(

@@ -18,7 +18,7 @@ from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_replicas
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.fit_position import FitPosition
-from tfcluster.runtime.keras.train.injected_callbacks import with_callbacks
+from tfcluster.runtime.keras.train.injected_callbacks import changed_callbacks
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Callback, CallbackList, Layer, Model
 from tfcluster.runtime.telemetry.tracer import KERAS, span
@@ -139,15 +139,16 @@ class ModelMethods:
             ours = self._policy.callbacks_of_fit(callbacks)
             return [*ours, FitPosition(self._session.reporter)]
 
-        call.arguments["callbacks"] = with_callbacks(callbacks, model, change)
         self._print_on_the_chief(call)
         warn_of_endless_epochs(self._session, call.arguments)
         self._policy.check_layers(model)
         with (
+            changed_callbacks(callbacks, model, change) as changed,
             self._entering(model, "fit"),
             self._policy.fitting(),
             self._session.reporter.keeping_position(),
         ):
+            call.arguments["callbacks"] = changed
             return call.run()
 
     def _evaluate(
