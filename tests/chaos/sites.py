@@ -82,11 +82,13 @@ class LocalSite(Site):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.clusters: list[Cluster] = []
 
     def cluster(self, number: int) -> Cluster:
         folder = self._folder / f"trial-{number}"
         folder.mkdir(parents=True)
-        return Cluster(folder)
+        self.clusters.append(Cluster(folder))
+        return self.clusters[-1]
 
     def keys(self) -> dict[str, Any]:
         return {"backend": "local"}
