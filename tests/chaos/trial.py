@@ -61,8 +61,8 @@ def run(trial: Trial, site: Site, number: int, keep: Path) -> Result:
     attempt = _Attempt(trial, site, cluster, result)
     try:
         attempt.go()
-    except (AssertionError, RigError) as error:
-        result.violations.append(str(error)[:2000])
+    except (AssertionError, RigError, ValueError, OSError) as error:
+        result.violations.append(f"{type(error).__name__}: {str(error)[:2000]}")
     finally:
         attempt.undo()
         if result.violations:
