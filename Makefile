@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all test-rest rig-packages check docs package compat chaos fuzz bench clean
+.PHONY: help demo test test-all test-rest rig-packages check docs package compat chaos soak fuzz bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -20,6 +20,7 @@ help:
 	@echo "make package   build the packages in dist/, install the wheel, train from it"
 	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
 	@echo "make chaos     faults at random times, on this machine and rigs (TRIALS=200 HOSTS=4)"
+	@echo "make soak      an hour of training with a fault every minute (MINUTES=60)"
 	@echo "make fuzz      mutated inputs for every parser, for an hour (MINUTES=60)"
 	@echo "make bench     benchmarks beside their peers (installs those too)"
 
@@ -62,6 +63,9 @@ chaos: $(VENV)/.ready-test
 	$(BIN)/python -m tests.chaos --trials $(TRIALS) --hosts $(HOSTS)
 
 MINUTES ?= 60
+
+soak: $(VENV)/.ready-test
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 fuzz: $(VENV)/.ready-test
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

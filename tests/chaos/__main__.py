@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ def main(words: Sequence[str]) -> int:
     except (ValueError, KeyError) as error:
         parser.error(f"no such trial: {error}")
     _say(f"seed {seed}\n", sys.stderr)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     results: list[Result] = []
     try:
         _run_all(trials, results, given.minutes)

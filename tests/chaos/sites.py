@@ -82,11 +82,13 @@ class LocalSite(Site):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.clusters: list[Cluster] = []
 
     def cluster(self, number: int) -> Cluster:
         folder = self._folder / f"trial-{number}"
         folder.mkdir(parents=True)
-        return Cluster(folder)
+        self.clusters.append(Cluster(folder))
+        return self.clusters[-1]
 
     def keys(self) -> dict[str, Any]:
         return {"backend": "local"}
@@ -238,8 +240,8 @@ def _ports(running: Running, run: str) -> list[tuple[str, int]]:
         return []
     try:
         tasks = running.plan()["tasks"]
-    except FileNotFoundError:
-        return []
+    except (FileNotFoundError, ValueError):
+        return []  # the oracle finds a damaged plan
     return [
         (str(t["host"]).partition(".")[0], int(end))
         for t in tasks

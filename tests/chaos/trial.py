@@ -61,8 +61,8 @@ def run(trial: Trial, site: Site, number: int, keep: Path) -> Result:
     attempt = _Attempt(trial, site, cluster, result)
     try:
         attempt.go()
-    except (AssertionError, RigError) as error:
-        result.violations.append(str(error)[:2000])
+    except (AssertionError, RigError, ValueError, OSError) as error:
+        result.violations.append(f"{type(error).__name__}: {str(error)[:2000]}")
     finally:
         attempt.undo()
         if result.violations:
@@ -107,7 +107,7 @@ class _Attempt:
         self._strike_all()
         if self._struck and trial.pause_s is not None:
             self._until_over(trial.pause_s)
-        if trial.pause_s is not None:
+        if trial.pause_s is not None and not self._over():
             self.undo()
         self._finish()
 
@@ -199,8 +199,8 @@ class _Attempt:
             self._result.struck.append(struck.what)
 
     def _until_over(self, seconds: float) -> None:
-        """The wait is not for a condition: it is how long the fault lasts."""
-        _pause(seconds)
+        """Let the fault last for so long; what it has ended must be clean before."""
+        self._wait(self._over, seconds)
 
     def _word(self, since: float) -> float | None:
         """When the record, or the command, first told of a failure."""

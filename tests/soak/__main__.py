@@ -54,6 +54,7 @@ def main(words: Sequence[str]) -> int:
     site = _site(given.site, folder)
     _say(f"seed {seed}, {site.name}\n", sys.stderr)
     epochs = max(4, round(given.minutes * 60 / _PACE_S))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         alone = _Training(site, 0, epochs, pace_s=0.0)
         alone.undisturbed(limit_s=given.minutes * 120 + 600)
@@ -94,6 +95,8 @@ class _Training:
         self.problems: list[str] = []
         self._config = self._write(epochs, pace_s)
         self._next_sample = 0.0
+        self._done = 0
+        """Completed epochs at the last fault."""
 
     def _write(self, epochs: int, pace_s: float) -> str:
         program = REPOSITORY / "tests" / "soak" / "program.py"
@@ -124,7 +127,10 @@ class _Training:
     def undisturbed(self, limit_s: float) -> None:
         self.launches += 1
         running = self.cluster.start(self._config)
-        code = running.end(limit_s)
+        try:
+            code = running.end(limit_s)
+        finally:
+            self.cluster.end()
         if code:
             self.problems.append(
                 f"undisturbed: exit code {code}: {running.err[-2000:]}"
@@ -136,7 +142,10 @@ class _Training:
         while time.monotonic() < deadline:
             self.launches += 1
             running = self.cluster.start(self._config)
-            code = self._watch(running, rng, every_s, deadline)
+            try:
+                code = self._watch(running, rng, every_s, deadline)
+            finally:
+                self.cluster.end()
             if code == 0:
                 return
             _say(f"  exit code {code}: launching again\n", sys.stderr)
@@ -158,7 +167,7 @@ class _Training:
             if now > self._next_sample:
                 self._next_sample = now + _SAMPLE_S
                 self._take_sample(running)
-            if now > next_fault and self._strike(rng, running):
+            if now > next_fault and self._strike(rng):
                 next_fault = time.monotonic() + every_s * rng.uniform(0.7, 1.3)
             with suppress(Exception):
                 running.process.wait(0.2)
@@ -177,10 +186,14 @@ class _Training:
         files = {"record": self.cluster.state, "cache": cache}
         self.samples.append(usage.sample(pids, files))
 
-    def _strike(self, rng: Random, running: Running) -> bool:
-        """Break something; False if nothing trains at the moment."""
+    def _strike(self, rng: Random) -> bool:
+        """Break something; False if no epoch was completed since the last time.
+
+        Otherwise a machine that starts the training slowly would never get on.
+        """
         epochs = self.output / "epochs.jsonl"
-        if not epochs.exists() or not running.out:
+        done = len(epochs.read_text().splitlines()) if epochs.exists() else 0
+        if done == self._done:
             return False
         hosts = [
             (host, roles)
@@ -194,7 +207,7 @@ class _Training:
         what = rng.choice(FAULTS)
         pid = rng.choice(roles.agents if what == "kill an agent" else roles.tasks)
         self.faults[what] += 1
-        done = len(epochs.read_text().splitlines())
+        self._done = done
         _say(f"  {what} on {host} after {done} epochs\n", sys.stderr)
         with suppress(ProcessLookupError):
             if what == "stop a rank":
