@@ -32,6 +32,13 @@ def fails(text):
 def returns_a_module():
     return {"where": [time]}
 
+def starts_a_process():
+    import multiprocessing
+    process = multiprocessing.get_context("spawn").Process(target=where)
+    process.start()
+    process.join()
+    return process.exitcode
+
 def leaves():
     os._exit(0)
 
@@ -120,7 +127,17 @@ def test_an_error_of_a_rank_is_the_first_failure(
     assert (first["task"], first["cause"]) == ("worker:1", "ValueError: bad data")
     assert "worker:1 on localhost: ValueError: bad data\n" in caught.value.message
     assert "raise ValueError(text)" in caught.value.message
+    assert "rank_program.py" not in caught.value.message
+    assert "call.py" not in caught.value.message
     assert _left(cluster) == []
+
+
+def test_a_function_may_start_processes(
+    cluster: Cluster, work: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = functools.partial(tfcluster.run, environ=cluster.environ, workers=1)
+    assert call(work.starts_a_process, echo=True) == 0
+    assert capsys.readouterr().out == "worker:0 called\n"
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,15 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 def load(name):
     spec = importlib.util.spec_from_file_location(
-        "_call_" + name, os.path.join(FOLDER, name + ".py"))
+        "tfcluster.call." + name, os.path.join(FOLDER, name + ".py"))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
-load("rank_program").main(FOLDER, load("plain_data"))
+if __name__ == "__main__":  # not in processes that multiprocessing starts
+    __name__ = "tfcluster.call"  # tracebacks leave out what is called so
+    load("rank_program").main(FOLDER, load("plain_data"))
 '''
 # The launcher looks into the ranks' program to see whether they need TensorFlow.
 _MENTION = "# It uses TensorFlow: import tensorflow"
