@@ -122,9 +122,10 @@ def _faults(site: str) -> tuple[Fault, ...]:
         ),
         Fault(
             name="cut-host",
-            sites=(SSH, SGE),
+            sites=(SSH, *JOBS),
             blame=Blame.HOST,
-            phases=(START, RUNNING),
+            # A scheduler would not start the job.
+            phases=(START, RUNNING) if site == SSH else (RUNNING,),
             notice_s=_SILENCE_S,
         ),
         Fault(

@@ -89,7 +89,8 @@ def _blamed(status: Mapping[str, Any], injected: Injected) -> Iterator[str]:
     elif fault.blame in (Blame.HOST, Blame.PERHAPS_HOST):
         host = str(named.get("host") or "").partition(".")[0]
         in_words = str(injected.host) in str(named.get("cause"))
-        if named.get("task") or not (host == injected.host or in_words):
+        fits = host == injected.host or in_words or (injected.host is None and host)
+        if named.get("task") or not fits:
             yield f"{told}; it was {fault.name} of {injected.host}"
     elif fault.blame is Blame.ANY_HOST:
         if named.get("task") or not named.get("host"):

@@ -135,9 +135,10 @@ class RigSite(Site):
     def keys(self) -> dict[str, Any]:
         count = len(self.hosts)
         if self.name == SLURM:
-            # A job that begins again would be another run.
+            # A job that begins again would be another run; and Slurm gives up a host,
+            # with all of its jobs, sooner than tfcluster does.
             section = {"nodes": count, "tasks_per_node": 1, "time": "10"}
-            section["options"] = ["--no-requeue"]
+            section["options"] = ["--no-requeue", "--no-kill"]
             return {"backend": SLURM, "slurm": section}
         if self.name == SGE:
             section = {"parallel_environment": "tf", "slots": count}

@@ -26,7 +26,10 @@ def _nothing() -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """What was hit. ``undo`` ends the fault; it may be called twice."""
+    """What was hit. ``undo`` ends the fault; it may be called twice.
+
+    ``host``: the host that the record must name; None if it cannot be told from others.
+    """
 
     what: str
     host: str | None = None
@@ -145,6 +148,8 @@ def _strike_processes(
         return Struck(
             what=f"{kind} {task} on {host}", host=host, task=task, undo=struck
         )
+    if victims == "step":
+        return _strike_step(scene)
     pids: list[int] = []
     for each in victims.split("-"):
         some = _pids(each, scene)
@@ -170,8 +175,6 @@ def _pids(victims: str, scene: Scene) -> list[int]:
         return site.client(running)
     if victims in ("controller", "daemon"):
         return [p.pid for p in _daemons(victims, scene)]
-    if victims == "step":
-        return _step(scene)
     roles = site.roles(scene.cluster, scene.host)
     return {
         "guard": roles.guards,
@@ -184,14 +187,21 @@ def _pids(victims: str, scene: Scene) -> list[int]:
     }[victims]
 
 
-def _step(scene: Scene) -> list[int]:
-    """The local end of the connection to the agent's host."""
-    return [
-        process.pid
-        for host in scene.site.hosts
+def _strike_step(scene: Scene) -> Struck | None:
+    """Kill the launcher's end of the connection to an agent's host."""
+    hosts = scene.site.hosts
+    found = [
+        (process.pid, other)
+        for host in hosts
         for process in scene.site.processes(scene.cluster, host)
-        if _leads_to(process.argv, scene.host)
-    ][:1]
+        for other in hosts
+        if _leads_to(process.argv, other)
+    ]
+    if not found:
+        return None
+    pid, host = found[scene.trial.target % len(found)]
+    undo = _hit("kill", [pid])
+    return Struck(what=f"kill step [{pid}] to {host}", host=host, undo=undo)
 
 
 def _leads_to(argv: Sequence[str], host: str) -> bool:
@@ -265,6 +275,14 @@ def _cut(host: Host, named: str | None) -> Struck:
     return Struck(what=f"cut {host.name}", host=named, undo=host.cable.heal)
 
 
+def _cut_host(scene: Scene) -> Struck:
+    host = scene.rig_host
+    here = {process.pid for process in host.processes()}
+    # The launcher of a job that is cut off itself finds all other hosts silent.
+    itself = here & set(scene.site.launcher(scene.running))
+    return _cut(host, None if itself else host.name)
+
+
 def _power_off(scene: Scene) -> Struck:
     host = scene.rig_host
     host.power_off()
@@ -312,7 +330,7 @@ def _full_logs(scene: Scene) -> Struck:
 
 _OTHERS: dict[str, Callable[[Scene], Struck]] = {
     "kill-listener": _listener,
-    "cut-host": lambda scene: _cut(scene.rig_host, scene.host),
+    "cut-host": _cut_host,
     "cut-launcher": lambda scene: _cut(scene.rig_site.rig.login, None),
     "power-off": _power_off,
     "freeze-host": _freeze,

@@ -179,7 +179,9 @@ class _Attempt:
         """Strike as soon as there is something to be struck, unless the run ends."""
         struck: Struck | None = None
         at = 0.0
-        deadline = time.monotonic() + allow_s(_UP_S)
+        # What is up has all of its processes.
+        wait_s = _UP_S if self._trial.phase == START else _UNSURE_S
+        deadline = time.monotonic() + allow_s(wait_s)
         while struck is None and time.monotonic() < deadline:
             over = self._over()
             at = time.time()

@@ -158,7 +158,7 @@ class _Training:
     def _watch(
         self, running: Running, rng: Random, every_s: float, deadline: float
     ) -> int:
-        next_fault = time.monotonic() + every_s * rng.uniform(0.7, 1.3)
+        next_fault: float | None = None
         while running.process.poll() is None:
             now = time.monotonic()
             if now > deadline:
@@ -167,8 +167,13 @@ class _Training:
             if now > self._next_sample:
                 self._next_sample = now + _SAMPLE_S
                 self._take_sample(running)
-            if now > next_fault and self._strike(rng):
-                next_fault = time.monotonic() + every_s * rng.uniform(0.7, 1.3)
+            if next_fault is None:
+                # The time counts from when the training goes on: a machine that starts
+                # it slowly would never get on otherwise.
+                if self._completed() > self._done:
+                    next_fault = now + every_s * rng.uniform(0.7, 1.3)
+            elif now > next_fault and self._strike(rng):
+                next_fault = None
             with suppress(Exception):
                 running.process.wait(0.2)
         return int(running.process.returncode)
@@ -186,15 +191,12 @@ class _Training:
         files = {"record": self.cluster.state, "cache": cache}
         self.samples.append(usage.sample(pids, files))
 
-    def _strike(self, rng: Random) -> bool:
-        """Break something; False if no epoch was completed since the last time.
-
-        Otherwise a machine that starts the training slowly would never get on.
-        """
+    def _completed(self) -> int:
         epochs = self.output / "epochs.jsonl"
-        done = len(epochs.read_text().splitlines()) if epochs.exists() else 0
-        if done == self._done:
-            return False
+        return len(epochs.read_text().splitlines()) if epochs.exists() else 0
+
+    def _strike(self, rng: Random) -> bool:
+        """Break something; False if nothing trains at the moment."""
         hosts = [
             (host, roles)
             for host in self._site.hosts
@@ -207,8 +209,8 @@ class _Training:
         what = rng.choice(FAULTS)
         pid = rng.choice(roles.agents if what == "kill an agent" else roles.tasks)
         self.faults[what] += 1
-        self._done = done
-        _say(f"  {what} on {host} after {done} epochs\n", sys.stderr)
+        self._done = self._completed()
+        _say(f"  {what} on {host} after {self._done} epochs\n", sys.stderr)
         with suppress(ProcessLookupError):
             if what == "stop a rank":
                 os.kill(pid, signal.SIGSTOP)

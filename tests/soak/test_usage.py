@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.soak import usage
 from tests.soak.usage import MiB, Sample
 
 
-def samples(whose: str, what: str, values: list[float]) -> list[Sample]:
+def samples(whose: str, what: str, values: Sequence[float]) -> list[Sample]:
     return [Sample(60.0 * n, {(whose, what): v}) for n, v in enumerate(values)]
 
 
