@@ -13,6 +13,7 @@ or diverging. The last rank does something that the others do not, in the fourth
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -33,6 +34,8 @@ RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
 LAST = RANK == SIZE - 1
 STEP = 3
+BRANCH = re.compile(r"cond(_\d+)?_true_")
+"""The beginning of the names that TensorFlow gives functions for branches."""
 found: dict[str, Any] = {}
 
 
@@ -222,7 +225,7 @@ def loops():
                 except tf.errors.InvalidArgumentError:
                     failed += 1
         # Some steps look at the loss by Python, in a branch of a conditional.
-        always = [op[0] for op in ops_of(step) if "_cond_true_" not in op[4]]
+        always = [op[0] for op in ops_of(step) if not BRANCH.match(op[4])]
         kinds = [kind for kind in always if "Py" in kind or "Coll" in kind]
         weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
         found[name] = {"kinds": kinds, "weights": weights, "failed": failed}
