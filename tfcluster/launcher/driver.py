@@ -109,7 +109,9 @@ class Driver:
         show: RunOutput,
         show_plan: ShowPlan,
         on_fewer: OnFewer,
+        earlier: Sequence[float] = (),
     ) -> None:
+        """``earlier``: Unix times of restarts in previous runs that still count."""
         self._job = job
         self._hosts = hosts
         self._queue = queue
@@ -133,13 +135,17 @@ class Driver:
             journal,
             show,
         )
+        self.restarts = list(earlier)
+        """Unix times of the restarts so far, ``earlier`` included."""
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()
 
     def run(self) -> Finish:
         """Run the job to its end; nothing that happens on hosts raises."""
-        self._state, actions = begin(self._plan)
+        now_s = time.time()
+        ago = [max(0.0, now_s - t_s) for t_s in self.restarts]
+        self._state, actions = begin(self._plan, ago)
         self._perform(actions)
         for used in self._job.used_hosts():
             self._journal.event("host", host=used.name, state="starting")
@@ -285,7 +291,10 @@ class Driver:
             self._journal.event("host", host=event.host, state=word, cause=cause)
             if not isinstance(event, HostReady):
                 self._results.lost(event.host, cause or "its agent has ended")
+        before = self._state.restarts
         self._state, actions = step(self._state, event)
+        if self._state.restarts > before:
+            self.restarts.append(time.time())
         self._perform(actions)
 
     def _expire(self, now: float) -> None:

@@ -157,6 +157,7 @@ class Job:
             must_exchange=frozenset(self._exchanging()),
             results=description.results is not None and description.backend != "local",
             hurried=description.backend in ("slurm", "sge"),
+            requeues=description.restart.requeues,
         )
 
     def _exchanging(self) -> Iterator[TaskId]:

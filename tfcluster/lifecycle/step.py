@@ -9,7 +9,7 @@ period. Results are fetched when all tasks have ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import singledispatch
 
@@ -99,15 +99,25 @@ NOTHING_EXCHANGED = (
 """Why a task with exit code 0 counts as failed."""
 
 
-def begin(plan: Plan) -> Result:
-    """The state before anything has happened, and the first actions."""
+def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
+    """The state before anything has happened, and the first actions.
+
+    ``earlier``: how many seconds ago each restart was that the job has had in previous
+    runs and that still counts.
+    """
     hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
     tasks = dict.fromkeys(plan.tasks, TaskStatus())
-    state = State(plan=plan, hosts=hosts, tasks=tasks)
-    return state, [
+    state = State(plan=plan, hosts=hosts, tasks=tasks, counted=len(earlier))
+    actions: list[Action] = [
         SetRunState(RunState.STARTING),
         SetDeadline(START, plan.start_timeout_s),
     ]
+    if plan.restart_within_s is not None:
+        actions += [
+            SetDeadline(f"{RESTART}before {number}", plan.restart_within_s - ago_s)
+            for number, ago_s in enumerate(earlier)
+        ]
+    return state, actions
 
 
 def step(state: State, event: Event) -> Result:

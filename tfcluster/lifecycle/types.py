@@ -56,6 +56,8 @@ class Plan:
     """Once all tasks have ended, files are fetched from the hosts."""
     hurried: bool = False
     """A scheduler that tells the run to end soon kills what is left of it."""
+    requeues: bool = False
+    """After the time limit the job starts again; it is announced early enough."""
 
 
 # --- events -------------------------------------------------------------------------
