@@ -50,6 +50,7 @@ ASK_RUNNING_S = 30.0
 """The controller is asked rarely while the run has a record."""
 _CLOSE_S = 5.0
 _ALL_LINES = 1_000_000
+_BY_SCHEDULER = (ExitCode.TIME_LIMIT, ExitCode.PREEMPTED)
 
 
 def follow(
@@ -138,6 +139,8 @@ class _Watch:
             self._show.end(self._view)
             if self._view.state is RunState.LOST and self._view.reason:
                 self._screen.say(f"lost: {self._view.reason}")
+            elif self._view.exit_code in _BY_SCHEDULER and self._view.reason:
+                self._screen.say(self._view.reason)
             return
         self._screen.live(None)
         if self._view.first_failure is not None:

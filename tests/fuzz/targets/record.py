@@ -131,6 +131,8 @@ _EVENTS = (
         "start_time": 9,
         "started": _NOW_S - 5,
         "named": True,
+        "follows": "digits-1",
+        "requeues": 1,
     },
     {"t": _NOW_S, "type": "host", "host": "h1", "state": "ready", "cause": None},
     {"t": _NOW_S, **_TASK, "state": "running", "pid": 12, "phase": "importing"},
@@ -149,6 +151,7 @@ _EVENTS = (
     },
     {"t": _NOW_S, "type": "state", "state": "stopping", "reason": "r"},
     {"t": _NOW_S, "type": "swept", "count": 2},
+    {"t": _NOW_S, "type": "requeued", "job": "7", "count": 2, "restarts": [_NOW_S]},
     {"t": _NOW_S, "type": "note", "text": "a note"},
     {"t": _NOW_S, "type": "end", "state": "failed", "exit_code": 1, "reason": "r"},
 )
