@@ -95,7 +95,7 @@ def test_a_removed_run_ends_the_chain(tmp_path: Path) -> None:
     assert earlier(three).run == two.run
 
 
-@pytest.mark.parametrize("run", ["../digits", "", 7, None, "/etc"])
+@pytest.mark.parametrize("run", ["../digits", "", "..", 7, None, "/etc", "a\0b"])
 def test_a_damaged_link_leads_nowhere(tmp_path: Path, run: object) -> None:
     paths = begun(tmp_path, 0)
     (tmp_path / "digits").mkdir()

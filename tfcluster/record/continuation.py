@@ -58,11 +58,8 @@ def earlier(paths: RunPaths) -> Earlier:
 
 def successor(paths: RunPaths) -> RunPaths | None:
     """The run that continues this one; None: there is none, or it was removed."""
-    run = text(read_json(paths.next) or {}, "run")
-    if run is None or run != Path(run).name:
-        return None
-    after = RunPaths(paths.root.parent / run)
-    return after if after.root.is_dir() else None
+    after = _beside(paths, text(read_json(paths.next) or {}, "run"))
+    return after if after is not None and after.root.is_dir() else None
 
 
 def latest(paths: RunPaths) -> RunPaths:
@@ -77,9 +74,11 @@ def latest(paths: RunPaths) -> RunPaths:
 def first(paths: RunPaths) -> RunPaths:
     """The first one of the runs that this one continues, or itself."""
     seen = {paths.run}
-    while (run := earlier(paths).run) is not None and run not in seen:
-        paths = RunPaths(paths.root.parent / Path(run).name)
-        seen.add(run)
+    while before := _beside(paths, earlier(paths).run):
+        if before.run in seen:
+            break
+        paths = before
+        seen.add(paths.run)
     return paths
 
 
@@ -95,6 +94,13 @@ def find_waiting(state: Path, job: str, name: str) -> RunPaths | None:
 def was_requeued(paths: RunPaths) -> bool:
     """Whether the launcher of this run has had its job requeued."""
     return _requeued(paths) is not None
+
+
+def _beside(paths: RunPaths, run: str | None) -> RunPaths | None:
+    """The run of this id; None if that is no id of a run."""
+    if not run or run in (".", "..") or "/" in run or "\0" in run:
+        return None
+    return RunPaths(paths.root.parent / run)
 
 
 def _left_by(paths: RunPaths) -> Earlier:
