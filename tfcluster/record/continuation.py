@@ -6,6 +6,7 @@ before it and what that run leaves over of ``restart.max``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from tfcluster.record.events import read_ends
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths, runs
 from tfcluster.record.values import integer, number, text
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def was_requeued(paths: RunPaths) -> bool:
 
 def _beside(paths: RunPaths, run: str | None) -> RunPaths | None:
     """The run of this id; None if that is no id of a run."""
-    if not run or run in (".", "..") or "/" in run or "\0" in run:
+    if run is None or not _ID.fullmatch(run) or run in (".", ".."):
         return None
     return RunPaths(paths.root.parent / run)
 
