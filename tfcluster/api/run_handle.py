@@ -216,7 +216,8 @@ class Run:
         if paths.job.exists():
             paths = latest(paths)
         view = one_run(paths.run, self._environ)
-        return Outcome(_status(view)) if view.state.final else None
+        over = view.state.final and not view.awaits_another_start
+        return Outcome(_status(view)) if over else None
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not longer than the launcher lives."""
