@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
-from tfcluster.placement import place_again, share_machines
+from tfcluster.placement import place_again, place_anew, share_machines
 from tfcluster.task_id import TaskId
 from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
 
@@ -203,6 +203,30 @@ class Job:
         """The transport between the ranks, as far as it is known."""
         places = [spec.place for spec in self.specs.values()]
         return chosen_transport(self.description.runtime, places, self.machines)
+    def resized(self, hosts: Sequence[Host], workers: int, uses: UsesTensorFlow) -> Job:
+        """The job with this number of workers on ``hosts``, some of which may be new.
+
+        Raises StartError if they have too few slots or GPUs.
+        """
+        known = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
+        whole = [known.get(host.name, host) for host in hosts]
+        places = [spec.place for spec in self.specs.values()]
+        description, again = place_anew(self.description, places, whole, workers)
+        if self.machines:
+            again = share_machines(description, again, self.machines)
+        specs = {each.task: each for each in compose(description, again, uses)}
+        everything = {**self.left_out, **self.specs}
+        gone = {task: s for task, s in everything.items() if task not in specs}
+        names = {host.name for host in hosts}
+        others = [host for host in self.allocation.hosts if host.name not in names]
+        changed = replace(
+            self,
+            description=description,
+            specs=specs,
+            left_out=gone,
+            allocation=replace(self.allocation, hosts=(*whole, *others)),
+        )
+        return changed._with_pythons(self.pythons)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""

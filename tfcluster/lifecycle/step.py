@@ -15,7 +15,13 @@ from functools import singledispatch
 
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.failures import fail, judge, lost_hosts, no_longer_counts
-from tfcluster.lifecycle.host_loss import host_lost, replanned
+from tfcluster.lifecycle.host_loss import (
+    host_failed,
+    host_lost,
+    is_idle,
+    replanned,
+    resize,
+)
 from tfcluster.lifecycle.shutdown import (
     EVALUATOR_GRACE_S,
     close_expired,
@@ -61,6 +67,7 @@ from tfcluster.lifecycle.types import (
     Expired,
     Failure,
     Finish,
+    HostAdded,
     HostClosed,
     HostFailed,
     HostLost,
@@ -72,6 +79,7 @@ from tfcluster.lifecycle.types import (
     Plan,
     Replan,
     Replanned,
+    Resize,
     ResultsFetched,
     Role,
     Say,
@@ -149,15 +157,17 @@ def _(event: HostReady, state: State) -> Result:
 
 @_on.register
 def _(event: HostFailed, state: State) -> Result:
-    state = with_host(state, event.host, HostState.GONE)
-    failure = Failure(
-        task=None,
-        host=event.host,
-        cause=event.cause,
-        tail=event.tail,
-        run_exit_code=event.exit_code,
-    )
-    return fail(state, failure)
+    return host_failed(event, state)
+
+
+@_on.register
+def _(event: HostAdded, state: State) -> Result:
+    return with_host(state, event.host, HostState.STARTING), []
+
+
+@_on.register
+def _(event: Resize, state: State) -> Result:
+    return resize(event, state)
 
 
 @_on.register
@@ -178,6 +188,8 @@ def _(event: AgentAskedToStop, state: State) -> Result:
 @_on.register
 def _(event: HostClosed, state: State) -> Result:
     state = with_host(state, event.host, HostState.GONE)
+    if state.phase is not Phase.ENDING and is_idle(state, event.host):
+        return state, []
     return stopped_elsewhere(state)
 
 
@@ -364,11 +376,12 @@ def _due(state: State) -> Result:
         ended = all(_is_over(state, task) for task in state.restarting)
         if state.backing_off or not ended:
             return state, []
-        if lost := lost_hosts(state):
-            if lost & state.awaiting:
-                return state, []
+        lost = lost_hosts(state)
+        if lost & state.awaiting:
+            return state, []
+        if lost or state.resizing:
             state = replace(state, phase=Phase.REPLANNING, restarting=frozenset())
-            left = [h for h, s in state.hosts.items() if s is not HostState.GONE]
+            left = [h for h, s in state.hosts.items() if s is HostState.READY]
             return state, [Replan(frozenset(left))]
         again = [task for task in state.tasks if task in state.restarting]
         tasks = dict(state.tasks)
