@@ -17,6 +17,7 @@ from tfcluster.compose import (
 from tfcluster.isolated_import import HOOK_FOLDER
 from tfcluster.launcher.agent_connection import (
     Answered,
+    CameBack,
     Closed,
     Opened,
     Received,
@@ -37,7 +38,7 @@ DISPATCHER = TaskId("data", 0)
 # that train independently restart alone, ranks that train in step all restart.
 _ALONE = {"task": True, "job": False}
 
-Item = Received | Closed | Opened | Unopened | Answered | Interrupt
+Item = Received | Closed | Opened | Unopened | Answered | CameBack | Interrupt
 """What the launcher's queue holds."""
 
 

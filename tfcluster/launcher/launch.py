@@ -39,7 +39,9 @@ from tfcluster.launcher.preflight import (
     require_open_files,
     require_scripts,
 )
+from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.requeue import is_due, requeue
+from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
@@ -351,8 +353,28 @@ class Launch:
         def on_fewer(job: Job, left: Container[str]) -> Job:
             return job.on_fewer(left, _looking_in(job.description))
 
+        def remember(description: Description) -> None:
+            backend = backends.get(description.backend)
+            if isinstance(backend, Remembering):
+                with contextlib.suppress(OSError):
+                    replace_json(paths.hosts, backend.remember(description))
+
+        def resizing(progress: Progress, say: Callable[[str], None]) -> Resizer:
+            return Resizer(
+                hosts,
+                self.starter,
+                journal,
+                progress,
+                say,
+                _looking_in(job.description),
+                remember,
+                queue.put,
+            )
+
         counted = before.counted(time.time(), restart.within_s)
-        driver = Driver(job, hosts, queue, journal, show, replan, on_fewer, counted)
+        driver = Driver(
+            job, hosts, queue, journal, show, replan, on_fewer, resizing, counted
+        )
         finish = driver.run()
         finish, why = self._explained(finish, environ)
         if self.requeuing is not None and is_due(restart, finish, signals):
