@@ -218,14 +218,14 @@ class Job:
         specs = {each.task: each for each in compose(description, again, uses)}
         everything = {**self.left_out, **self.specs}
         gone = {task: s for task, s in everything.items() if task not in specs}
-        names = {host.name for host in hosts}
-        others = [host for host in self.allocation.hosts if host.name not in names]
+        by_name = {host.name: host for host in whole}
+        before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
         changed = replace(
             self,
             description=description,
             specs=specs,
             left_out=gone,
-            allocation=replace(self.allocation, hosts=(*whole, *others)),
+            allocation=replace(self.allocation, hosts=(*before, *by_name.values())),
         )
         return changed._with_pythons(self.pythons)
 

@@ -43,7 +43,13 @@ def wanted(
     """
     problems = list(_never(job))
     added = _added(job, alive, request, problems)
-    hosts = [host for host in job.allocation.hosts if host.name in alive] + added
+    by_name = {host.name: host for host in added}
+    hosts = [
+        by_name.pop(host.name, host)
+        for host in job.allocation.hosts
+        if host.name in alive or host.name in by_name
+    ]
+    hosts += by_name.values()
     workers = _workers(job, added, request, problems)
     if problems or workers is None:
         return problems
