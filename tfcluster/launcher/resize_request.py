@@ -69,7 +69,8 @@ def wanted(
         return [
             f"{', '.join(sorted(idle))}: no task would run there with {workers} workers"
         ]
-    return Wanted(workers=workers, hosts=tuple(hosts), new=tuple(names), job=after)
+    new = tuple(host.name for host in added)
+    return Wanted(workers=workers, hosts=tuple(hosts), new=new, job=after)
 
 
 def _never(job: Job) -> Iterator[str]:

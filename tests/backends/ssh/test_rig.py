@@ -245,10 +245,10 @@ def test_the_training_goes_on_without_a_lost_host(site: Site) -> None:
 @pytest.mark.timeout(300)
 def test_a_host_joins_when_the_epoch_ends(site: Site) -> None:
     """The two hosts would stay in epoch 3 for ever; three go on."""
-    waits = "if epoch == 3:\n            go = pathlib.Path('/' * (size == '3') or 'no')"
-    script = RESUMING.replace(
-        "while not go.exists", f"{waits}\n        while epoch > 1 and not go.exists"
-    ).replace("if epoch == 2:", "if epoch >= 2:")
+    stays = '        while epoch == 3 and size == "2":\n            time.sleep(0.05)\n'
+    head, tail = RESUMING.split("\n\nbackup = ")
+    script = f"{head}{stays}\n\nbackup = {tail}"
+    site.command("rm", "-rf", "backup", "go")
     site.write("resuming.py", script)
     where = ("-n", "2", "--hosts", "node[1-2]", "--set", "backend=ssh")
     with (site.folder / "said").open("wb") as said:
