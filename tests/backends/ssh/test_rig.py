@@ -263,7 +263,7 @@ def test_a_host_joins_when_the_epoch_ends(site: Site) -> None:
     assert code == 0, told
     assert "from 2 to 3 workers" in told
     eventually(
-        lambda: "all tasks will restart when epoch 3 has ended" in site.said,
+        lambda: "all tasks will restart when epoch" in site.said,
         lambda: site.said,
         120.0,
     )
