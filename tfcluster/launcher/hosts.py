@@ -279,7 +279,6 @@ class Hosts:
                     "env": warm_env(job, by_key[warm.key]),
                     "cwd": self.files.cwd(side.host.name, warm.cwd),
                     "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
-                    "prepend": search_paths(self._job, side.package),
                     "wrapped": len(warm.python) > 1,
                     "prepend": search_paths(job, side.package),
                 },

@@ -204,6 +204,7 @@ class Job:
         """The transport between the ranks, as far as it is known."""
         places = [spec.place for spec in self.specs.values()]
         return chosen_transport(self.description.runtime, places, self.machines)
+
     def resized(self, hosts: Sequence[Host], workers: int, uses: UsesTensorFlow) -> Job:
         """The job with this number of workers on ``hosts``, some of which may be new.
 
