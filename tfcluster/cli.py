@@ -431,6 +431,29 @@ def stacks(words: tuple[str, ...], as_json: bool) -> int:
 
 @cli.command()
 @click.argument(
+    "words", nargs=-1, metavar="[RUN] CHANGE...", shell_complete=_completes("run")
+)
+@click.option("--now", is_flag=True, help="Do not wait for the end of the epoch.")
+def resize(words: tuple[str, ...], now: bool) -> int:
+    """Change the number of workers of a run, or add hosts.
+
+    CHANGE is worker=N or hosts+=NAME[:SLOTS]. New hosts are made ready while the tasks
+    train. When the epoch ends, all tasks restart, and continue from the checkpoint that
+    your script has saved. A script that does not use fit restarts as soon as the hosts
+    are ready.
+
+    \b
+    tfcluster resize digits worker=8
+    tfcluster resize digits hosts+=node9
+    tfcluster resize digits worker=12 hosts+=node[9-10]:4 --now
+    """
+    from tfcluster.commands import resize as command
+
+    return command.resize(words, os.environ, now=now)
+
+
+@cli.command()
+@click.argument(
     "words",
     nargs=-1,
     metavar="[RUN] [PATTERN]...",

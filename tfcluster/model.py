@@ -148,6 +148,12 @@ class Restart:
     """``max`` counts the restarts of the last so many seconds; None: all of the run."""
     backoff_s: float = 0.0
     """How long the first restart waits. Each further one waits twice as long."""
+    on_time_limit: str = "stop"
+    """stop | requeue: whether the scheduler is asked to start the job again."""
+
+    @property
+    def requeues(self) -> bool:
+        return self.on_time_limit == "requeue"
 
 
 @dataclass(frozen=True, slots=True)

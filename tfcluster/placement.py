@@ -63,30 +63,67 @@ def place_again(
     """
     left = [each for each in places if each.host.name in hosts]
     training = [each for each in left if each.task.ranked]
-    others = [each for each in left if not each.task.ranked]
+    workers = len(training) - ("chief" in description.tasks)
+    slots = Counter(each.host.name for each in training)
+    used_hosts = {each.host.name: each.host for each in training}
+    free = [replace(host, slots=slots[name]) for name, host in used_hosts.items()]
+    return _place_training(description, left, free, workers)
+
+
+def place_anew(
+    description: Description,
+    places: Sequence[Place],
+    hosts: Sequence[Host],
+    workers: int,
+) -> tuple[Description, tuple[Place, ...]]:
+    """The same cluster with this number of ``workers`` on ``hosts``.
+
+    The training tasks are placed as at a launch, in the slots that other tasks leave;
+    those keep their places. Also returns the Description with the new number. Raises
+    StartError if there are too few slots or GPUs.
+    """
+    names = {host.name for host in hosts}
+    left = [each for each in places if each.host.name in names]
+    others = Counter(each.host.name for each in left if not each.task.ranked)
+    free = [
+        host
+        if host.slots is None
+        else replace(host, slots=max(0, host.slots - others[host.name]))
+        for host in hosts
+    ]
+    return _place_training(description, left, free, workers)
+
+
+def _place_training(
+    description: Description,
+    places: Sequence[Place],
+    free: Sequence[Host],
+    workers: int,
+) -> tuple[Description, tuple[Place, ...]]:
+    """Place the training tasks on ``free``, whose slots are free for them.
+
+    The other tasks keep their places, and their GPUs.
+    """
+    others = [each for each in places if not each.task.ranked]
     tasks = dict(description.tasks)
-    workers = len(training) - ("chief" in tasks)
     if workers:
         tasks["worker"] = replace(tasks["worker"], count=workers)
     else:
         del tasks["worker"]
-    slots = Counter(each.host.name for each in training)
     taken = {gpu for each in others for gpu in each.gpus or ()}
-    used_hosts = {each.host.name: each.host for each in training}
-    free = tuple(
+    hosts = tuple(
         replace(
-            host,
-            slots=slots[name],
-            gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken),
+            host, gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken)
         )
-        for name, host in used_hosts.items()
+        for host in free
     )
-    smaller = replace(description, tasks=tasks)
+    changed = replace(description, tasks=tasks)
     ranked = {kind: tasks[kind] for kind in RANKED_TYPES if kind in tasks}
-    again = place(replace(smaller, tasks=ranked), Allocation(hosts=free))
-    whole = {each.host.name: each.host for each in left}
+    again = place(replace(changed, tasks=ranked), Allocation(hosts=hosts))
+    whole = {host.name: host for host in free}
+    whole |= {each.host.name: each.host for each in places}
     again = tuple(replace(each, host=whole[each.host.name]) for each in again)
-    return smaller, (*again, *others)
+    return changed, (*again, *others)
 
 
 def _fill(

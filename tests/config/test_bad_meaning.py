@@ -161,6 +161,33 @@ BAD = [
         "'backoff' has no effect without 'max'",
     ),
     Bad(
+        f"{SMALLEST}restart: {{max: 1, on_time_limit: requeue}}\n",
+        "3:34",
+        "'requeue' is for backend slurm: local has no time limit",
+    ),
+    Bad(
+        f"{SMALLEST}backend: ssh\nhosts: [a]\n"
+        "restart: {max: 1, on_time_limit: requeue}\n",
+        "5:34",
+        "'requeue' is for backend slurm: ssh has no time limit",
+    ),
+    Bad(
+        f"{SMALLEST}backend: sge\nrestart: {{max: 1, on_time_limit: requeue}}\n",
+        "4:34",
+        "'requeue' is for backend slurm: Grid Engine does not start a job on several",
+    ),
+    Bad(
+        f"{SMALLEST}backend: slurm\nrestart: {{on_time_limit: requeue}}\n",
+        "4:26",
+        "'requeue' needs 'max': a requeued job counts as a restart",
+    ),
+    Bad(
+        f"{SMALLEST}backend: slurm\nslurm: {{options: [--no-requeue]}}\n"
+        "restart: {max: 1, on_time_limit: requeue}\n",
+        "4:19",
+        "'--no-requeue' forbids what 'restart.on_time_limit' asks for",
+    ),
+    Bad(
         "command: a\ntasks: {worker: 1, chief: {min: 1}}\nrestart: {max: 1}\n",
         "2:33",
         "'min' is for worker, not for chief",

@@ -324,6 +324,15 @@ worker:[0-6,8-1998,2000-2999]: succeeded
     )
 
 
+def test_status_names_the_runs_before_and_after() -> None:
+    view = _view(follows="digits-1", requeues=22, continued_as="digits-3")
+    lines = status.status(view, T)
+    assert "continues digits-1 (requeued after the time limit, 22nd time)" in lines
+    assert "continued as digits-3" in lines
+    preempted = status.status(_view(follows="digits-1"), T)
+    assert "continues digits-1" in preempted
+
+
 # --- status --------------------------------------------------------------------------
 
 

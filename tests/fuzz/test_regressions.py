@@ -77,6 +77,7 @@ _INPUTS: dict[str, tuple[tuple[str, bytes], ...]] = {
     ),
     "ps-headers": (("no shape", b'{"arrays":[["bool",[[]]]]}'),),
     "ps-service": (("a fraction", b'{"op":"pull","arrays":[["uint8",[1.0]]]}'),),
+    "links": (("long name", b'{"run":"%b"}' % (b"fu" * 200)),),
     "record": (
         ("huge number", b'{}\n---\n{}\n---\n{"t":%b,"type":"end"}\n' % _HUGE),
         ("no time", b'{}\n---\n{}\n---\n{"t":1e300,"type":"end"}\n'),

@@ -60,9 +60,9 @@ def plan(
 class History:
     """Feeds events and collects all actions; time passes only through events."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, earlier: Sequence[float] = ()) -> None:
         self.state: State
-        self.state, self.actions = begin(plan)
+        self.state, self.actions = begin(plan, earlier)
 
     def feed(self, *events: Event) -> list[Action]:
         """Feed the events; returns all actions that result."""

@@ -287,6 +287,16 @@ def test_only_the_restarts_of_the_last_time_count() -> None:
     assert history.code == ExitCode.TASK_FAILED
 
 
+def test_restarts_of_the_runs_before_count_until_they_are_too_old() -> None:
+    often = replace(plan(W0, max_restarts=2), restart_within_s=3600.0)
+    history = History(often, earlier=(3000.0, 10.0))
+    assert _deadlines(history.actions)["restart before 0"] == 600.0
+    history.up()
+    history.feed(Expired("restart before 0"))
+    assert started(_fails(history)) == [W0]
+    assert Say("giving up after 2 restarts within 1h") in _fails(history)
+
+
 def test_each_restart_waits_twice_as_long() -> None:
     patient = replace(plan(W0, max_restarts=9), backoff_s=5.0)
     history = History(patient)

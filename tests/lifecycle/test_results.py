@@ -20,9 +20,11 @@ from tfcluster.lifecycle.types import (
 )
 
 
-def planned(*, results: bool = True, hurried: bool = False) -> Plan:
+def planned(
+    *, results: bool = True, hurried: bool = False, requeues: bool = False
+) -> Plan:
     made = plan(W0, W1, hosts=("h1", "h2"))
-    return replace(made, results=results, hurried=hurried)
+    return replace(made, results=results, hurried=hurried, requeues=requeues)
 
 
 def fetches(history: History) -> list[FetchResults]:
@@ -128,3 +130,20 @@ def test_a_run_that_never_started_has_no_results() -> None:
     history.feed(HostFailed("h1", "no python"))
     history.judged()
     assert not fetches(history)
+
+
+@pytest.mark.parametrize("requeues", [False, True])
+def test_results_come_back_before_a_job_is_requeued(requeues: bool) -> None:
+    """What is not here at the time limit itself stays on the hosts."""
+    history = History(planned(hurried=True, requeues=requeues))
+    history.up()
+    history.feed(Interrupted(ExitCode.TIME_LIMIT))
+    history.obey(W0, W1)
+    (fetch,) = fetches(history)
+    assert (fetch.not_now is None) == requeues
+    if requeues:
+        actions = history.feed(Interrupted(ExitCode.TERMINATED))
+        assert any(isinstance(each, LeaveResults) for each in actions)
+        history.feed(ResultsFetched())
+    history.closed()
+    assert history.code == ExitCode.TIME_LIMIT

@@ -16,6 +16,7 @@ import pytest
 
 from tests.submit.sge_site import USER, Site, wait_for
 from tests.testbed import Testbed
+from tests.testbed.layout import REPOSITORY
 
 FOUR = {"chief": 1, "worker": 3}
 
@@ -23,9 +24,15 @@ FOUR = {"chief": 1, "worker": 3}
 class SlurmSite(Site):
     """A user's folder on a rig with Slurm."""
 
-    def launch_config(self, tasks: dict[str, Any] | None = None, **slurm: Any) -> str:
+    def launch_config(
+        self,
+        tasks: dict[str, Any] | None = None,
+        restart: dict[str, Any] | None = None,
+        **slurm: Any,
+    ) -> str:
         section = {"nodes": 4, "tasks_per_node": 1, "time": "5", **slurm}
-        return str(self.config(tasks or FOUR, backend="slurm", slurm=section))
+        keys = {"backend": "slurm", "slurm": section, "restart": restart or {}}
+        return str(self.config(tasks or FOUR, **keys))
 
     def slurm(self, *argv: str) -> str:
         return self.login.output(argv, user=USER, cwd=self.folder)
@@ -201,6 +208,107 @@ def test_a_requeued_job_is_a_run_of_its_own(site: SlurmSite) -> None:
     assert code == 0, output
     assert Path(first["tasks"][0]["log"]).read_bytes() == log
     site.nothing_is_left()
+
+
+def end_soon(site: SlurmSite, job: str) -> None:
+    """Shorten the job so that its limit is announced now; the least limit is 60 s."""
+    site.slurm("scontrol", "update", f"jobid={job}", "endtime=now+5")
+
+
+def start_again(site: SlurmSite, job: str, runs: int) -> None:
+    """Let a requeued job begin now, not in two minutes, and wait for its run."""
+    queue = ("squeue", "--noheader", "--format=%T %r")
+    wait_for(lambda: site.slurm(*queue).split() == ["PENDING", "BeginTime"], "requeue")
+    site.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
+    states = ["running", *(runs - 1) * ["stopped"]]
+    wait_for(lambda: [run["state"] for run in site.runs()] == states, f"run {runs}")
+
+
+def test_a_job_at_its_time_limit_is_requeued_and_goes_on(site: SlurmSite) -> None:
+    config = site.launch_config(restart={"max": 2, "on_time_limit": "requeue"})
+    follower = site.start("launch", config)
+    site.wait_for_tasks(4)
+    (job,) = site.jobs()
+    end_soon(site, job)
+    wait_for(lambda: site.status().get("exit_code") == 124, "the time limit")
+    first = site.status()
+    assert {task["state"] for task in first["tasks"]} == {"stopped"}
+    assert "requeued after the time limit (1st time; restart 1 of 2)" in first["reason"]
+    waits = wait_for(lambda: "is pending" in site.reason() and site.reason(), "status")
+    assert f"job {job} is pending" in waits
+    start_again(site, job, 2)
+    second = site.status()
+    assert (second["follows"], second["requeues"]) == (first["run"], 1)
+    shown = site.run("status").stdout
+    assert f"continues {first['run']} (requeued after the time limit, 1st" in shown
+    assert site.runs()[1]["continued_as"] == second["run"]
+    # A signal of Slurm announces the limit; this one is the same.
+    site.slurm("scancel", "--batch", "--signal=USR1", job)
+    start_again(site, job, 3)
+    assert site.status()["requeues"] == 2
+    site.slurm("scancel", "--batch", "--signal=USR1", job)
+    code, output = site.finish(follower)
+    assert code == 124, output
+    assert f"job {job} is pending: BeginTime" in output
+    assert "it was not requeued: all 2 restarts are used (restart.max)" in output
+    site.nothing_is_left()
+    assert not list(site.state.glob("runs/*/job-input.json"))
+
+
+OWN_SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=5 --output={folder}/own.out
+#SBATCH --open-mode=append
+cd {root} || exit 4
+export TFCLUSTER_STATE_DIR={state}
+exec {python} -m tfcluster launch {config}
+"""
+
+
+def submit_own(site: SlurmSite, *options: str) -> str:
+    """Submit a user's own script, which runs ``tfcluster launch`` inside the job."""
+    restart = {"max": 5, "on_time_limit": "requeue"}
+    config = site.launch_config({"worker": 2}, restart, nodes=2)
+    text = OWN_SCRIPT.format(
+        folder=site.folder,
+        root=REPOSITORY,
+        state=site.state,
+        python=site.python,
+        config=config,
+    )
+    site.write(site.folder / "own.sh", text)
+    script = str(site.folder / "own.sh")
+    return site.slurm("sbatch", "--parsable", *options, script).strip()
+
+
+def test_a_script_of_the_user_goes_on_and_can_be_stopped(site: SlurmSite) -> None:
+    job = submit_own(site, "--requeue")
+    site.wait_for_tasks(2)
+    first = site.status()["run"]
+    # Nothing announces the limit; at the limit, Slurm sends SIGTERM to everything.
+    end_soon(site, job)
+    start_again(site, job, 2)
+    second = site.status()
+    assert (second["follows"], second["requeues"]) == (first, 1)
+    site.slurm("scancel", "--batch", "--signal=USR1", job)
+    wait_for(lambda: f"job {job} is pending" in site.reason(), "the second requeue")
+    assert "2nd time" in site.reason()
+    # The first run was continued by the second one, whose job waits.
+    stopped = site.run("stop", first)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{first} continues as {second['run']}" in stopped.stderr
+    site.nothing_is_left()
+    assert f"job {job}" in site.reason()
+    assert "before it started again" in site.reason()
+
+
+def test_a_script_that_may_not_be_requeued_is_refused_at_once(site: SlurmSite) -> None:
+    job = submit_own(site, "--no-requeue")
+    site.nothing_is_left()
+    said = (site.folder / "own.out").read_text()
+    assert f"but job {job} may not be requeued (Requeue=0)" in said
+    assert "sbatch --requeue" in said
+    assert site.runs() == []
 
 
 def test_preemption_is_distinguished_from_scancel(site: SlurmSite) -> None:

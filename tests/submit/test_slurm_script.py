@@ -11,7 +11,7 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster import __version__
 from tfcluster.errors import ConfigError
-from tfcluster.model import Description, Slurm
+from tfcluster.model import Description, Restart, Results, Slurm
 from tfcluster.submit.scheduler import Launcher
 from tfcluster.submit.slurm import SCHEDULER, seconds
 
@@ -60,6 +60,14 @@ def test_tasks_are_counted_where_no_nodes_are_given() -> None:
     assert not any("--ntasks=4" in line for line in directives(job(nodes=2)))
     assert "--ntasks=4" not in directives(job(options=("--ntasks=9",)))
     assert "--ntasks=4" not in directives(job(options=("-N2",)))
+
+
+def test_a_job_that_goes_on_after_its_limit_may_be_requeued() -> None:
+    restart = Restart(max=3, on_time_limit="requeue")
+    asked = replace(job(), restart=restart)
+    assert set(directives(asked)) - set(directives(job())) == {"--requeue"}
+    fetching = replace(asked, results=Results(("*.keras",)))
+    assert "--signal=B:USR1@120" in directives(fetching), "time to fetch results"
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,7 @@ class Status(TypedDict):
     notes: list[str]
     launcher: Launcher | None
     results: list[Results]
+    follows: str | None
+    requeues: int
+    requeued: bool
+    continued_as: str | None

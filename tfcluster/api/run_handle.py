@@ -18,6 +18,7 @@ from tfcluster.commands.record_query import follow_logs, log_files, one_run
 from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.views.status import status as status_view
 from tfcluster.errors import ConfigError
+from tfcluster.record.continuation import latest
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
@@ -213,12 +214,10 @@ class Run:
         """
         paths = self._paths
         if paths.job.exists():
-            from tfcluster.submit.job_entry import successor
-
-            while (following := successor(paths)) is not None:
-                paths = following
+            paths = latest(paths)
         view = one_run(paths.run, self._environ)
-        return Outcome(_status(view)) if view.state.final else None
+        over = view.state.final and not view.awaits_another_start
+        return Outcome(_status(view)) if over else None
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not longer than the launcher lives."""

@@ -103,3 +103,23 @@ class Scheduled(Protocol):
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
         """Signals of the scheduler that do not announce the end of the job."""
+
+
+@runtime_checkable
+class Requeuing(Protocol):
+    """A backend whose scheduler can start a job again that has ended."""
+
+    def job(self, env: Mapping[str, str]) -> str:
+        """The id of the job that we are in."""
+
+    def is_started_again(self, env: Mapping[str, str]) -> bool:
+        """Whether the job has run before."""
+
+    def require_requeuable(self, env: Mapping[str, str]) -> None:
+        """Raise StartError if the scheduler would not start the job again."""
+
+    def requeue(self, env: Mapping[str, str]) -> str | None:
+        """Have the scheduler end the job and start it again; returns why it refuses.
+
+        None: it does so, and this process will soon be told to end.
+        """

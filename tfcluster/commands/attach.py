@@ -13,6 +13,7 @@ from tfcluster.console.output import say
 from tfcluster.console.screen import Screen
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.record.continuation import latest
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
@@ -33,8 +34,12 @@ def attach(
 
     Ctrl-C ends only this command, with exit code 130. Raises TfclusterError.
     """
-    paths = find(state_dir(environ), run)
-    over = read_run(paths, now_s=time.time()).state.final
+    found = find(state_dir(environ), run)
+    paths = latest(found)
+    if paths != found:
+        say(f"{found.run} continues as {paths.run}")
+    view = read_run(paths, now_s=time.time())
+    over = view.state.final and not view.awaits_another_start
     if not over and (job := find_job(paths)) is not None:
         code = follow_job(job, environ, display, stays=True, last=_LINES)
     else:

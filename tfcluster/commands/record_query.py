@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import ConfigError, Problem
+from tfcluster.record.continuation import successor, was_requeued
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.logs import follow, last_lines
@@ -24,7 +25,7 @@ def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
     """The current state of a run. Raises ConfigError if there is no such run."""
     paths = find(state_dir(environ), run)
     view = read_run(paths, now_s=time.time())
-    if not view.only_a_scheduler_knows:
+    if not (view.only_a_scheduler_knows or view.awaits_another_start):
         return view
     # It imports the launcher, which takes longer than ``status`` otherwise does.
     from tfcluster.submit.job_status import with_job_state
@@ -78,6 +79,18 @@ def log_files(
         task for task in known if not tasks or task.type in tasks or str(task) in tasks
     ]
     return paths, {str(task): paths.log(task) for task in chosen}
+
+
+def continuation_text(paths: RunPaths) -> str | None:
+    """One sentence if the run has ended but its job goes on; else None."""
+    if (after := successor(paths)) is not None:
+        return f"{paths.run} continued as {after.run}"
+    if not was_requeued(paths):
+        return None
+    return (
+        f"{paths.run} was requeued after the time limit; `tfcluster attach "
+        f"{paths.run}` follows it"
+    )
 
 
 def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list[str]]]:

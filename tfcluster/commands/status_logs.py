@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tfcluster.commands.record_query import (
     all_runs_json,
+    continuation_text,
     follow_logs,
     log_files,
     one_run,
@@ -70,6 +71,8 @@ def logs(
     for task, lines in batches:
         prefix = style.prefix(task) if len(files) > 1 else ""
         put("".join(f"{prefix}{sanitise(settle(line))}\n" for line in lines))
+    if said := continuation_text(paths):
+        _say(said)
     return 0
 
 

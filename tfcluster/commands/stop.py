@@ -22,6 +22,7 @@ from tfcluster.errors import ContactLostError
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.cleanup import sweep, sweep_all
 from tfcluster.model import Host
+from tfcluster.record.continuation import latest
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
@@ -29,7 +30,7 @@ from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.states import RunState
 from tfcluster.submit.job import find_job
-from tfcluster.submit.stopping import stop_job
+from tfcluster.submit.stopping import cancel_requeued, stop_job
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0
@@ -55,8 +56,16 @@ def stop(
     ``now`` kills all tasks at once, and after ``patience_s`` the launcher itself.
     Raises ContactLostError if the launcher cannot be reached or does not stop.
     """
-    paths = find(state_dir(environ), run)
+    found = find(state_dir(environ), run)
+    paths = latest(found)
+    if paths != found:
+        say(f"{found.run} continues as {paths.run}")
     view = _read(paths)
+    if view.awaits_another_start and (job := find_job(paths)):
+        after = cancel_requeued(job, environ=environ, say=say)
+        if after is None:
+            return _read(paths)
+        paths, view = after, _read(after)
     if view.state.final and view.state is not RunState.LOST:
         say(f"{view.run} has already ended ({view.state})")
         return view

@@ -490,6 +490,15 @@ class Restart(_Section):
             "twice as long.",
         ),
     ]
+    on_time_limit: Annotated[
+        Literal["stop", "requeue"],
+        Field(
+            default="stop",
+            description="slurm: what happens when the time limit of the job is near. "
+            "requeue: the tasks are stopped, and the job is queued again; that counts "
+            "as a restart.",
+        ),
+    ]
 
 
 class Requirements(_Section):

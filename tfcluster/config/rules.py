@@ -50,6 +50,8 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
         _check_restart(cluster, findings)
+    if findings.sound("restart", "backend", "slurm"):
+        _check_requeue(cluster, findings)
     if findings.sound("env", "secrets"):
         _check_secrets(cluster, findings)
     if findings.sound("backend", "hosts"):
@@ -228,6 +230,30 @@ def _check_restart(cluster: Cluster, findings: Findings) -> None:
         if given and not cluster.restart.max:
             message = f"{key!r} has no effect without 'max'"
             findings.error(("restart", key), message, "restart: {max: 3}")
+
+
+def _check_requeue(cluster: Cluster, findings: Findings) -> None:
+    if cluster.restart.on_time_limit != "requeue":
+        return
+    path = ("restart", "on_time_limit")
+    if cluster.backend in ("local", "ssh"):
+        message = f"'requeue' is for backend slurm: {cluster.backend} has no time limit"
+        findings.error(path, message, "remove it, or --set backend=slurm")
+    elif cluster.backend == "sge":
+        message = (
+            "'requeue' is for backend slurm: Grid Engine does not start a job on "
+            "several hosts again"
+        )
+        hint = "launch again while the exit code is 124: docs/how-to/resume.md"
+        findings.error(path, message, hint)
+    elif not cluster.restart.max:
+        message = "'requeue' needs 'max': a requeued job counts as a restart"
+        findings.error(path, message, "restart: {max: 10, on_time_limit: requeue}")
+    for index, option in enumerate(cluster.slurm.options):
+        if option == "--no-requeue" and cluster.backend == "slurm":
+            message = "'--no-requeue' forbids what 'restart.on_time_limit' asks for"
+            item = findings.item(("slurm", "options"), index)
+            findings.error(item, message, "remove one of them")
 
 
 def _check_secrets(cluster: Cluster, findings: Findings) -> None:

@@ -60,6 +60,13 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def times(count: int) -> str:
+    """``1st time``, ``22nd time``."""
+    teen = count % 100 in (11, 12, 13)
+    end = "th" if teen else {1: "st", 2: "nd", 3: "rd"}.get(count % 10, "th")
+    return f"{count}{end} time"
+
+
 def byte_size(count: int) -> str:
     """``812 B``, ``21.4 MB``, ``1.1 GB``."""
     size = float(count)

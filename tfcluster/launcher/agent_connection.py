@@ -70,6 +70,14 @@ class Answered:
     answers: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CameBack:
+    """Whether a host that was lost answers again."""
+
+    host: str
+    answers: bool
+
+
 Post = Callable[[Received | Closed], None]
 
 

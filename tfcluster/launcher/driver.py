@@ -22,6 +22,7 @@ from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
     LEASE_S,
     Answered,
+    CameBack,
     Closed,
     Opened,
     Received,
@@ -36,6 +37,7 @@ from tfcluster.launcher.kept_interpreters import taken_lines
 from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
+from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.result_recorder import ResultRecorder
 from tfcluster.launcher.results import Results
 from tfcluster.launcher.run_output import RunOutput
@@ -55,13 +57,16 @@ from tfcluster.lifecycle.types import (
     Failure,
     FetchResults,
     Finish,
+    HostAdded,
     HostClosed,
     HostFailed,
     HostLost,
     HostReady,
+    HostState,
     Interrupted,
     LauncherFault,
     LeaveResults,
+    Phase,
     Replan,
     Replanned,
     ResultsFetched,
@@ -109,7 +114,10 @@ class Driver:
         show: RunOutput,
         show_plan: ShowPlan,
         on_fewer: OnFewer,
+        resizing: Callable[[Progress, Callable[[str], None]], Resizer],
+        earlier: Sequence[float] = (),
     ) -> None:
+        """``earlier``: Unix times of restarts in previous runs that still count."""
         self._job = job
         self._hosts = hosts
         self._queue = queue
@@ -133,13 +141,20 @@ class Driver:
             journal,
             show,
         )
+        self.restarts = list(earlier)
+        """Unix times of the restarts so far, ``earlier`` included."""
+        self._resizer = resizing(self._progress, self._say)
+        self._changed = False
+        """The plan has changed since it was last shown."""
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()
 
     def run(self) -> Finish:
         """Run the job to its end; nothing that happens on hosts raises."""
-        self._state, actions = begin(self._plan)
+        now_s = time.time()
+        ago = [max(0.0, now_s - t_s) for t_s in self.restarts]
+        self._state, actions = begin(self._plan, ago)
         self._perform(actions)
         for used in self._job.used_hosts():
             self._journal.event("host", host=used.name, state="starting")
@@ -225,6 +240,9 @@ class Driver:
             return [Interrupted(item.code)]
         if isinstance(item, Closed):
             return self._hosts.closed(item)
+        if isinstance(item, CameBack):
+            request = self._resizer.came_back(item, time.monotonic())
+            return [] if request is None else self._resize(None, request)
         if isinstance(item, Answered):
             self._hosts.silence.answered(item)
             return []
@@ -285,7 +303,16 @@ class Driver:
             self._journal.event("host", host=event.host, state=word, cause=cause)
             if not isinstance(event, HostReady):
                 self._results.lost(event.host, cause or "its agent has ended")
+        if isinstance(event, HostLost | HostFailed):
+            self._resizer.failed(event.host, event.cause)
+        if isinstance(event, HostLost) and event.host in self._plan.hosts():
+            host = next(h for h in self._job.used_hosts() if h.name == event.host)
+            after_s = event.harmless_after_s
+            self._resizer.lost(host, self._job, time.monotonic(), after_s)
+        before = self._state.restarts
         self._state, actions = step(self._state, event)
+        if self._state.restarts > before:
+            self.restarts.append(time.time())
         self._perform(actions)
 
     def _expire(self, now: float) -> None:
@@ -310,12 +337,31 @@ class Driver:
                 ask_stacks(number, request, running, send, self._journal)
             elif request.get("type") == "fetch":
                 self._results.begin(number, request)
+            elif request.get("type") == "resize":
+                for event in self._resize(number, request):
+                    self._feed(event)
+        self._resizer.probe(time.monotonic())
+
+    def _resize(self, number: str | None, request: Mapping[str, Any]) -> list[Event]:
+        """Take a request to resize; the events for its new hosts."""
+        state = self._state
+        alive = [h for h, word in state.hosts.items() if word is HostState.READY]
+        trains = state.phase is Phase.TRAINING and state.started and not state.success
+        added = self._resizer.begin(
+            number, request, self._job, alive, time.monotonic(), trains=trains
+        )
+        for host in added:
+            self._journal.event("host", host=host, state="starting")
+        return [HostAdded(host) for host in added]
 
     def _watch(self, now: float) -> None:
         state, running = self._state, self._running()
         well = state.verdict is None and state.interrupted is None
         if stalled := self._stalls.look(now, running, self._job, well=well):
             self._feed(stalled)
+        trains = state.phase is Phase.TRAINING and not state.pending
+        for event in self._resizer.due(now, trains=trains):
+            self._feed(event)
 
     # --- out ------------------------------------------------------------------------
 
@@ -356,9 +402,21 @@ class Driver:
         self._show.say(text)
 
     def _plan_again(self, left: Container[str]) -> None:
-        """Plan for the remaining hosts, whose addresses are already known."""
+        """Plan for the remaining hosts, whose addresses are already known.
+
+        A resize may add hosts, which have told their addresses meanwhile.
+        """
+        hosts = self._hosts
+        after = self._resizer.job_on(self._job, left) if self._state.resizing else None
         try:
-            self._job = self._on_fewer(self._job, left)
+            if after is None:
+                self._job = self._on_fewer(self._job, left)
+            else:
+                self._job = after.located(
+                    hosts.addresses(), hosts.gpus(), hosts.machines()
+                )
+                for host, python in hosts.pythons().items():
+                    self._job = self._job.with_python(host, python)
         except StartError as error:
             self._feed(LauncherFault(error.message, ExitCode.START))
             return
@@ -367,6 +425,9 @@ class Driver:
         self._results.use(self._job)
         self._tasks.use(self._job)
         del self._ports
+        self._changed = True
+        if after is not None:
+            self._resizer.done(self._job)
         self._feed(Replanned(self._plan))
 
     @cached_property
@@ -399,7 +460,8 @@ class Driver:
         except StartError as error:
             self._feed(TaskUnstartable(tasks[0], attempts[0], error.message))
             return
-        if first or self._job.left_out:
+        if first or self._changed:
+            self._changed = False
             self._show_plan(self._job, cluster, ports)
         if first:
             self._show.ports(self._job, ports)
@@ -475,6 +537,9 @@ class Driver:
         known = self._tasks.facts(change.task, change.attempt)
         if change.state is TaskState.STARTING:
             known = {"address": self._address(change.task)}
+            if change.attempt:  # it may be new, or on another host than before
+                known["host"] = self._plan.tasks[change.task]
+                known["log"] = self._job.log(change.task)
         self._journal.event(
             "task",
             task=str(change.task),

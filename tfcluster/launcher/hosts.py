@@ -74,6 +74,12 @@ class _HostSide:
     package: str = PACKAGE_ROOT
     """The folder on the host that holds this package."""
     address: str = ""
+    reachable: str = ""
+    """The address for other hosts; as ``address`` unless it is the only host."""
+    added: bool = False
+    """It has no task yet, but will have some of the planned job."""
+    short: str | None = None
+    """Why it cannot hold more ports."""
     greeted: bool = False
     shares_files: bool = True
     """Whether the host sees the files of the run's folder."""
@@ -112,6 +118,8 @@ class Hosts:
         self._note = note
         self._starter = starter
         self._post = post
+        self._planned = job
+        """The job after a resize that is being prepared; else the same job."""
         self._sides = {host.name: _HostSide(host) for host in job.used_hosts()}
         self._failed: list[HostFailed] = []
         self.files = WorkdirSender(job.files, self.send)
@@ -124,10 +132,13 @@ class Hosts:
 
     def open(self) -> None:
         """Start every agent, FAN_OUT at a time; posts Opened or Unopened for each."""
+        self._open([side.host for side in self._sides.values()])
+
+    def _open(self, hosts: Sequence[Host]) -> None:
         waiting: SimpleQueue[Host] = SimpleQueue()
-        for side in self._sides.values():
-            waiting.put(side.host)
-        for number in range(min(FAN_OUT, len(self._sides))):
+        for host in hosts:
+            waiting.put(host)
+        for number in range(min(FAN_OUT, len(hosts))):
             act, name = self._open_some, f"open {number}"
             threading.Thread(
                 target=act, args=(waiting,), name=name, daemon=True
@@ -159,17 +170,72 @@ class Hosts:
                 begun_s = began_s, connected_s, time.time()
                 self._post(Opened(host.name, contact, resolved, begun_s))
 
+    def plan(self, job: Job) -> list[str]:
+        """Prepare for a job on more hosts or with other tasks, which ``use`` follows.
+
+        Starts agents on its new hosts, and returns those: they are made ready while
+        the tasks of this job run. Other hosts hold more ports if they need them.
+        """
+        self._planned = job
+        new = []
+        for host in job.used_hosts():
+            side = self._sides.get(host.name)
+            if side is None or side.gone:
+                self._sides[host.name] = _HostSide(host, added=True)
+                new.append(host)
+                continue
+            side.short = None
+            missing = self._ports_for(job, side) - len(side.ports or ())
+            if missing > 0 and side.ports is not None:
+                self._hold(side, missing)
+        self._open(new)
+        return [host.name for host in new]
+
+    def is_ready_for(self, job: Job) -> bool:
+        """Whether all hosts of the job are ready and hold enough ports."""
+        return all(
+            side is not None
+            and side.ready
+            and not side.gone
+            and len(side.ports or ()) >= self._ports_for(job, side)
+            for side in (self._sides.get(host.name) for host in job.used_hosts())
+        )
+
+    def why_not_ready(self, job: Job) -> str | None:
+        """Why a host of the job will never be ready; None: it may be, or is."""
+        for host in job.used_hosts():
+            side = self._sides.get(host.name)
+            if side is None or side.gone:
+                return f"{host.name} is lost"
+            if side.short is not None:
+                return f"{host.name}: {side.short}"
+        return None
+
+    def forget_plan(self) -> list[str]:
+        """There will be no such job; returns the hosts that are not needed."""
+        self._planned = self._job
+        return [
+            name for name, side in self._sides.items() if side.added and not side.gone
+        ]
+
+    def _ports_for(self, job: Job, side: _HostSide) -> int:
+        return sum(spec.ports for spec in job.on_host(side.host))
+
+    def _job_of(self, side: _HostSide) -> Job:
+        """The job whose tasks the host is made ready for."""
+        return self._planned if side.added else self._job
+
     def _ports_of(self, side: _HostSide) -> int:
         """How many ports the tasks of a host need."""
-        return sum(spec.ports for spec in self._job.on_host(side.host))
+        return self._ports_for(self._job_of(side), side)
 
-    def _hold(self, side: _HostSide) -> None:
+    def _hold(self, side: _HostSide, count: int) -> None:
         ports = self._job.description.ports
         self.send(
             side.host.name,
             {
                 "type": "hold",
-                "count": self._ports_of(side),
+                "count": count,
                 "low": ports.low if ports else None,
                 "high": ports.high if ports else None,
             },
@@ -196,7 +262,8 @@ class Hosts:
         return None if requirements is None else requirements_digest(requirements)
 
     def _warm(self, side: _HostSide) -> None:
-        specs = self._job.on_host(side.host)
+        job = self._job_of(side)
+        specs = job.on_host(side.host)
         by_key = {spec.warm: spec for spec in specs}
         if warm_specs(specs):
             self._note(side.host.name, IMPORT, None)
@@ -209,11 +276,11 @@ class Hosts:
                     "type": "warm",
                     "key": warm.key,
                     "argv": list(module_argv(warm.python, WARM, root=side.package)),
-                    "env": warm_env(self._job, by_key[warm.key]),
+                    "env": warm_env(job, by_key[warm.key]),
                     "cwd": self.files.cwd(side.host.name, warm.cwd),
                     "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
-                    "prepend": search_paths(self._job, side.package),
                     "wrapped": len(warm.python) > 1,
+                    "prepend": search_paths(job, side.package),
                 },
             )
 
@@ -252,6 +319,8 @@ class Hosts:
             side.gone = True
             if side.contact is not None:
                 side.contact.kill()
+            elif side.added:
+                continue  # nothing was started there
             silent = self.silence.is_long(name)
             self.sweeps.begin(side.host, SILENT_SWEEP_S if silent else SWEEP_S)
 
@@ -311,7 +380,7 @@ class Hosts:
         elif side.closing:
             self.send(item.host, {"type": "close", "grace_s": 0})
         else:
-            self._hold(side)
+            self._hold(side, self._ports_of(side))
         return []
 
     def _fail(
@@ -369,6 +438,11 @@ class Hosts:
                     isinstance(port, int) and 0 < port < 1 << 16 for port in ports
                 ):
                     raise WireError("ports must be numbers from 1 to 65535")
+                if side.ready:
+                    side.ports = [*(side.ports or ()), *ports]
+                    if len(side.ports) < self._ports_for(self._planned, side):
+                        side.short = _too_few_ports(frame, self._job)
+                    return []
                 if len(ports) < self._ports_of(side):
                     return self._fail(host, _too_few_ports(frame, self._job))
                 side.ports = ports
@@ -424,12 +498,16 @@ class Hosts:
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
         side.gpus = tuple(str(found) for found in entries(frame, "gpus"))
         side.machine = _machine(frame)
-        side.address = choose_address(
-            side.host,
-            way_in=frame.get("way_in"),
-            local=[str(found) for found in entries(frame, "addresses")],
-            resolved=side.resolved,
-            alone=len(self._sides) == 1,
+        local = [str(found) for found in entries(frame, "addresses")]
+        side.reachable, side.address = (
+            choose_address(
+                side.host,
+                way_in=frame.get("way_in"),
+                local=local,
+                resolved=side.resolved,
+                alone=alone,
+            )
+            for alone in (False, len(self._sides) == 1)
         )
         if not side.address:
             cause = "it has no address at which the other hosts can reach it"
@@ -445,7 +523,11 @@ class Hosts:
         side.preparing = False
         python = changed_python(self._job.description, side.host, frame)
         if python is not None:
-            self._job = self._job.with_python(side.host.name, python)
+            name, same = side.host.name, self._planned is self._job
+            self._job = self._job.with_python(name, python)
+            self._planned = (
+                self._job if same else self._planned.with_python(name, python)
+            )
         self._warm(side)
 
     def _cold(self, side: _HostSide, frame: Frame) -> list[Event]:
@@ -459,6 +541,9 @@ class Hosts:
         tail = tuple(str(line) for line in entries(frame, "tail"))
         pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
         which = next((f"{shlex.join(python)} " for python in pythons if python), "")
+        specs = self._job_of(side).on_host(side.host)
+        pythons = {spec.python for spec in specs if spec.warm == key}
+        which = next((f"{python} " for python in pythons if python), "")
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
             f"{which or 'Python '}{what} {frame.get('cause')} "
@@ -478,13 +563,19 @@ class Hosts:
 
     def use(self, job: Job) -> None:
         """Continue with this job, which uses some of the same hosts."""
-        self._job = job
+        self._job = self._planned = job
+        for host in job.used_hosts():
+            self._sides[host.name].added = False
 
     # --- questions ------------------------------------------------------------------
 
     def addresses(self) -> dict[str, str]:
         """The address at which other hosts reach each host."""
-        return {name: side.address for name, side in self._sides.items()}
+        if len(self._sides) == 1:
+            return {name: side.address for name, side in self._sides.items()}
+        return {
+            name: side.reachable or side.address for name, side in self._sides.items()
+        }
 
     def pythons(self) -> dict[str, Interpreter]:
         """The interpreter of each host where its preparation has changed it."""

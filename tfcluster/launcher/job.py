@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tfcluster.compose import (
 from tfcluster.isolated_import import HOOK_FOLDER
 from tfcluster.launcher.agent_connection import (
     Answered,
+    CameBack,
     Closed,
     Opened,
     Received,
@@ -26,7 +27,7 @@ from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
-from tfcluster.placement import place_again, share_machines
+from tfcluster.placement import place_again, place_anew, share_machines
 from tfcluster.task_id import TaskId
 from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
 
@@ -37,7 +38,7 @@ DISPATCHER = TaskId("data", 0)
 # that train independently restart alone, ranks that train in step all restart.
 _ALONE = {"task": True, "job": False}
 
-Item = Received | Closed | Opened | Unopened | Answered | Interrupt
+Item = Received | Closed | Opened | Unopened | Answered | CameBack | Interrupt
 """What the launcher's queue holds."""
 
 
@@ -157,6 +158,7 @@ class Job:
             must_exchange=frozenset(self._exchanging()),
             results=description.results is not None and description.backend != "local",
             hurried=description.backend in ("slurm", "sge"),
+            requeues=description.restart.requeues,
         )
 
     def _exchanging(self) -> Iterator[TaskId]:
@@ -202,6 +204,31 @@ class Job:
         """The transport between the ranks, as far as it is known."""
         places = [spec.place for spec in self.specs.values()]
         return chosen_transport(self.description.runtime, places, self.machines)
+
+    def resized(self, hosts: Sequence[Host], workers: int, uses: UsesTensorFlow) -> Job:
+        """The job with this number of workers on ``hosts``, some of which may be new.
+
+        Raises StartError if they have too few slots or GPUs.
+        """
+        known = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
+        whole = [known.get(host.name, host) for host in hosts]
+        places = [spec.place for spec in self.specs.values()]
+        description, again = place_anew(self.description, places, whole, workers)
+        if self.machines:
+            again = share_machines(description, again, self.machines)
+        specs = {each.task: each for each in compose(description, again, uses)}
+        everything = {**self.left_out, **self.specs}
+        gone = {task: s for task, s in everything.items() if task not in specs}
+        by_name = {host.name: host for host in whole}
+        before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
+        changed = replace(
+            self,
+            description=description,
+            specs=specs,
+            left_out=gone,
+            allocation=replace(self.allocation, hosts=(*before, *by_name.values())),
+        )
+        return changed._with_pythons(self.pythons)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,11 +20,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfcluster import __version__, backends
-from tfcluster.backends.base import Remembering, Scheduled, Starter
+from tfcluster.backends.base import Remembering, Requeuing, Scheduled, Starter
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
+from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.end_command import run_end_command
@@ -38,6 +39,9 @@ from tfcluster.launcher.preflight import (
     require_open_files,
     require_scripts,
 )
+from tfcluster.launcher.progress import Progress
+from tfcluster.launcher.requeue import is_due, requeue
+from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
@@ -46,6 +50,7 @@ from tfcluster.lifecycle.types import Finish
 from tfcluster.model import Allocation, Description
 from tfcluster.placement import place
 from tfcluster.plan_document import plan_document, task_parts
+from tfcluster.record.continuation import Earlier, earlier, find_waiting, link
 from tfcluster.record.files import replace_json
 from tfcluster.record.launched import save_launched
 from tfcluster.record.liveness import acquire, identity
@@ -123,6 +128,9 @@ def check(
     """
     given, backend = description, backends.get(description.backend)
     scheduler = backend if isinstance(backend, Scheduled) else None
+    requeuing = backend if isinstance(backend, Requeuing) else None
+    if requeuing is not None and description.restart.requeues:
+        requeuing.require_requeuable(environ)
     description, note = _within_limits(description, scheduler, environ)
     if scheduler is not None and paths is None:
         description = _of_array(description, scheduler.array_index(environ))
@@ -147,6 +155,7 @@ def check(
         state_dir(environ),
         paths=paths,
         scheduler=scheduler,
+        requeuing=requeuing,
         files=files,
         notes=() if note is None else (note,),
     )
@@ -186,6 +195,7 @@ class Launch:
     paths: RunPaths | None = None
     """The run, if it was already begun."""
     scheduler: Scheduled | None = None
+    requeuing: Requeuing | None = None
     files: Listing | None = None
     notes: tuple[str, ...] = ()
 
@@ -210,7 +220,7 @@ class Launch:
 
             stack.enter_context(interrupts(post, self._harmless()))
             with ExitStack() as held:
-                paths, writer = self._begin(held)
+                paths, writer = self._begin(held, environ)
                 begun(paths)
                 job = Job(
                     run=paths.run,
@@ -229,10 +239,15 @@ class Launch:
                 show.begin(job)
                 for note in self.notes:
                     show.say(note)
-                finish, view = self._drive(job, paths, writer, show, queue, environ)
+                finish, view = self._drive(
+                    job, paths, writer, show, queue, signals, environ
+                )
             # The run's name is free again: the command may launch a run of that name.
             known = len(signals)
-            call_on_end(description, paths, view, environ, lambda: len(signals) > known)
+            if not view.requeued:
+                call_on_end(
+                    description, paths, view, environ, lambda: len(signals) > known
+                )
             return int(finish.exit_code)
 
     def _harmless(self) -> frozenset[signal.Signals]:
@@ -240,17 +255,20 @@ class Launch:
             return frozenset()
         return self.scheduler.harmless_signals(self.prepared.description)
 
-    def _begin(self, stack: ExitStack) -> tuple[RunPaths, Writer]:
+    def _begin(
+        self, stack: ExitStack, environ: Mapping[str, str]
+    ) -> tuple[RunPaths, Writer]:
         """Create the run's folder and first files, and take its name if it has one.
 
         From then on the record tells what happens. A record that could not be begun
         would never have an end, so it is removed.
         """
         name = self.prepared.description.name
+        before = self._continued(environ)
         paths = self.paths or create_run(self.state, name, time.time())
         try:
             with ExitStack() as undo:
-                writer = self._open_record(paths, undo)
+                writer = self._open_record(paths, before, undo)
                 stack.enter_context(undo.pop_all())
         except TfclusterError:
             if self.paths is None:
@@ -258,7 +276,19 @@ class Launch:
             raise
         return paths, writer
 
-    def _open_record(self, paths: RunPaths, stack: ExitStack) -> Writer:
+    def _continued(self, environ: Mapping[str, str]) -> RunPaths | None:
+        """The run that this one continues, if a user's own job was requeued."""
+        restart = self.prepared.description.restart
+        if self.paths or not self.requeuing or not restart.requeues:
+            return None
+        if not self.requeuing.is_started_again(environ):
+            return None
+        job, name = self.requeuing.job(environ), self.prepared.description.name
+        return find_waiting(self.state, job, name)
+
+    def _open_record(
+        self, paths: RunPaths, before: RunPaths | None, stack: ExitStack
+    ) -> Writer:
         """Take name and lock; write files. Raises ActiveRunError or ResourceError."""
         description = self.prepared.description
         if description.named:
@@ -271,6 +301,8 @@ class Launch:
         try:
             replace_json(paths.plan, task_parts(document, self.prepared.cluster))
             save_launched(paths, self.given)
+            if before is not None:
+                link(before, paths)
             if isinstance(backend, Remembering):
                 replace_json(paths.hosts, backend.remember(description))
         except OSError as error:
@@ -289,12 +321,19 @@ class Launch:
         writer: Writer,
         show: RunOutput,
         queue: SimpleQueue[Item],
+        signals: Sequence[Interrupt],
         environ: Mapping[str, str],
     ) -> tuple[Finish, RunView]:
         logs = str(paths.logs)
         metrics = MetricsWriter(paths, most_of_series(len(job.specs)))
         journal = Journal(writer, metrics, self.prepared.document(logs))
-        journal.event("run", **_identity(job))
+        before, restart = earlier(paths), job.description.restart
+        journal.event("run", **_identity(job), **_origin(before))
+        if before.requeues:
+            show.say(
+                f"requeued after the time limit ({times(before.requeues)}): continues "
+                f"{before.run}"
+            )
 
         def replan(job: Job, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:
             known = replace(
@@ -314,8 +353,38 @@ class Launch:
         def on_fewer(job: Job, left: Container[str]) -> Job:
             return job.on_fewer(left, _looking_in(job.description))
 
-        finish = Driver(job, hosts, queue, journal, show, replan, on_fewer).run()
+        def remember(description: Description) -> None:
+            backend = backends.get(description.backend)
+            if isinstance(backend, Remembering):
+                with contextlib.suppress(OSError):
+                    replace_json(paths.hosts, backend.remember(description))
+
+        def resizing(progress: Progress, say: Callable[[str], None]) -> Resizer:
+            return Resizer(
+                hosts,
+                self.starter,
+                journal,
+                progress,
+                say,
+                _looking_in(job.description),
+                remember,
+                queue.put,
+            )
+
+        counted = before.counted(time.time(), restart.within_s)
+        driver = Driver(
+            job, hosts, queue, journal, show, replan, on_fewer, resizing, counted
+        )
+        finish = driver.run()
         finish, why = self._explained(finish, environ)
+        if self.requeuing is not None and is_due(restart, finish, signals):
+
+            def record(event: Mapping[str, Any]) -> None:
+                journal.event("requeued", **event)
+                writer.flush(_FLUSH_S)
+
+            now = replace(before, restarts=tuple(driver.restarts))
+            why = requeue(job.description, self.requeuing, environ, paths, now, record)
         if why is not None:
             show.say(why)
         state, code = str(finish.state), int(finish.exit_code)
@@ -359,6 +428,11 @@ def call_on_end(
     )
     if trouble is not None:
         say(sanitise(f"warning: on_end: {trouble}"))
+
+
+def _origin(before: Earlier) -> dict[str, Any]:
+    """What the first event says about the runs that this one continues."""
+    return {"follows": before.run, "requeues": before.requeues or None}
 
 
 def _identity(job: Job) -> dict[str, Any]:

@@ -115,7 +115,9 @@ def fetch(state: State) -> Result:
         return state, []
     if state.killing:
         return state, [FetchResults(hosts, "the run was told to end at once")]
-    if state.plan.hurried and state.interrupted in _OF_SCHEDULER:
+    # At the limit itself the scheduler sends another signal, which ends the fetch.
+    in_time = state.plan.requeues and state.interrupted is ExitCode.TIME_LIMIT
+    if state.plan.hurried and state.interrupted in _OF_SCHEDULER and not in_time:
         return state, [FetchResults(hosts, "the scheduler ends the job")]
     return replace(state, fetching=True), [FetchResults(hosts)]
 

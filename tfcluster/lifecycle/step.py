@@ -9,13 +9,19 @@ period. Results are fetched when all tasks have ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import singledispatch
 
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.failures import fail, judge, lost_hosts, no_longer_counts
-from tfcluster.lifecycle.host_loss import host_lost, replanned
+from tfcluster.lifecycle.host_loss import (
+    host_failed,
+    host_lost,
+    is_idle,
+    replanned,
+    resize,
+)
 from tfcluster.lifecycle.shutdown import (
     EVALUATOR_GRACE_S,
     close_expired,
@@ -61,6 +67,7 @@ from tfcluster.lifecycle.types import (
     Expired,
     Failure,
     Finish,
+    HostAdded,
     HostClosed,
     HostFailed,
     HostLost,
@@ -72,6 +79,7 @@ from tfcluster.lifecycle.types import (
     Plan,
     Replan,
     Replanned,
+    Resize,
     ResultsFetched,
     Role,
     Say,
@@ -99,15 +107,25 @@ NOTHING_EXCHANGED = (
 """Why a task with exit code 0 counts as failed."""
 
 
-def begin(plan: Plan) -> Result:
-    """The state before anything has happened, and the first actions."""
+def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
+    """The state before anything has happened, and the first actions.
+
+    ``earlier``: how many seconds ago each restart was that the job has had in previous
+    runs and that still counts.
+    """
     hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
     tasks = dict.fromkeys(plan.tasks, TaskStatus())
-    state = State(plan=plan, hosts=hosts, tasks=tasks)
-    return state, [
+    state = State(plan=plan, hosts=hosts, tasks=tasks, counted=len(earlier))
+    actions: list[Action] = [
         SetRunState(RunState.STARTING),
         SetDeadline(START, plan.start_timeout_s),
     ]
+    if plan.restart_within_s is not None:
+        actions += [
+            SetDeadline(f"{RESTART}before {number}", plan.restart_within_s - ago_s)
+            for number, ago_s in enumerate(earlier)
+        ]
+    return state, actions
 
 
 def step(state: State, event: Event) -> Result:
@@ -139,15 +157,17 @@ def _(event: HostReady, state: State) -> Result:
 
 @_on.register
 def _(event: HostFailed, state: State) -> Result:
-    state = with_host(state, event.host, HostState.GONE)
-    failure = Failure(
-        task=None,
-        host=event.host,
-        cause=event.cause,
-        tail=event.tail,
-        run_exit_code=event.exit_code,
-    )
-    return fail(state, failure)
+    return host_failed(event, state)
+
+
+@_on.register
+def _(event: HostAdded, state: State) -> Result:
+    return with_host(state, event.host, HostState.STARTING), []
+
+
+@_on.register
+def _(event: Resize, state: State) -> Result:
+    return resize(event, state)
 
 
 @_on.register
@@ -168,6 +188,8 @@ def _(event: AgentAskedToStop, state: State) -> Result:
 @_on.register
 def _(event: HostClosed, state: State) -> Result:
     state = with_host(state, event.host, HostState.GONE)
+    if state.phase is not Phase.ENDING and is_idle(state, event.host):
+        return state, []
     return stopped_elsewhere(state)
 
 
@@ -354,11 +376,12 @@ def _due(state: State) -> Result:
         ended = all(_is_over(state, task) for task in state.restarting)
         if state.backing_off or not ended:
             return state, []
-        if lost := lost_hosts(state):
-            if lost & state.awaiting:
-                return state, []
+        lost = lost_hosts(state)
+        if lost & state.awaiting:
+            return state, []
+        if lost or state.resizing:
             state = replace(state, phase=Phase.REPLANNING, restarting=frozenset())
-            left = [h for h, s in state.hosts.items() if s is not HostState.GONE]
+            left = [h for h, s in state.hosts.items() if s is HostState.READY]
             return state, [Replan(frozenset(left))]
         again = [task for task in state.tasks if task in state.restarting]
         tasks = dict(state.tasks)

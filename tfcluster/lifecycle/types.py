@@ -56,6 +56,8 @@ class Plan:
     """Once all tasks have ended, files are fetched from the hosts."""
     hurried: bool = False
     """A scheduler that tells the run to end soon kills what is left of it."""
+    requeues: bool = False
+    """After the time limit the job starts again; it is announced early enough."""
 
 
 # --- events -------------------------------------------------------------------------
@@ -158,6 +160,21 @@ class Replanned:
 
 
 @dataclass(frozen=True, slots=True)
+class HostAdded:
+    """A host that has no task yet is made ready; its loss harms nobody."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """All training tasks are to restart now, by a new plan."""
+
+    cause: str
+    """One sentence for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResultsFetched:
     """The answer to ``FetchResults``: all has been fetched that can be."""
 
@@ -205,6 +222,8 @@ Event = (
     | TaskSettled
     | TaskUnstartable
     | Replanned
+    | HostAdded
+    | Resize
     | ResultsFetched
     | Interrupted
     | Stalled
@@ -417,6 +436,8 @@ class State:
     """A restart waits for the end of its ``Plan.backoff_s``."""
     restarting: frozenset[TaskId] = frozenset()
     """Tasks to restart once all of them have ended."""
+    resizing: bool = False
+    """They restart by a new plan, although no host was lost."""
     awaiting: frozenset[str] = frozenset()
     """Lost hosts whose tasks may still run; a restart waits for their leases."""
     signal: str = "TERM"

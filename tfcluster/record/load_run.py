@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tfcluster.record import events
+from tfcluster.record.continuation import successor
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import Life, holder, judge, judged, signs
 from tfcluster.record.paths import RunPaths
@@ -22,7 +23,9 @@ def read_run(paths: RunPaths, *, now_s: float) -> RunView:
     def read() -> RunView:
         plan = read_json(paths.plan) or {}
         found = events.read_events(paths.events)
-        return replay(plan, found, read_json(paths.progress))
+        view = replay(plan, found, read_json(paths.progress))
+        after = successor(paths) if view.state.final else None
+        return replace(view, continued_as=after.run) if after else view
 
     return _judged(paths, read, now_s)
 

@@ -84,6 +84,16 @@ class RunPaths:
         return self.root / "job.json"
 
     @property
+    def next(self) -> Path:
+        """The run that a requeued job started after this one."""
+        return self.root / "next.json"
+
+    @property
+    def previous(self) -> Path:
+        """The run that this one continues."""
+        return self.root / "previous.json"
+
+    @property
     def requests(self) -> Path:
         """The folder of requests to the launcher."""
         return self.root / "requests"

@@ -101,6 +101,8 @@ class Replay:
             started_s=_number(event, "t") if started_s is None else started_s,
             since_s=_number(event, "t"),
             launcher=_launcher(event),
+            follows=_text(event, "follows"),
+            requeues=_integer(event, "requeues") or 0,
         )
 
     def _on_host(self, event: Json) -> None:
@@ -175,6 +177,10 @@ class Replay:
             exit_code=_integer(event, "exit_code"),
         )
 
+    def _on_requeued(self, event: Json) -> None:
+        asked = _text(event, "refused") is None
+        self._run = replace(self._run, requeued=asked)
+
     def _on_swept(self, event: Json) -> None:
         count = _integer(event, "count") or 0
         self._run = replace(self._run, swept=self._run.swept + count)
@@ -197,6 +203,7 @@ _HANDLERS = {
     "failure": Replay._on_failure,
     "state": Replay._on_state,
     "end": Replay._on_end,
+    "requeued": Replay._on_requeued,
     "swept": Replay._on_swept,
     "note": Replay._on_note,
     "results": Replay._on_results,

@@ -1,8 +1,8 @@
 """Requests from other commands to a run's launcher, as files in the run's folder.
 
 The folder is private, and readers on other hosts see it where the state folder is
-shared. The launcher answers with events in the record. Requests only ask: they cannot
-stop or change a run.
+shared. The launcher answers with events in the record. Requests cannot stop a run; it
+checks those that change one.
 """
 
 from __future__ import annotations

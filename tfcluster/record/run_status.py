@@ -263,6 +263,19 @@ class RunView:
     notes: tuple[str, ...] = ()
     results: tuple[ResultsView, ...] = ()
     """One for each host from which files were fetched."""
+    follows: str | None = None
+    """The run that it continues, because its job was started again."""
+    requeues: int = 0
+    """How often its job had been requeued after the time limit, before it began."""
+    requeued: bool = False
+    """Its launcher has had the job requeued after the time limit."""
+    continued_as: str | None = None
+    """The run that continues it."""
+
+    @property
+    def awaits_another_start(self) -> bool:
+        """Whether its job was requeued and has not started again."""
+        return self.requeued and self.continued_as is None
 
     @property
     def only_a_scheduler_knows(self) -> bool:
@@ -295,6 +308,10 @@ class RunView:
             "notes": list(self.notes),
             "results": [results.to_json() for results in self.results],
             "launcher": _launcher_json(self.launcher),
+            "follows": self.follows,
+            "requeues": self.requeues,
+            "requeued": self.requeued,
+            "continued_as": self.continued_as,
         }
 
 

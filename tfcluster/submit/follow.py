@@ -21,6 +21,7 @@ from tfcluster.console.views.failures import failure
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.record.continuation import first, successor
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
@@ -29,7 +30,7 @@ from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState, TaskState
 from tfcluster.submit.background_query import BackgroundQuery
 from tfcluster.submit.job import Job
-from tfcluster.submit.job_entry import successor
+from tfcluster.submit.job_input import forget
 from tfcluster.submit.job_status import (
     SETTLING_S,
     ask_state,
@@ -49,6 +50,7 @@ ASK_RUNNING_S = 30.0
 """The controller is asked rarely while the run has a record."""
 _CLOSE_S = 5.0
 _ALL_LINES = 1_000_000
+_BY_SCHEDULER = (ExitCode.TIME_LIMIT, ExitCode.PREEMPTED)
 
 
 def follow(
@@ -72,7 +74,7 @@ def follow(
             code = watch.run()
             again = watch.requeued()
             if again is None:
-                return code
+                return code if watch.left is None else watch.left
             job = again
 
 
@@ -95,7 +97,8 @@ class _Watch:
         self._ask = ask
         self._signals = signals
         self._heard = 0
-        self._left: ExitCode | None = None
+        self.left: ExitCode | None = None
+        """The exit code if the user has left or cancelled the job."""
         self._query = BackgroundQuery(lambda: ask_state(job, ask))
         self._complaints: SimpleQueue[str | None] = SimpleQueue()
         self._asked = -ASK_RUNNING_S
@@ -123,9 +126,9 @@ class _Watch:
                 self._screen.say(f"job {self._job.id}")
             for task, lines in follow_files(self._files, self, last=self._last):
                 self._show.log(task, lines, 0)
-            if self._left is not None:
+            if self.left is not None:
                 self._screen.live(None)
-                return self._left
+                return self.left
             self._end()
             return self._view.exit_code or 0
         finally:
@@ -136,6 +139,8 @@ class _Watch:
             self._show.end(self._view)
             if self._view.state is RunState.LOST and self._view.reason:
                 self._screen.say(f"lost: {self._view.reason}")
+            elif self._view.exit_code in _BY_SCHEDULER and self._view.reason:
+                self._screen.say(self._view.reason)
             return
         self._screen.live(None)
         if self._view.first_failure is not None:
@@ -151,27 +156,32 @@ class _Watch:
         if now - self._looked >= LOOK_S:
             self._looked = now
             self._look(now)
-        return self._view.state.final or self._left is not None
+        return self._view.state.final or self.left is not None
 
     def requeued(self) -> Job | None:
         """The job with its next run, if it was requeued; else None."""
         lost = self._view.state is RunState.LOST and not self._heard
         preempted = self._view.exit_code == ExitCode.PREEMPTED
-        if self._left is not None or not (lost or preempted):
+        waits = preempted or self._view.requeued
+        if self.left is not None or not (lost or waits):
             return None
-        began, waits = time.monotonic(), preempted
+        began, told = time.monotonic(), False
         while True:
             state = self._asked_again()
             following = successor(self._job.paths)
             if following is not None:
                 return Job(self._job.id, self._job.backend, following)
-            if self._signals[self._heard :]:
-                cancel(self._job, self._ask, now=True)
+            for signal in self._signals[self._heard :]:
+                self.left = signal.code
+                if signal.code is not ExitCode.HANGUP and not self._stays:
+                    _say(f"cancelling job {self._job.id}")
+                    cancel(self._job, self._ask, now=True)
+                    forget(first(self._job.paths))
                 return None
             if state is not None and state.phase in (JobPhase.OVER, JobPhase.GONE):
                 return None
-            if state is not None and state.phase is JobPhase.PENDING and not waits:
-                waits = True
+            if state is not None and state.phase is JobPhase.PENDING and not told:
+                waits = told = True
                 _say(f"{waiting(self._job, state)}; it will start again")
             if not waits and time.monotonic() - began >= SETTLING_S:
                 _say(still_there(self._job))
@@ -192,7 +202,7 @@ class _Watch:
             self._heard += 1
             leaves = self._stays or self._heard > 2
             if signal.code is ExitCode.HANGUP or leaves:
-                self._left = signal.code
+                self.left = signal.code
                 return
             word = "cancelling" if self._heard == 1 else "killing"
             self._screen.say(f"{word} job {self._job.id}")

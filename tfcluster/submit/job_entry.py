@@ -9,6 +9,7 @@ from pathlib import Path
 from tfcluster.console.output import say
 from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.launcher.launch import call_on_end, check
+from tfcluster.record.continuation import latest, link, was_requeued
 from tfcluster.record.events import read_events
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.load_run import read_run
@@ -16,8 +17,6 @@ from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.states import RunState
 from tfcluster.submit import job_input
 from tfcluster.submit.job_status import settle
-
-_NEXT = "next.json"
 
 
 def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
@@ -39,16 +38,9 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
         call_on_end(given.description, paths, view, known)
         job_input.forget(first)
         raise
-    if code != ExitCode.PREEMPTED:
+    if code != ExitCode.PREEMPTED and not was_requeued(paths):
         job_input.forget(first)
     return code
-
-
-def successor(paths: RunPaths) -> RunPaths | None:
-    """The run that a requeued job began after this one, or None."""
-    found = read_json(paths.root / _NEXT) or {}
-    run = found.get("run")
-    return RunPaths(paths.root.parent / run) if isinstance(run, str) else None
 
 
 def _was_cut_off(paths: RunPaths) -> bool:
@@ -59,16 +51,14 @@ def _was_cut_off(paths: RunPaths) -> bool:
 
 
 def _again(first: RunPaths, given: job_input.JobInput) -> RunPaths:
-    latest = first
-    while (following := successor(latest)) is not None:
-        latest = following
+    before = latest(first)
     paths = create_run(given.state, given.description.name, time.time())
     for source, target in ((first.job, paths.job), (first.launched, paths.launched)):
         if found := read_json(source):
             replace_json(target, found)
-    if _was_cut_off(latest):
+    if _was_cut_off(before):
         why = f"its host was lost, and its job was restarted as {paths.run}"
-        settle(latest, RunState.LOST, ExitCode.PREEMPTED, why)
-    replace_json(latest.root / _NEXT, {"run": paths.run})
-    say(f"the job was requeued: {paths.run} follows {latest.run}")
+        settle(before, RunState.LOST, ExitCode.PREEMPTED, why)
+    link(before, paths)
+    say(f"the job was requeued: {paths.run} follows {before.run}")
     return paths

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 
 from tfcluster.console.text import duration
 from tfcluster.errors import ExitCode, ResourceError
+from tfcluster.record.continuation import successor, was_requeued
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
@@ -38,11 +39,13 @@ def with_job_state(
     view: RunView, paths: RunPaths, environ: Mapping[str, str]
 ) -> RunView:
     """``view``, with the scheduler's answer if the record does not tell the state."""
-    if not view.only_a_scheduler_knows:
+    if not (view.only_a_scheduler_knows or view.awaits_another_start):
         return view
     job = find_job(paths)
     if job is None:
         return view
+    if view.awaits_another_start:
+        return _requeued(view, job, environ)
     try:
         state = ask_state(job, asker(environ, ASK_S))
     except SchedulerError as error:
@@ -56,6 +59,23 @@ def with_job_state(
     return again if again.state.final else _lost(again, job, state)
 
 
+def _requeued(view: RunView, job: Job, environ: Mapping[str, str]) -> RunView:
+    """``view`` of a run that is over, with the state of the job that continues it."""
+    try:
+        state = ask_state(job, asker(environ, ASK_S))
+    except SchedulerError as error:
+        silent = f"job {job.id}: the scheduler does not answer ({error.message})"
+        return replace(view, reason=f"{view.reason}; {silent}")
+    if state.phase in (JobPhase.OVER, JobPhase.GONE):
+        after = successor(job.paths)
+        if after is not None:
+            return replace(view, continued_as=after.run)
+        how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
+        why = f"job {job.id} {how} before it started again"
+        return replace(view, requeued=False, reason=f"{view.reason}; {why}")
+    return replace(view, reason=f"{view.reason}; {waiting(job, state)}")
+
+
 def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
     """One sentence if the scheduler may start the run's job again; else None.
 
@@ -63,7 +83,9 @@ def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
     the files of its first run then.
     """
     job = find_job(paths)
-    if job is None or not (paths.root / INPUT).exists():
+    needed = (paths.root / INPUT).exists()
+    needed |= was_requeued(paths) and successor(paths) is None
+    if job is None or not needed:
         return None
     try:
         state = ask_state(job, asker(environ, ASK_S))

@@ -28,6 +28,8 @@ _MAX_TIME = 100
 """Characters; no longer text is a time."""
 _SWEEP_S = 20
 """How long the end of a run may take beyond the grace of its tasks."""
+_RESULTS_S = 60
+"""How long results may take to come back before the job is requeued."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*-]+")
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*", re.DOTALL)
@@ -170,11 +172,16 @@ def _fixed(description: Description, launcher: Launcher) -> Iterator[str]:
         log = str(launcher.log).replace("%", "%%")
         yield f"#SBATCH --output={_value('state folder', log)}"
     yield "#SBATCH --open-mode=append"
+    if description.restart.requeues:
+        yield "# After the time limit the launcher asks Slurm to start the job again."
+        yield "#SBATCH --requeue"
 
 
 def _warning_s(description: Description) -> int:
     """Enough seconds to end in order, but at most a quarter of a short limit."""
     wanted = max(WARNING_S, ceil(description.grace_s) + _SWEEP_S)
+    if description.restart.requeues and description.results is not None:
+        wanted += _RESULTS_S
     limit_s = None
     if description.slurm.time is not None:
         limit_s = seconds(description.slurm.time)

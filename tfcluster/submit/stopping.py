@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from tfcluster.errors import ContactLostError, ExitCode
+from tfcluster.record.continuation import first, successor
 from tfcluster.record.load_run import read_run
+from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
 from tfcluster.submit import scheduler_of
 from tfcluster.submit.job import Job
+from tfcluster.submit.job_input import forget
 from tfcluster.submit.job_status import SETTLING_S, ask_state, settle
 from tfcluster.submit.run_command import Ask, asker
 from tfcluster.submit.scheduler import JobPhase, SchedulerError
@@ -63,9 +66,44 @@ def stop_job(
     )
 
 
+def cancel_requeued(
+    job: Job, *, environ: Mapping[str, str], say: Callable[[str], None]
+) -> RunPaths | None:
+    """Cancel a job that waits to continue its run; returns the run if it does now.
+
+    Raises ContactLostError if the scheduler does not answer, or the job does not end.
+    """
+    ask = asker(environ)
+    deadline = time.monotonic() + PATIENCE_S
+    told = False
+    while time.monotonic() < deadline:
+        after = successor(job.paths)
+        if after is not None:
+            return after
+        phase = _phase(job, ask)
+        if phase in (JobPhase.OVER, JobPhase.GONE):
+            say(f"job {job.id} will not start again")
+            forget(first(job.paths))
+            return None
+        if phase is JobPhase.PENDING:
+            if not told:
+                say(f"cancelling job {job.id}, which waits to start again")
+            told = True
+            cancel(job, ask, now=True)
+        time.sleep(_POLL_S)  # a scheduler must not be asked too often
+    raise ContactLostError(
+        f"job {job.id} waits to start again and could not be cancelled",
+        hint=f"tfcluster status {job.paths.run}",
+    )
+
+
 def _is_over(job: Job, ask: Ask) -> bool:
+    return _phase(job, ask) in (JobPhase.OVER, JobPhase.GONE)
+
+
+def _phase(job: Job, ask: Ask) -> JobPhase:
     try:
-        return ask_state(job, ask).phase in (JobPhase.OVER, JobPhase.GONE)
+        return ask_state(job, ask).phase
     except SchedulerError as error:
         raise ContactLostError(
             f"the scheduler of job {job.id} does not answer: {error.message}"

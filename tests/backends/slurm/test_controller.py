@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.backends.slurm.controller import (
+    parse_ended,
     parse_ending,
     parse_kill_wait,
+    parse_not_requeuable,
     parse_requested,
 )
 from tfcluster.errors import ExitCode
@@ -46,6 +48,26 @@ def job(
 )
 def test_why_a_job_ends(said: str, life: int, expected: ExitCode | None) -> None:
     assert parse_ending(said, life=life) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("BatchFlag=1 Requeue=1", None),
+        ("BatchFlag=1 Requeue=0", "job 5 may not be requeued (Requeue=0)"),
+        ("BatchFlag=0 Requeue=1", "job 5 has no batch script that could be started"),
+        ("", None),
+    ],
+)
+def test_why_a_job_cannot_be_requeued(said: str, why: str | None) -> None:
+    found = parse_not_requeuable(said, "5")
+    assert found is None if why is None else (found or "").startswith(why)
+
+
+def test_a_cancelled_job_is_not_requeued() -> None:
+    assert parse_ended(job("CANCELLED"), "5") == "job 5 was cancelled"
+    assert parse_ended(job("TIMEOUT"), "5") is None
+    assert parse_ended(job("RUNNING"), "5") is None
 
 
 def test_resources_are_found_behind_an_empty_field() -> None:

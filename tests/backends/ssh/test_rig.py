@@ -241,6 +241,103 @@ def test_the_training_goes_on_without_a_lost_host(site: Site) -> None:
     assert _kernels(site.said) == pytest.approx([expected] * 2, rel=1e-5)
 
 
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+def test_a_host_joins_when_the_epoch_ends(site: Site) -> None:
+    """The two hosts would stay in epoch 3 for ever; three go on."""
+    stays = '        while epoch == 3 and size == "2":\n            time.sleep(0.05)\n'
+    head, tail = RESUMING.split("\n\nbackup = ")
+    script = f"{head}{stays}\n\nbackup = {tail}"
+    site.command("rm", "-rf", "backup", "go")
+    site.write("resuming.py", script)
+    where = ("-n", "2", "--hosts", "node[1-2]", "--set", "backend=ssh")
+    with (site.folder / "said").open("wb") as said:
+        run = site.rig.login.popen(
+            [*LAUNCH, *where, "--", "python", "resuming.py"],
+            login=Login(user=USER, cwd=site.folder, env=site.environ),
+            stdout=said,
+        )
+    eventually(lambda: site.said.count("epoch 2 of 2") == 2, lambda: site.said, 120.0)
+    resize = (sys.executable, "-m", "tfcluster", "resize")
+    code, told = site.command(*resize, "hosts+=node3")
+    assert code == 0, told
+    assert "from 2 to 3 workers" in told
+    eventually(
+        lambda: "all tasks will restart when epoch" in site.said,
+        lambda: site.said,
+        120.0,
+    )
+    assert "of 3 ranks" not in site.said
+    site.write("go", "")
+    assert run.wait(180) == 0, site.said
+    assert "resized to 3 workers on node[1-3]" in site.said
+    assert "epoch 0 of 3" not in site.said, "it goes on from its checkpoint"
+    assert site.said.count("epoch 5 of 3 ranks") == 3
+    site.command("rm", "-r", "backup")
+    site.write("alone.py", RESUMING)
+    code, alone = site.command(sys.executable, "alone.py")
+    assert code == 0, alone
+    (expected,) = _kernels(alone)
+    assert _kernels(site.said) == pytest.approx([expected] * 3, rel=1e-5)
+    site.command("rm", "-r", "backup", "go")
+
+
+WAITING = "echo up $TFCLUSTER_SIZE; while [ ! -e {go} ]; do sleep 0.1; done"
+
+
+def test_a_host_that_cannot_join_harms_nobody(site: Site) -> None:
+    go = site.folder / "go-on"
+    run = site.start("node[1-2]", 2, WAITING.format(go=go))
+    site.up(2)
+    resize = (sys.executable, "-m", "tfcluster", "resize")
+    code, told = site.command(*resize, "hosts+=nowhere")
+    assert code == 0, told
+    eventually(lambda: "not resized: nowhere:" in site.said, lambda: site.said, 60.0)
+    code, told = site.command(*resize, "hosts+=node2")
+    assert code == 2
+    assert "node2 is a host of the run already" in told
+    code, told = site.command(*resize, "worker=3", "hosts+=node3:1")
+    assert code == 0, told
+    eventually(lambda: site.said.count("| up 3") == 3, lambda: site.said, 60.0)
+    site.write(go.name, "")
+    assert run.wait(60) == 0, site.said
+    assert "may still be running" not in site.said
+    site.command("rm", go.name)
+
+
+def test_a_lost_host_that_answers_again_joins_again(site: Site) -> None:
+    go = site.folder / "go-on"
+    where = ("-n", "3", "--hosts", "node[1-3]", "--set", "backend=ssh")
+    least = ("--set", "tasks.worker.min=2", "--set", "restart.max=1")
+    plain = ("--set", "runtime.require_exchange=false", "--set", "workdir=/")
+    script = WAITING.format(go=go)
+    with (site.folder / "said").open("wb") as said:
+        run = site.rig.login.popen(
+            [*LAUNCH, *where, *least, *plain, "--", "bash", "-c", script],
+            login=Login(user=USER, cwd=site.folder, env=site.environ),
+            stdout=said,
+        )
+    eventually(lambda: site.said.count("| up 3") == 3, lambda: site.said, 60.0)
+    lost = site.rig.host("node2")
+    agents = [
+        each
+        for each in lost.processes()
+        if " ".join(each.argv).startswith(("tfcluster: agent", "tfcluster: guard"))
+    ]
+    assert agents
+    for process in [*agents, *lost.processes("TFCLUSTER_RUN")]:
+        os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: site.said.count("| up 2") == 2, lambda: site.said, 60.0)
+    eventually(lambda: site.said.count("| up 3") == 6, lambda: site.said, 60.0)
+    assert "node2 answers again" in site.said
+    site.write(go.name, "")
+    assert run.wait(60) == 0, site.said
+    code, shown = site.command(sys.executable, "-m", "tfcluster", "status")
+    assert code == 0
+    assert "resized to 3 workers on node[1-3]" in shown
+    site.command("rm", go.name)
+
+
 def test_a_cable_may_be_loose_for_a_moment(site: Site) -> None:
     run = site.start("node[1-2]", 2, "echo up; sleep 12; echo through")
     site.up(2)

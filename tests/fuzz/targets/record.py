@@ -15,6 +15,7 @@ from tfcluster import description_json
 from tfcluster.console.views import failures, outcome, run_list, status
 from tfcluster.errors import ConfigError, ContactLostError, StartError
 from tfcluster.record import (
+    continuation,
     events,
     files,
     launched,
@@ -64,6 +65,24 @@ def _load(data: bytes) -> None:
             text += failures.failure(view)
         # Nothing from the record may control the terminal.
         assert all(line.replace("\n", "").isprintable() for line in text)
+
+
+def _links(data: bytes) -> None:
+    """The links between runs, and the events that are counted for the next run."""
+    paths = _paths()
+    after, _, rest = data.partition(b"\n---\n")
+    before, _, found = rest.partition(b"\n---\n")
+    paths.next.write_bytes(after)
+    paths.previous.write_bytes(before)
+    paths.events.write_bytes(found)
+    for run in (continuation.latest(paths), continuation.first(paths)):
+        assert run.root.parent == paths.root.parent
+    following = RunPaths(paths.root.with_name(f"{paths.run}-after"))
+    following.root.mkdir(exist_ok=True)
+    continuation.link(paths, following)
+    left = continuation.earlier(following)
+    assert left.run == paths.run
+    assert len(left.counted(_NOW_S, 60.0)) <= len(left.restarts)
 
 
 def _lines(data: bytes) -> None:
@@ -131,6 +150,8 @@ _EVENTS = (
         "start_time": 9,
         "started": _NOW_S - 5,
         "named": True,
+        "follows": "digits-1",
+        "requeues": 1,
     },
     {"t": _NOW_S, "type": "host", "host": "h1", "state": "ready", "cause": None},
     {"t": _NOW_S, **_TASK, "state": "running", "pid": 12, "phase": "importing"},
@@ -149,9 +170,13 @@ _EVENTS = (
     },
     {"t": _NOW_S, "type": "state", "state": "stopping", "reason": "r"},
     {"t": _NOW_S, "type": "swept", "count": 2},
+    {"t": _NOW_S, "type": "requeued", "job": "7", "count": 2, "restarts": [_NOW_S]},
     {"t": _NOW_S, "type": "note", "text": "a note"},
     {"t": _NOW_S, "type": "end", "state": "failed", "exit_code": 1, "reason": "r"},
 )
+
+
+_EARLIER = {"run": "fuzz-0", "requeues": 1, "restarts": [_NOW_S - 7.5]}
 
 
 def _line(value: object) -> bytes:
@@ -195,6 +220,18 @@ TARGETS = (
         (events,),
         (),
         (b'{"t":1,"type":"', b'"t":'),
+        most_bytes=1 << 17,
+    ),
+    Target(
+        "links",
+        _links,
+        lambda: [
+            b"\n---\n".join((_line({"run": "x"}), _line(_EARLIER), _all_events())),
+            b"\n---\n".join((_line({"run": "fuzz"}), _line(_EARLIER), b"")),
+        ],
+        (continuation, events, files),
+        (),
+        (b"\n---\n", b'"type":"requeued"', b'"restarts":[', b'"run":"'),
         most_bytes=1 << 17,
     ),
     Target(

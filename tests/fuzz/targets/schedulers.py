@@ -26,6 +26,8 @@ def _slurm(data: bytes) -> None:
     said = text_of(data)
     controller.parse_requested(said)
     controller.parse_ending(said, life=0)
+    controller.parse_not_requeuable(said, "12")
+    controller.parse_ended(said, "12")
     wait_s = controller.parse_kill_wait(said)
     assert wait_s is None or math.isfinite(wait_s)
     limit_s = slurm.seconds(said)

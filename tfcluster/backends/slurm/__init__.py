@@ -73,6 +73,23 @@ class SlurmBackend:
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
         return frozenset()
 
+    def job(self, env: Mapping[str, str]) -> str:
+        return env.get("SLURM_JOB_ID", "")
+
+    def is_started_again(self, env: Mapping[str, str]) -> bool:
+        return env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+
+    def require_requeuable(self, env: Mapping[str, str]) -> None:
+        if why := Controller(env).why_not_requeuable():
+            raise StartError(
+                f"restart.on_time_limit is 'requeue', but {why}",
+                hint="`sbatch --requeue job.sh`, or `tfcluster launch` outside of a "
+                "job, which submits one that can be requeued",
+            )
+
+    def requeue(self, env: Mapping[str, str]) -> str | None:
+        return Controller(env).requeue()
+
 
 @dataclass(frozen=True, slots=True)
 class _SrunStarter:

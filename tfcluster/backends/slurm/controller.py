@@ -7,13 +7,16 @@ than ``ASK_S``, because its callers are in a hurry.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfcluster.backends.queries import answer
+from tfcluster.backends.queries import answer, ask
+from tfcluster.backends.slurm.srun import own_words
 from tfcluster.errors import ExitCode
 
 ASK_S = 3.0
+REQUEUE_S = 10.0
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,9}) sec", re.MULTILINE)
 
@@ -39,6 +42,24 @@ class Controller:
         life = self.environ.get("SLURM_RESTART_COUNT", "")
         said = self._ask("show", "job", "--oneliner", job)
         return parse_ending(said, life=_count(life))
+
+    def why_not_requeuable(self) -> str | None:
+        """Why the job cannot be requeued; None: it can, or that is unknown."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        return parse_not_requeuable(self._ask("show", "job", "--oneliner", job), job)
+
+    def requeue(self) -> str | None:
+        """Requeue the job; returns why that was not done, or None."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        known = self._ask("show", "job", "--oneliner", job)
+        if why := parse_ended(known, job):
+            return why
+        try:
+            done = ask(("scontrol", "requeue", job), self.environ, REQUEUE_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"scontrol cannot be run: {error}"
+        said = own_words(done.stderr) or f"scontrol exited with {done.returncode}"
+        return said if done.returncode else None
 
     def _ask(self, *words: str) -> str:
         return answer(("scontrol", *words), self.environ, ASK_S)
@@ -82,6 +103,22 @@ def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
     if "TIMEOUT" in state or known.get("Reason") == "TimeLimit":
         return ExitCode.TIME_LIMIT
     return None
+
+
+def parse_not_requeuable(said: str, job: str) -> str | None:
+    """Why Slurm would not requeue the job, by ``scontrol show job``; or None."""
+    known = fields(said)
+    if known.get("BatchFlag") == "0":
+        return f"job {job} has no batch script that could be started again"
+    if known.get("Requeue") == "0":
+        return f"job {job} may not be requeued (Requeue=0)"
+    return None
+
+
+def parse_ended(said: str, job: str) -> str | None:
+    """Why the job must not start again: somebody has cancelled it; or None."""
+    state = fields(said).get("JobState", "")
+    return f"job {job} was cancelled" if "CANCELLED" in state else None
 
 
 def _count(text: str) -> int:

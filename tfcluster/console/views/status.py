@@ -6,7 +6,7 @@ import time
 
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.style import PLAIN, Style
-from tfcluster.console.text import byte_size, clock, duration, table
+from tfcluster.console.text import byte_size, clock, duration, table, times
 from tfcluster.console.views.failures import failure, how_it_ended
 from tfcluster.console.views.results import result_summary
 from tfcluster.console.views.training import epoch_text, loss_text, step_text
@@ -38,6 +38,7 @@ def status(view: RunView, now_s: float, style: Style = PLAIN) -> list[str]:
     ]
     facts = [sanitise_word(view.backend or ""), _when(view, now_s)]
     lines.append("  ".join(fact for fact in facts if fact))
+    lines += _chain(view)
     lines += _troubles(view)
     lines += result_summary(view.results)
     if view.first_failure:
@@ -78,6 +79,18 @@ def _when(view: RunView, now_s: float) -> str:
     if view.unknown_since_s is not None or view.since_s is None:
         return began
     return f"{began}, {view.state} for {duration(now_s - view.since_s)}"
+
+
+def _chain(view: RunView) -> list[str]:
+    """The runs before and after this one, if its job was started again."""
+    lines = []
+    if view.follows:
+        limit = "requeued after the time limit"
+        count = f" ({limit}, {times(view.requeues)})" if view.requeues else ""
+        lines.append(f"continues {sanitise_word(view.follows)}{count}")
+    if view.continued_as:
+        lines.append(f"continued as {sanitise_word(view.continued_as)}")
+    return lines
 
 
 def _troubles(view: RunView) -> list[str]:

@@ -1,0 +1,263 @@
+"""Resizes a running job: on request, and when a lost host answers again.
+
+New hosts are made ready while the tasks train. Then all training tasks restart by the
+new plan, when the epoch of ``fit`` ends: the script has saved its state then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfcluster.backends.base import ReachabilityProbe, Starter
+from tfcluster.compose import UsesTensorFlow
+from tfcluster.errors import StartError
+from tfcluster.host_patterns import fold
+from tfcluster.launcher.agent_connection import CameBack
+from tfcluster.launcher.hosts import Hosts
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.progress import Progress
+from tfcluster.launcher.resize_request import Wanted, wanted
+from tfcluster.lifecycle.types import Event, HostLost, Resize
+from tfcluster.model import Description, Host
+
+FIRST_PROBE_S = 5.0
+LONGEST_WAIT_S = 300.0
+
+Say = Callable[[str], None]
+Remember = Callable[[Description], None]
+"""Record how the hosts of this Description are reached, before agents start there."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    number: str | None
+    """The request; None: a host has come back."""
+    wanted: Wanted
+    until_s: float
+    """When the new hosts must be ready."""
+    at_once: bool
+    epoch: int | None = None
+    """The epoch that must end first."""
+    ready: bool = False
+
+
+@dataclass(slots=True)
+class _Absent:
+    """A lost host that may come back."""
+
+    host: Host
+    next_s: float
+    wait_s: float
+    asked: bool = False
+
+
+class Resizer:
+    """At most one resize at a time. Times are of a monotonic clock."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        starter: Starter,
+        journal: Journal,
+        progress: Progress,
+        say: Say,
+        uses: UsesTensorFlow,
+        remember: Remember,
+        post: Callable[[CameBack], None],
+    ) -> None:
+        self._hosts = hosts
+        self._starter = starter
+        self._journal = journal
+        self._progress = progress
+        self._say = say
+        self._uses = uses
+        self._remember = remember
+        self._post = post
+        self._pending: _Pending | None = None
+        self._let_go: list[HostLost] = []
+        self._absent: dict[str, _Absent] = {}
+        self._full: int | None = None
+        """How many workers there were before a host was lost."""
+
+    # --- requests -------------------------------------------------------------------
+
+    def begin(
+        self,
+        number: str | None,
+        request: Mapping[str, Any],
+        job: Job,
+        alive: Container[str],
+        now_s: float,
+        *,
+        trains: bool,
+    ) -> list[str]:
+        """Take a request, or refuse it; returns the hosts that are to be added.
+
+        ``trains``: all tasks have started, and the run does not end.
+        """
+        found: Wanted | list[str]
+        if not trains:
+            found = ["it does not train now: try again when all tasks run"]
+        elif self._pending is not None:
+            found = ["another resize has not ended yet"]
+        else:
+            found = wanted(job, alive, request, self._uses)
+        if not isinstance(found, Wanted):
+            if number is not None:
+                self._journal.event("resize", request=number, problems=found)
+            return []
+        before = job.description.tasks["worker"].count
+        self._journal.event(
+            "resize",
+            request=number,
+            before=before,
+            workers=found.workers,
+            hosts=list(found.new),
+        )
+        until_s = now_s + job.description.start_timeout_s
+        at_once = request.get("now") is True
+        self._pending = _Pending(number, found, until_s, at_once)
+        what = f"from {before} to {found.workers} workers"
+        new = f"; preparing {fold(sorted(found.new))}" if found.new else ""
+        self._say(f"resizing {what}{new}")
+        if found.new:
+            self._remember(found.job.description)
+        return self._hosts.plan(found.job)
+
+    def due(self, now_s: float, *, trains: bool) -> list[Event]:
+        """What follows now: ``Resize``, or hosts that are let go. Call it repeatedly.
+
+        ``trains``: nothing has happened that may restart or end the tasks.
+        """
+        resize = self._due(now_s) if trains else None
+        let_go, self._let_go = self._let_go, []
+        return [*let_go, resize] if resize else [*let_go]
+
+    def failed(self, host: str, cause: str) -> None:
+        """A host cannot be made ready, or is lost."""
+        if self._pending is not None and host in self._pending.wanted.new:
+            self._give_up(f"{host}: {cause}")
+
+    def _due(self, now_s: float) -> Resize | None:
+        pending = self._pending
+        if pending is None:
+            return None
+        if why := self._hosts.why_not_ready(pending.wanted.job):
+            self._give_up(why)
+            return None
+        if not pending.ready:
+            if not self._hosts.is_ready_for(pending.wanted.job):
+                if now_s > pending.until_s:
+                    self._give_up("its hosts were not ready after start_timeout")
+                return None
+            pending.ready = True
+            pending.epoch = None if pending.at_once else self._epoch()
+            if pending.epoch is not None:
+                self._say(
+                    f"all tasks will restart when epoch {pending.epoch} has ended"
+                )
+        epoch = self._epoch()
+        if pending.epoch is not None and epoch is not None and epoch <= pending.epoch:
+            return None
+        workers = pending.wanted.workers
+        return Resize(f"resizing: all tasks restart, with {workers} workers")
+
+    def _epoch(self) -> int | None:
+        """The lowest epoch that any task is in; None: no task is known to be in fit."""
+        reports = self._progress.snapshot().values()
+        found = [e for report in reports if isinstance(e := report.get("epoch"), int)]
+        return min(found, default=None)
+
+    def job_on(self, job: Job, left: Container[str]) -> Job | None:
+        """The job after the resize, on the hosts that are left; None: impossible."""
+        pending = self._pending
+        if pending is None:
+            return None
+        hosts = [host for host in pending.wanted.hosts if host.name in left]
+        described = pending.wanted.job.description.hosts
+        known = replace(job, description=replace(job.description, hosts=described))
+        try:
+            after = known.resized(hosts, pending.wanted.workers, self._uses)
+        except StartError as error:
+            self._give_up(error.message)
+            return None
+        if not self._hosts.is_ready_for(after):
+            self._give_up("a host was lost meanwhile")
+            return None
+        return after
+
+    def done(self, job: Job) -> None:
+        """The tasks start again by the new plan."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        workers = job.description.tasks["worker"].count
+        hosts = [host.name for host in job.used_hosts()]
+        self._journal.event(
+            "resized", request=pending.number, workers=workers, hosts=hosts
+        )
+        for name in pending.wanted.new:
+            self._absent.pop(name, None)
+        if pending.number is not None or not self._absent:
+            self._full = None
+        self._say(f"resized to {workers} workers on {fold(hosts)}")
+
+    def _give_up(self, why: str) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        self._journal.event("resized", request=pending.number, cause=why)
+        self._say(f"not resized: {why}")
+        not_needed = self._hosts.forget_plan()
+        self._let_go += [
+            HostLost(name, "the resize was given up") for name in not_needed
+        ]
+
+    # --- hosts that come back -------------------------------------------------------
+
+    def lost(self, host: Host, job: Job, now_s: float, after_s: float) -> None:
+        """A host was lost. If the run goes on without it, it may come back later.
+
+        ``after_s``: how long what ran there may still be alive.
+        """
+        if job.plan().min_training is None:
+            return
+        if self._full is None:
+            self._full = job.description.tasks["worker"].count
+        wait_s = max(FIRST_PROBE_S, after_s)
+        self._absent[host.name] = _Absent(host, now_s + wait_s, wait_s)
+
+    def probe(self, now_s: float) -> None:
+        """Ask absent hosts from time to time whether they answer, in threads."""
+        starter = self._starter
+        if not isinstance(starter, ReachabilityProbe) or self._pending is not None:
+            return
+        prober = starter
+        for absent in self._absent.values():
+            if absent.asked or now_s < absent.next_s:
+                continue
+            absent.asked = True
+            host = absent.host
+
+            def ask(host: Host = host) -> None:
+                self._post(CameBack(host.name, prober.answers(host)))
+
+            threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
+
+    def came_back(self, item: CameBack, now_s: float) -> Mapping[str, Any] | None:
+        """A request that takes the host in again, if it has answered."""
+        absent = self._absent.get(item.host)
+        if absent is None:
+            return None
+        absent.asked = False
+        absent.wait_s = min(2 * absent.wait_s, LONGEST_WAIT_S)
+        absent.next_s = now_s + absent.wait_s
+        if not item.answers or self._full is None:
+            return None
+        self._say(f"{item.host} answers again")
+        workers = self._full if len(self._absent) == 1 else None
+        return {"workers": workers, "hosts": [{"host": item.host}]}

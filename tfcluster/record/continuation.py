@@ -1,0 +1,131 @@
+"""A job that starts again continues as another run; files link the two runs.
+
+``next.json`` in the folder of a run names the run after it, ``previous.json`` the run
+before it and what that run leaves over of ``restart.max``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfcluster.record.events import read_ends
+from tfcluster.record.files import read_json, replace_json
+from tfcluster.record.paths import RunPaths, runs
+from tfcluster.record.values import integer, number, text
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What has happened in the runs that a run continues."""
+
+    run: str | None = None
+    """The run before it; None: it is the first one."""
+    requeues: int = 0
+    """How often the job has been requeued after its time limit."""
+    restarts: tuple[float, ...] = ()
+    """Unix times of the restarts that count, these included."""
+
+    def counted(self, now_s: float, within_s: float | None) -> tuple[float, ...]:
+        """The restarts of the last ``within_s`` seconds."""
+        if within_s is None:
+            return self.restarts
+        return tuple(t_s for t_s in self.restarts if now_s - t_s < within_s)
+
+
+def link(before: RunPaths, after: RunPaths) -> None:
+    """Record that ``after`` continues ``before``. Raises OSError."""
+    known = _left_by(before)
+    content = {"requeues": known.requeues, "restarts": list(known.restarts)}
+    replace_json(after.previous, {"run": before.run, **content})
+    if before.root.is_dir():
+        replace_json(before.next, {"run": after.run})
+
+
+def earlier(paths: RunPaths) -> Earlier:
+    """What the runs before this one have left to it."""
+    found = read_json(paths.previous)
+    if found is None:
+        return Earlier()
+    return Earlier(
+        run=text(found, "run"),
+        requeues=integer(found, "requeues") or 0,
+        restarts=_times(found),
+    )
+
+
+def successor(paths: RunPaths) -> RunPaths | None:
+    """The run that continues this one; None: there is none, or it was removed."""
+    after = _beside(paths, text(read_json(paths.next) or {}, "run"))
+    return after if after is not None and after.root.is_dir() else None
+
+
+def latest(paths: RunPaths) -> RunPaths:
+    """The last one of the runs that continue this one, or itself."""
+    seen = {paths.run}
+    while (after := successor(paths)) is not None and after.run not in seen:
+        paths = after
+        seen.add(paths.run)
+    return paths
+
+
+def first(paths: RunPaths) -> RunPaths:
+    """The first one of the runs that this one continues, or itself."""
+    seen = {paths.run}
+    while before := _beside(paths, earlier(paths).run):
+        if before.run in seen:
+            break
+        paths = before
+        seen.add(paths.run)
+    return paths
+
+
+def find_waiting(state: Path, job: str, name: str) -> RunPaths | None:
+    """The run of this name that the requeued ``job`` continues, if there is one."""
+    for paths in runs(state):
+        if paths.name != name or text(read_json(paths.job) or {}, "job") != job:
+            continue
+        return paths if _requeued(paths) and successor(paths) is None else None
+    return None
+
+
+def was_requeued(paths: RunPaths) -> bool:
+    """Whether the launcher of this run has had its job requeued."""
+    return _requeued(paths) is not None
+
+
+def _beside(paths: RunPaths, run: str | None) -> RunPaths | None:
+    """The run of this id; None if that is no id of a run."""
+    if run is None or not _ID.fullmatch(run) or run in (".", ".."):
+        return None
+    return RunPaths(paths.root.parent / run)
+
+
+def _left_by(paths: RunPaths) -> Earlier:
+    before = earlier(paths)
+    event = _requeued(paths)
+    if event is None:
+        return before
+    count = integer(event, "count") or before.requeues + 1
+    return Earlier(run=before.run, requeues=count, restarts=_times(event))
+
+
+def _requeued(paths: RunPaths) -> Mapping[str, Any] | None:
+    """The event in which the launcher has asked for another start of its job."""
+    for event in reversed(read_ends(paths.events)):
+        if event["type"] == "requeued":
+            return None if text(event, "refused") else event
+    return None
+
+
+def _times(source: Mapping[str, Any]) -> tuple[float, ...]:
+    """The list ``restarts``; whatever is no time in it is left out."""
+    found = source.get("restarts")
+    values = found if isinstance(found, list) else []
+    times = (number({"t": value}, "t") for value in values)
+    return tuple(t_s for t_s in times if t_s is not None)
