@@ -138,8 +138,8 @@ CONDITIONAL = Patch(
     (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
     "conditionals that run once for all shards",
 )
-# TensorFlow replaces the methods that add in ResourceVariable. Variables that a graph
-# makes are of another class.
+# TensorFlow replaces the methods in ResourceVariable after it has been defined. Variables
+# that a graph makes are of another class. A call that passes both is handled once.
 ASSIGNMENTS = tuple(
     Patch(
         f"tensorflow.python.ops.resource_variable_ops.{kind}",
@@ -147,13 +147,8 @@ ASSIGNMENTS = tuple(
         (in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),),
         "variables that a step sets once for all shards",
     )
-    for kind, name in (
-        ("BaseResourceVariable", "assign"),
-        ("BaseResourceVariable", "assign_add"),
-        ("BaseResourceVariable", "assign_sub"),
-        ("ResourceVariable", "assign_add"),
-        ("ResourceVariable", "assign_sub"),
-    )
+    for kind in ("BaseResourceVariable", "ResourceVariable")
+    for name in ("assign", "assign_add", "assign_sub")
 )
 
 _RECORD_CLIP = in_keras(
