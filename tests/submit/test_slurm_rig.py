@@ -210,6 +210,10 @@ def test_a_requeued_job_is_a_run_of_its_own(site: SlurmSite) -> None:
     site.nothing_is_left()
 
 
+LONG_S = 150.0
+"""Slurm looks at limits and starts requeued jobs only from time to time."""
+
+
 def end_soon(site: SlurmSite, job: str) -> None:
     """Shorten the job so that its limit is announced now; the least limit is 60 s."""
     site.slurm("scontrol", "update", f"jobid={job}", "endtime=now+5")
@@ -218,10 +222,13 @@ def end_soon(site: SlurmSite, job: str) -> None:
 def start_again(site: SlurmSite, job: str, runs: int) -> None:
     """Let a requeued job begin now, not in two minutes, and wait for its run."""
     queue = ("squeue", "--noheader", "--format=%T %r")
-    wait_for(lambda: site.slurm(*queue).split() == ["PENDING", "BeginTime"], "requeue")
+    waits = ["PENDING", "BeginTime"]
+    wait_for(lambda: site.slurm(*queue).split() == waits, "requeue", LONG_S)
     site.slurm("scontrol", "update", f"jobid={job}", "starttime=now+2")
     states = ["running", *(runs - 1) * ["stopped"]]
-    wait_for(lambda: [run["state"] for run in site.runs()] == states, f"run {runs}")
+    wait_for(
+        lambda: [run["state"] for run in site.runs()] == states, f"run {runs}", LONG_S
+    )
 
 
 def test_a_job_at_its_time_limit_is_requeued_and_goes_on(site: SlurmSite) -> None:
@@ -230,7 +237,7 @@ def test_a_job_at_its_time_limit_is_requeued_and_goes_on(site: SlurmSite) -> Non
     site.wait_for_tasks(4)
     (job,) = site.jobs()
     end_soon(site, job)
-    wait_for(lambda: site.status().get("exit_code") == 124, "the time limit")
+    wait_for(lambda: site.status().get("exit_code") == 124, "time limit", LONG_S)
     first = site.status()
     assert {task["state"] for task in first["tasks"]} == {"stopped"}
     assert "requeued after the time limit (1st time; restart 1 of 2)" in first["reason"]
