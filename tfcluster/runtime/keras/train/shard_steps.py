@@ -247,9 +247,9 @@ class ShardSteps:
         """Raise CollectiveError unless the step itself does ``what``."""
         if self._known().graph is not graph_now():
             self._session.refuse(
-                f"{user_line()}: a training step {what} within a conditional, a loop or a function of "
-                "its own that depends on the rows of the batch. With runtime.shards, "
-                f"the step itself must do so. {_WITHOUT}"
+                f"{user_line()}: a training step {what} within a conditional, a loop "
+                "or a function of its own that depends on the rows of the batch. With "
+                f"runtime.shards, the step itself must do so. {_WITHOUT}"
             )
 
     @property
