@@ -138,7 +138,7 @@ CONDITIONAL = Patch(
     (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
     "conditionals that run once for all shards",
 )
-# TensorFlow replaces the methods in ResourceVariable after it has been defined. Variables
+# TensorFlow replaces the methods in ResourceVariable after its definition. Variables
 # that a graph makes are of another class. A call that passes both is handled once.
 ASSIGNMENTS = tuple(
     Patch(

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, has_rows
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
@@ -102,10 +102,14 @@ class RowTerms:
             self._look(_flat(target))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look_at_results(self, numbers: Sequence[Tensor]) -> None:
-        """Check numbers that a function of the program returns, in its graph."""
+    def look_at_results(self, numbers: Sequence[Tensor], where: str) -> None:
+        """Check numbers that a function of the program returns, in its graph.
+
+        ``where`` is the line that calls it.
+        """
+        what = f"{where}: a number that this function returns"
         for number in numbers:
-            self._look_in_graph([number], "a number that this function returns")
+            self._look_in_graph([number], what)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _look(self, targets: Sequence[Tensor]) -> None:
@@ -133,24 +137,25 @@ class RowTerms:
             self._judge(what, _coarsest(paths), found, in_loop=in_loop)
 
     def _look_in_graph(
-        self, targets: Sequence[Tensor], what: str = "this loss"
+        self, targets: Sequence[Tensor], result: str | None = None
     ) -> None:
+        """Check the sum of ``targets``; ``result``: a function returns it."""
         graph = tf.compat.v1.get_default_graph()
         leaves = self._leaves_in(graph)
         if not leaves:
             return
         paths = self._paths(ops_of(graph), targets, leaves)
-        if paths is None:
+        # Weights may have changed since the result of a function was computed.
+        if paths is None or (result and _read_variables(paths)):
             return
-        where, dtype = user_line(), _coarsest(paths)
+        what, dtype = result or f"{user_line()}: this loss", _coarsest(paths)
         in_loop = self._session.share is None
         checked = _Check()
         # The graph keeps the object alive, and with it the count of its steps.
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Array) -> np.bool_:
-            found = self._judge(f"{where}: {what}", dtype, numbers, in_loop=in_loop)
-            return np.bool_(found)
+            return np.bool_(self._judge(what, dtype, numbers, in_loop=in_loop))
 
         def look() -> Tensor:
             numbers = _in_orders(paths, targets, leaves)
@@ -282,6 +287,12 @@ def _first_twice(half: Tensor) -> Tensor:
 
 def _second_twice(half: Tensor) -> Tensor:
     return tf.concat([tf.range(half, 2 * half), tf.range(half, 2 * half)], 0)
+
+
+def _read_variables(paths: Sequence[list[Op]]) -> bool:
+    """Whether operations of the paths read variables themselves."""
+    tensors = (each for path in paths for op in path for each in op.inputs)
+    return any(map(tf_internals.is_handle, tensors))
 
 
 def _coarsest(paths: Sequence[list[Op]]) -> str:

@@ -115,7 +115,7 @@ class OptimizerHook:
                 self._state(optimizer, variables)
                 return apply(shards.gradients(optimizer, given))
 
-        return shards.apply_once(optimizer, Given(grads, variables), act)
+        return shards.apply_once(optimizer, Given(grads, variables, user_line()), act)
 
     def _apply_loss_scaled(
         self,

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
+from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import MOST_TRIALS, Session
 from tfcluster.runtime.keras.train.shard_results import ShardResults
 from tfcluster.runtime.keras.train.shard_steps import (
@@ -130,7 +131,7 @@ class ShardFunctions:
             called = reference()
             assert called is not None
             run = self._converted(called.python_function)
-            leaves = _leaves(args, kwargs)
+            leaves, where = _leaves(args, kwargs), user_line()
 
             def of_shard(part: ShardPart) -> Nest:
                 # The rows of one shard show whether a loss is a mean over rows.
@@ -143,7 +144,7 @@ class ShardFunctions:
                 with session.stepping(share, shard=part.shard):
                     result = run(*theirs, **named)
                     if part is parts[0]:
-                        self._results.look(result)
+                        self._results.look(result, where)
                     return result
 
             def merged(found: Sequence[Nest]) -> Nest:

@@ -53,12 +53,14 @@ class ShardResults:
         self._steps = steps
         self._row_terms = row_terms
 
-    def look(self, found: Nest) -> None:
+    def look(self, found: Nest, where: str) -> None:
         """Check that numbers among the results for one shard are means over its rows.
+
+        ``where`` is the line that calls the function.
 
         It ends the step, or warns, if they are not: see ``Session.differs``.
         """
-        self._row_terms.look_at_results(self._numbers(found))
+        self._row_terms.look_at_results(self._numbers(found), where)
 
     def compare(self, once: Nest, repeated: Nest) -> None:
         """Check the same with the results for these rows and for each of them twice."""

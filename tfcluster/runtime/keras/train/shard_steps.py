@@ -79,6 +79,8 @@ class Given:
 
     gradients: list[Gradient]
     variables: list[Variable]
+    where: str = ""
+    """The line of the program that applies them."""
 
 
 @dataclass(slots=True)
@@ -245,9 +247,9 @@ class ShardSteps:
         """Raise CollectiveError unless the step itself does ``what``."""
         if self._known().graph is not graph_now():
             self._session.refuse(
-                f"a training step {what} within a conditional, a loop or a function of "
-                "its own that depends on the rows of the batch. With runtime.shards, "
-                f"the step itself must do so. {_WITHOUT}"
+                f"{user_line()}: a training step {what} within a conditional, a loop "
+                "or a function of its own that depends on the rows of the batch. With "
+                f"runtime.shards, the step itself must do so. {_WITHOUT}"
             )
 
     @property
@@ -267,9 +269,11 @@ class ShardSteps:
             step.changed.append(variable)
             return assign(value)
 
+        where = user_line()
+
         def act(given: list[Any]) -> T:
             if self.depends([_tensor(given[0])]):
-                self._state.refuse(variable, "the program's own step")
+                self._state.refuse(variable, f"{where}: the program's own step")
             result = assign(given[0])
             self._state.changed_by_program(variable)
             return result
@@ -312,8 +316,11 @@ class ShardSteps:
         """The result of a conditional of a check of ours, in one shard alone."""
         step = self._known()
         assert step.graph is not None
+        assert step.dependence is not None
+        step.dependence.follow()
         before = len(step.graph.get_operations())
         result = run()
+        step.dependence.skip()
         added = step.graph.get_operations()[before:]
         step.of_checks.update(operation.name for operation in added)
         return result
@@ -336,8 +343,8 @@ class ShardSteps:
         common = not self._state.touched and not self.depends(inputs)
         if step.changed and not common:
             self._session.refuse(
-                "a training step applies gradients or sets variables within a "
-                "conditional that depends on the rows of the batch. With "
+                f"{user_line()}: a training step applies gradients or sets variables "
+                "within a conditional that depends on the rows of the batch. With "
                 "runtime.shards, the step knows the rows of one shard only. "
                 f"{_WITHOUT}"
             )

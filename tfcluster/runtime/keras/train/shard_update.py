@@ -62,8 +62,8 @@ class ShardUpdate:
                 continue
             if self.steps.depends(_tensors(gradient)):
                 self._session.refuse(
-                    f"the gradient of {name_of(variable)} that {name} applies is "
-                    "changed by a number that depends on the rows of the batch, such "
+                    f"{given[0].where}: the gradient of {name_of(variable)} that "
+                    f"{name} applies is changed by a number that depends on the rows of the batch, such "
                     "as the loss. With runtime.shards, the step knows that number of "
                     "one shard only. Run the job without runtime.shards"
                 )
