@@ -201,7 +201,7 @@ class _Attempt:
             self._result.struck.append(struck.what)
 
     def _until_over(self, seconds: float) -> None:
-        """Let the fault last for so long; what it has ended must be clean before."""
+        """Let the fault last for so long; what it has ended may be clean before."""
         self._wait(self._over, seconds)
 
     def _word(self, since: float) -> float | None:
@@ -346,13 +346,18 @@ class _Attempt:
             self._result.violations.append("the run did not end without its follower")
 
     def _wait_clean(self, run: str, fatal: bool, ended: float) -> None:
-        """Hosts that are cut off clean up by themselves, before the cable is mended."""
+        """Hosts that are cut off clean up by themselves, before the cable is mended.
+
+        An agent that is stopped cannot: it does once it goes on.
+        """
         cut = any(i.fault.name.startswith("cut") for _, _, i in self._struck)
         limit_s = allow_s(_CLEAN_S) + (_LEASE_S if cut or "stop" in self._kind else 0)
         left: list[str] = []
 
         def clean() -> bool:
             nonlocal left
+            if self._lasted_long_enough():
+                self.undo()
             left = self._site.left(self._running, run)
             if run and machine.is_locked(self._running.folder / "lock"):
                 left.append("the lock")
@@ -372,6 +377,12 @@ class _Attempt:
 
         if not self._wait(closed, allow_s(_CLEAN_S)):
             self._result.violations.append(f"open connections: {sessions}")
+
+    def _lasted_long_enough(self) -> bool:
+        pause_s = self._trial.pause_s
+        if pause_s is None or not self._struck:
+            return False
+        return time.time() - self._struck[0][1] > pause_s
 
     @property
     def _kind(self) -> str:

@@ -164,7 +164,8 @@ class _Training:
             if now > deadline:
                 running.process.kill()
                 return running.process.wait()
-            if now > self._next_sample:
+            # A rank that starts has not yet what it needs to train.
+            if next_fault is not None and now > self._next_sample:
                 self._next_sample = now + _SAMPLE_S
                 self._take_sample(running)
             if next_fault is None:

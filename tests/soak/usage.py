@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 OLD_S = 20.0
-"""A process that is younger is not sampled: it still imports or traces."""
+"""A process that is younger is not sampled: it may still trace."""
 
 MiB = 1 << 20
 
@@ -41,8 +41,8 @@ RULE = (
     "flat: the median of the last tenth of the samples exceeds that of the first tenth "
     "by at most 10 % + 16 MiB of memory, 4 open files, 4 threads, 5 % + 1 MiB of "
     f"cache; the record grows by at most {RECORD_PER_MINUTE // 1024} KiB a minute. "
-    f"Processes are sampled once they are {OLD_S:g} s old; of several with the same "
-    "role, the largest counts."
+    "Samples are taken while the training goes on, of processes that are at least "
+    f"{OLD_S:g} s old; of several with the same role, the largest counts."
 )
 
 
