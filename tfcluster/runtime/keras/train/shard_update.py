@@ -63,9 +63,10 @@ class ShardUpdate:
             if self.steps.depends(_tensors(gradient)):
                 self._session.refuse(
                     f"{given[0].where}: the gradient of {name_of(variable)} that "
-                    f"{name} applies is changed by a number that depends on the rows of the batch, such "
-                    "as the loss. With runtime.shards, the step knows that number of "
-                    "one shard only. Run the job without runtime.shards"
+                    f"{name} applies is changed by a number that depends on the rows "
+                    "of the batch, such as the loss. With runtime.shards, the step "
+                    "knows that number of one shard only. Run the job without "
+                    "runtime.shards"
                 )
         chosen = [place for place, is_own in enumerate(own) if is_own]
         if not chosen:
