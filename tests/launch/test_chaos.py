@@ -13,7 +13,7 @@ from tests.launch.chaos import PROGRAM, seeds, strikes
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
 
-TRIALS = 20
+TRIALS = 8
 LONGEST_S = 3.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import resource
@@ -167,10 +166,11 @@ DECISIVE = {"first agent", "agent"}
 """A run ends with either of these; all others can be missed."""
 USUAL = [("agent",)]
 OTHERS = [
-    chosen
-    for count in (1, 2, len(PARTS))
-    for chosen in itertools.combinations(PARTS, count)
-    if set(chosen) not in map(set, USUAL)
+    *((part,) for part in PARTS if (part,) not in USUAL),
+    ("kept", "server"),
+    ("guard", "agent"),
+    ("first guard", "first agent"),
+    PARTS,
 ]
 
 

@@ -25,7 +25,7 @@ from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
 from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
 
-TRIALS = 10
+TRIALS = 4
 LONGEST_S = 4.5
 """The longest time until a kill; connecting to three hosts takes a second of it."""
 NODES = 3
