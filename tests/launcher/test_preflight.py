@@ -17,7 +17,7 @@ def check(folder: Path, *command: str) -> None:
     import sys
 
     description = describe(
-        {"worker": 2}, command=command, workdir=folder, python=sys.executable
+        {"worker": 2}, command=command, workdir=folder, python=(sys.executable,)
     )
     places = place(description, hosts(None))
     specs = compose(description, places, lambda _: False)
