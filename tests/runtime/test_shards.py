@@ -81,7 +81,7 @@ def assert_same_bits(one: Values, other: Values, *, beside: str = "history_") ->
 
 
 @pytest.mark.parametrize("case", TRAINED)
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", SIZES)
 def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) -> None:
     (alone,) = found.of("trained-1", case)
     for rank in found.of(f"trained-{size}", case):
