@@ -40,7 +40,7 @@ REFUSED = {
     "eager_step": "cannot run eagerly",
     "loss_that_sums": "sum_of_squares returns the sum over the rows of a batch",
     "loss_of_the_batch": "spread is not a mean over the rows of a batch",
-    "loss_of_single_rows": "a batch needs 12",
+    "loss_of_single_rows": "a batch needs 8",
     "masked_loss": "divides by the number of its unmasked entries",
     "stateful": "is stateful",
     "drawn_with_a_state": "from a state that TensorFlow keeps",
