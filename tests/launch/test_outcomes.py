@@ -57,7 +57,8 @@ def test_status_has_the_shape_of_the_contract(cluster: Cluster) -> None:
     running = cluster.bash("exit 3")
     assert running.end() == 3
     status = running.status()
-    assert list(status)[:9] == [
+    assert list(status)[:10] == [
+        "schema",
         "run",
         "name",
         "backend",

@@ -539,11 +539,9 @@ class Hosts:
         if side.ready or strategy is Strategy.NONE or unforkable:
             return self._ready(side)
         tail = tuple(str(line) for line in entries(frame, "tail"))
-        pythons = {s.python for s in self._job.on_host(side.host) if s.warm == key}
-        which = next((f"{shlex.join(python)} " for python in pythons if python), "")
         specs = self._job_of(side).on_host(side.host)
         pythons = {spec.python for spec in specs if spec.warm == key}
-        which = next((f"{python} " for python in pythons if python), "")
+        which = next((f"{shlex.join(python)} " for python in pythons if python), "")
         what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
         cause = (
             f"{which or 'Python '}{what} {frame.get('cause')} "

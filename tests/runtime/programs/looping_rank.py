@@ -19,8 +19,8 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 
+vector = np.ones(int(sys.argv[1]), "float32")  # before others wait for this rank
 tfc.init()
-vector = np.ones(int(sys.argv[1]), "float32")
 deed, who = sys.argv[2:] or ("", "-1")
 mine = deed if tfc.rank() == int(who) else ""
 rounds = 0

@@ -67,7 +67,7 @@ class SavedSettings:
 
 
 def _host(entry: Mapping[str, Any]) -> HostEntry:
-    python = entry["python"]
+    python = entry.get("python")
     own = None if python is None else _interpreter(python)
     return HostEntry(**{**entry, "python": own})
 
