@@ -120,6 +120,7 @@ def test_runs_of_a_python_program_are_jobs(site: SlurmSite) -> None:
         user=USER,
         cwd=site.folder,
         env=site.variables(),
+        timeout_s=120.0,
     )
     assert done.stdout.splitlines() == [
         "['node1', 'node2', 'node3', 'node4'] b'x'",
