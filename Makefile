@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all test-rest rig-packages check docs package compat chaos soak fuzz bench clean
+.PHONY: help demo test test-all test-rest test-exhaustive rig-packages check docs package compat chaos soak fuzz bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -14,7 +14,8 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope
 help:
 	@echo "make demo      train the digits example on three tasks of this machine"
 	@echo "make test      run the tests: each feature once"
-	@echo "make test-all  run every test; as root, install what they need"
+	@echo "make test-all  run all tests but test-exhaustive; as root, install what they need"
+	@echo "make test-exhaustive  more variants of environments and kills of kept interpreters"
 	@echo "make check     formatting, lint, types"
 	@echo "make docs      build the site in site/"
 	@echo "make package   build the packages in dist/, install the wheel, train from it"
@@ -36,7 +37,10 @@ test-all: rig-packages
 	$(MAKE) test-rest
 
 test-rest: $(VENV)/.ready-test
-	$(PYTEST) -m 'slow or testbed or chaos'
+	$(PYTEST) -m '(slow or testbed or chaos) and not exhaustive'
+
+test-exhaustive: $(VENV)/.ready-test
+	$(PYTEST) -m exhaustive
 
 rig-packages: $(VENV)/.ready-test
 	$(BIN)/python -m tests.testbed install

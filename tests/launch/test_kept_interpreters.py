@@ -178,7 +178,7 @@ OTHERS = [
     "victims",
     [
         *USUAL,
-        *(pytest.param(chosen, marks=pytest.mark.slow) for chosen in OTHERS),
+        *(pytest.param(chosen, marks=pytest.mark.exhaustive) for chosen in OTHERS),
     ],
     ids=", ".join,
 )
@@ -203,7 +203,7 @@ def test_whoever_is_killed_nothing_is_left_of_the_run(
     assert_only_kept_is_left(running, spared)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "victims",
     [(), ("guard", "first guard"), ("agent", "first agent")],
@@ -247,7 +247,7 @@ def test_two_runs_share_it_and_end_apart(keeper: Keeper) -> None:
     assert_only_kept_is_left(second, kept)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_is_ended_while_its_tasks_run(keeper: Keeper) -> None:
     kept = keeper.keep()
     running = keeper.launch()
@@ -258,7 +258,7 @@ def test_it_is_ended_while_its_tasks_run(keeper: Keeper) -> None:
     assert_only_kept_is_left(running, None)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_restarted_task_is_forked_again(keeper: Keeper) -> None:
     kept = keeper.keep()
     running = keeper.launch("--set", "restart.max=1", "--set", "restart.scope=task")
@@ -325,7 +325,7 @@ def test_it_ends_when_its_user_has_logged_out(tmp_path: Path) -> None:
     assert logged_out(str(login))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_setup_lines_are_run_for_it_and_then_for_the_launch(keeper: Keeper) -> None:
     keeper.config = keeper.cluster.file(
         CONFIG + "setup: ['export OMP_NUM_THREADS=5']\n"
@@ -413,7 +413,7 @@ def test_what_cannot_be_kept_is_refused(
     assert said in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_failed_import_is_shown(keeper: Keeper) -> None:
     (keeper.packages / "keras" / "__init__.py").write_text("raise OSError('no disk')\n")
     done = keeper.cluster.command("warm", keeper.config)
@@ -430,7 +430,7 @@ def test_a_failed_import_is_shown(keeper: Keeper) -> None:
     assert keeper.listed() == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_that_does_not_answer_delays_a_launch_only_a_little(
     keeper: Keeper,
 ) -> None:

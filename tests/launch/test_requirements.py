@@ -128,7 +128,7 @@ def test_setup_makes_it_and_clean_removes_it(cluster: Cluster, home: Path) -> No
     assert not environment.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_in_use_is_kept(cluster: Cluster, home: Path) -> None:
     code = "import time; print('up', flush=True); time.sleep(600)"
     running = started(cluster, code).up(count=2)
@@ -140,7 +140,7 @@ def test_one_in_use_is_kept(cluster: Cluster, home: Path) -> None:
     assert made(home) == [environment]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_it_depends_on(cluster: Cluster, home: Path) -> None:
     """A local package that changes makes another one, although the text is the same."""
     assert cluster.command("setup", config(cluster)).returncode == 0
@@ -212,7 +212,7 @@ def slow_package(cluster: Cluster) -> Path:
     return building
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("whom", ["launcher", "agent"])
 def test_a_kill_ends_pip(cluster: Cluster, home: Path, whom: str) -> None:
     building = slow_package(cluster)
@@ -225,7 +225,7 @@ def test_a_kill_ends_pip(cluster: Cluster, home: Path, whom: str) -> None:
     assert made(home) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_maker_that_is_killed(cluster: Cluster, home: Path) -> None:
     """For example for its memory; its pip must not go on."""
     building = slow_package(cluster)
@@ -250,7 +250,7 @@ def test_makers_at_the_same_time_make_one(cluster: Cluster, home: Path) -> None:
     assert len(made(home)) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_packages_of_the_interpreter_below(cluster: Cluster, home: Path) -> None:
     """Also those of a virtual environment, which venv alone would pass over."""
     below = cluster.folder / "below"
@@ -269,7 +269,7 @@ def test_packages_of_the_interpreter_below(cluster: Cluster, home: Path) -> None
     assert "No module named 'shown'" in alone.text("worker:0")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_environment_below_a_command(cluster: Cluster, home: Path) -> None:
     python = f"[env, X=1, {sys.executable}]"
     code = SHOW.replace("demo.VALUE", "__import__('os').environ['X']")
@@ -279,7 +279,7 @@ def test_an_environment_below_a_command(cluster: Cluster, home: Path) -> None:
     assert running.text("worker:0") == f"demo 1 {environment}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_python_of_setup_lines_is_its_base(cluster: Cluster, home: Path) -> None:
     below = cluster.folder / "below"
     subprocess.run([sys.executable, "-m", "venv", str(below)], check=True)
@@ -291,7 +291,7 @@ def test_the_python_of_setup_lines_is_its_base(cluster: Cluster, home: Path) -> 
     assert running.text("worker:0") == f"demo 1 {environment}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_uv_makes_it_where_it_is_there(
     cluster: Cluster, home: Path, tmp_path: Path
 ) -> None:
