@@ -1,7 +1,7 @@
 """Holds JSON that tfcluster hands out to its published schemas.
 
 The schemas allow keys that they do not name, since a later version may add some. Here
-such a key is an error: whoever adds a key enters it in the schema.
+such a key is an error, so that nobody adds a key without adding it to the schema.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def tell_transport(
 ) -> tuple[TaskSpec, ...]:
     """The tasks, told whether ``transport: auto`` may be ``tensorflow``.
 
-    All ranks are told the same. ``machines`` as for ``chosen_transport``.
+    All ranks get the same answer. ``machines``: as for ``chosen_transport``.
     """
     choice = chosen_transport(runtime, [spec.place for spec in specs], machines)
     own = runtime.transport == AUTO and choice.transport == TENSORFLOW

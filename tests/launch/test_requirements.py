@@ -22,7 +22,7 @@ from tests.launch.uv import installed_uv
 PATIENCE_S = 2 * DEADLINE_S
 SHOW = "import demo, sys; print('demo', demo.VALUE, sys.prefix, flush=True)"
 LONG = "setup: [sleep 5]\n"
-# Agents that end after 2 s without a word from the launcher.
+# Agents end if the launcher sends nothing for 2 s.
 IMPATIENT = """\
 from tfcluster.cli import main
 from tfcluster.doctor import probe_hosts

@@ -1,4 +1,4 @@
-"""What grows is told from what is flat."""
+"""Tests of the rules that tell growing usage from flat usage."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class ResultFolder:
 class Partial:
     """A file that is arriving, under a temporary name in the folder of its target.
 
-    Whoever has it open has it locked, so that two fetches never write to one file.
+    The open file is locked, so that two fetches never write to one file.
     """
 
     def __init__(self, path: Path) -> None:

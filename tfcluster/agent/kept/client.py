@@ -67,7 +67,7 @@ def receive(end: socket.socket, decoder: Decoder) -> list[Frame]:
 
 
 def listed(environ: Mapping[str, str]) -> list[dict[str, object]]:
-    """What users are told about all kept interpreters of this host."""
+    """The description of all kept interpreters of this host, for users."""
     return [{key: each.about.get(key) for key in _TOLD} for each in found(environ)]
 
 

@@ -139,5 +139,5 @@ def _request(run: str, count: int, package: str) -> Frame:
 
 
 def summary(about: Mapping[str, object]) -> dict[str, object]:
-    """What the launcher is told of the kept interpreter that was taken."""
+    """The description of the kept interpreter that was taken, for the launcher."""
     return {key: about.get(key) for key in ("pid", "age_s", "libraries")}

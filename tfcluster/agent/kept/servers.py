@@ -26,7 +26,7 @@ class Servers:
         self._ending: set[int] = set()
         self._say = say
         self.kept = {} if lent is None else summary(lent.about)
-        """What the launcher is told of the interpreter from which they come."""
+        """The description of the interpreter that forked them, for the launcher."""
 
     def take(self, program: Program, output: int) -> Server | None:
         """A server that fits, with the program's environment, and ``output`` for what
