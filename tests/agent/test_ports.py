@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent
+from tests.agent.client import PYTHON, Agent, eventually
 
 LISTEN = """
 import os, socket, sys, time
@@ -236,9 +236,11 @@ def test_a_task_on_the_port_of_another_is_an_intruder(agent: Agent) -> None:
     ports = hold(agent, 2)
     argv = (PYTHON, "-c", LISTEN, str(ports[0]))
     agent.start("w:1", *argv, port=ports[1], watched=True)
+    other = agent.wait("started", task="w:1")["pid"]
+    # The agent stops looking at a port once its task is the only listener there.
+    eventually(lambda: "up" in agent.log("w:1").read_text(), "w:1 listens")
     agent.start("w:0", *argv, port=ports[0], watched=True)
-    intruder = agent.wait("intruder", task="w:0", timeout_s=20)
-    assert intruder["pid"] == agent.wait("started", task="w:1")["pid"]
+    assert agent.wait("intruder", task="w:0", timeout_s=20)["pid"] == other
 
 
 def test_who_does_not_listen_is_not_said_to(agent: Agent) -> None:
