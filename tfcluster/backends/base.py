@@ -17,6 +17,9 @@ from tfcluster.model import Allocation, Description, Host
 class Channel(Protocol):
     """The standard input and output of a process that runs on a host."""
 
+    def fileno(self) -> int:
+        """A descriptor that can be polled: it is readable when there is output."""
+
     def read(self) -> bytes:
         """The next bytes; blocks until there are some. Empty at the end."""
 

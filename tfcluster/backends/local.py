@@ -59,6 +59,9 @@ class ProcessChannel:
             raise StartError(f"{host}: cannot start {argv[0]}: {error}") from error
         return cls(process, stderr)
 
+    def fileno(self) -> int:
+        return self._stdout
+
     def read(self) -> bytes:
         return os.read(self._stdout, READ_BYTES)
 

@@ -20,6 +20,7 @@ from tfcluster.backends.base import Remembering, Starter
 from tfcluster.backends.local import LocalBackend
 from tfcluster.errors import ContactLostError
 from tfcluster.host_patterns import fold
+from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import sweep, sweep_all
 from tfcluster.model import Host
 from tfcluster.record.continuation import latest
@@ -227,7 +228,8 @@ def _sweep(
             "its agents stop everything when their lease ends; check the hosts yourself"
         )
         return
-    count = sweep(LocalBackend(), Host(name="localhost", address=""), view.run)
+    here = Host(name="localhost", address="")
+    count = sweep(LocalBackend(), here, view.run, ChannelThreads())
     if count is None:
         raise ContactLostError("localhost could not be swept")
     say(f"localhost: {_ended(count)}")

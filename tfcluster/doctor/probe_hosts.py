@@ -23,6 +23,7 @@ from tfcluster.launcher.agent_connection import (
     Received,
     open_agent,
 )
+from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import FAN_OUT
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
@@ -122,6 +123,7 @@ class _Examination:
         self._alone = len(hosts) == 1
         self._connect_slots = threading.Semaphore(FAN_OUT)
         self._gone: set[str] = set()
+        self._threads = ChannelThreads()
         self._deadline = 0.0
         self._pinged_s = time.monotonic()
 
@@ -172,7 +174,12 @@ class _Examination:
         try:
             with self._connect_slots:
                 contact = open_agent(
-                    self._starter, host, self._run, 0.0, self._queue.put
+                    self._starter,
+                    host,
+                    self._run,
+                    0.0,
+                    self._queue.put,
+                    self._threads,
                 )
             self._queue.put((host.name, contact))
         except TfclusterError as error:

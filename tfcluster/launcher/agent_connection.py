@@ -8,13 +8,14 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 from tfcluster import __version__
 from tfcluster.backends.base import Channel, Starter
 from tfcluster.errors import TfclusterError
+from tfcluster.launcher.channel_threads import ChannelThreads, Watch
 from tfcluster.model import Host
 from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
 
@@ -82,78 +83,133 @@ Post = Callable[[Received | Closed], None]
 
 
 class AgentConnection:
-    """One agent's channel with a reading and a writing thread.
+    """One agent's channel, served by ``threads``.
 
-    ``post`` is called from the reading thread.
+    ``post`` is called from the threads, never for two frames at a time.
     """
 
-    def __init__(self, host: str, channel: Channel, nonce: str, post: Post) -> None:
+    def __init__(
+        self,
+        host: str,
+        channel: Channel,
+        nonce: str,
+        post: Post,
+        threads: ChannelThreads,
+    ) -> None:
         self.host = host
         self.began_s = time.time()
         """Unix time; the agent sent everything after that."""
         self._channel = channel
-        self._nonce = nonce
         self._post = post
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=target, name=f"{name} {host}", daemon=True)
-            for name, target in (("read", self._read), ("write", self._write))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._reception = Reception(nonce)
+        self._cause, self._broken = "its agent ended", False
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._outbox: deque[bytes | None] = deque()
+        self._writing = False
+        self._closed = False
+        name, number = f"end {host}", channel.fileno()
+        threads.watch(Watch(name, number, self._read, self._end))
 
     def send(self, frame: Frame) -> None:
         """Queue a frame; never blocks. Raises WireError if the frame is too long."""
-        self._outbox.put(encode(frame))
+        self._put(encode(frame))
 
     def close(self) -> None:
         """Close the agent's input once everything queued has been sent."""
-        self._outbox.put(None)
+        self._put(None)
 
     def kill(self) -> None:
         """End the contact now."""
         self._channel.kill()
         self.close()
 
-    def _write(self) -> None:
-        try:
-            while (data := self._outbox.get()) is not None:
-                self._channel.write(data)
-        except OSError:
-            pass  # the reading thread sees the end, too, and reports it
-        finally:
-            self._channel.close()
+    def _put(self, data: bytes | None) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._outbox.append(data)
+            if self._writing:
+                return
+            self._writing = True
+        self._threads.run(f"write {self.host}", self._write)
 
-    def _read(self) -> None:
+    def _write(self) -> None:
+        while (data := self._next()) is not None:
+            try:
+                self._channel.write(data)
+            except OSError:
+                # The reading thread sees the end, too, and reports it.
+                self._shut()
+
+    def _next(self) -> bytes | None:
+        """What to write next; None: nothing for now, or nothing any more."""
+        with self._lock:
+            if not self._outbox:
+                self._writing = False
+                return None
+            data = self._outbox.popleft()
+        if data is None:
+            self._shut()
+        return data
+
+    def _shut(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._outbox.clear()
+        self._channel.close()
+
+    def _read(self) -> bool:
+        """Handle what has arrived; returns False at the end."""
         try:
-            self._read_frames()
-            cause = "its agent ended"
+            if data := self._channel.read():
+                for frame in self._reception.feed(data):
+                    self._post(Received(self.host, frame))
+                return True
+            self._reception.end()
         except (OSError, WireError) as error:
-            cause = str(error)
+            self._cause, self._broken = str(error), True
+        return False
+
+    def _end(self) -> None:
+        if self._broken:
             self._channel.kill()
         said = self._channel.diagnosis()
-        self._post(Closed(self.host, f"{cause} ({said})" if said else cause))
+        self._post(
+            Closed(self.host, f"{self._cause} ({said})" if said else self._cause)
+        )
 
-    def _read_frames(self) -> None:
-        lines = LineBuffer()
-        noise = bytearray()
-        greeted = False
-        while data := self._channel.read():
-            for line in lines.feed(data):
-                if not greeted:
-                    frame = self._hello(line)
-                    if frame is None:
-                        noise += line + b"\n"
-                        if len(noise) > MAX_NOISE_BYTES:
-                            raise WireError("no hello from the agent, only other text")
-                        continue
-                    greeted = True
-                else:
-                    frame = parse(line)
-                self._post(Received(self.host, frame))
-        if not greeted and noise.strip():
-            said = noise.decode(errors="backslashreplace").strip().splitlines()[-1]
-            raise WireError(f"no hello from the agent; it said: {said[:200]}")
+
+class Reception:
+    """Finds the frames of an agent in what arrives on its channel. Pure.
+
+    A login shell may write other text before the agent greets us with our nonce.
+    """
+
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce
+        self._lines = LineBuffer()
+        self._noise = bytearray()
+        self._greeted = False
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that ``data`` completes. Raises WireError."""
+        for line in self._lines.feed(data):
+            if self._greeted:
+                yield parse(line)
+            elif (frame := self._hello(line)) is not None:
+                self._greeted = True
+                yield frame
+            else:
+                self._noise += line + b"\n"
+                if len(self._noise) > MAX_NOISE_BYTES:
+                    raise WireError("no hello from the agent, only other text")
+
+    def end(self) -> None:
+        """The channel has ended. Raises WireError if no agent ever greeted us."""
+        if not self._greeted and self._noise.strip():
+            said = self._noise.decode(errors="backslashreplace").strip().splitlines()
+            raise WireError(f"no hello from the agent; it said: {said[-1][:200]}")
 
     def _hello(self, line: bytes) -> Frame | None:
         """The hello frame with our nonce; None for any other line, which is noise."""
@@ -170,7 +226,8 @@ def open_agent(
     host: Host,
     run: str,
     grace_s: float,
-    post: Callable[[Received | Closed], None],
+    post: Post,
+    threads: ChannelThreads,
     *,
     witness: str | None = None,
     warm: Sequence[Frame] = (),
@@ -182,7 +239,9 @@ def open_agent(
     expect to need; the agent may take kept ones.
     """
     nonce = secrets.token_hex(16)
-    contact = AgentConnection(host.name, starter.start_agent(host), nonce, post)
+    contact = AgentConnection(
+        host.name, starter.start_agent(host), nonce, post, threads
+    )
     contact.send(
         {
             "type": "open",

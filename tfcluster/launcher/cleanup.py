@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tfcluster.backends.base import Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import Closed, Received, open_agent
+from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.model import Host
 
 SWEEP_S = 10.0
@@ -29,9 +30,11 @@ def sweep_all(
 ) -> Iterator[tuple[str, int | TfclusterError | None]]:
     """``sweep`` hosts in parallel; yields names with results or errors, in order."""
 
+    threads = ChannelThreads()
+
     def one(host: Host) -> int | TfclusterError | None:
         try:
-            return sweep(starter, host, run)
+            return sweep(starter, host, run, threads)
         except TfclusterError as error:
             return error
 
@@ -45,6 +48,7 @@ class Cleanup:
     def __init__(self, starter: Starter, run: str) -> None:
         self._starter = starter
         self._run = run
+        self._channels = ChannelThreads()
         self._threads: list[tuple[str, threading.Thread, float]] = []
         self.swept: dict[str, int] = {}
         """Host -> number of processes that were swept there."""
@@ -60,7 +64,7 @@ class Cleanup:
 
     def _sweep(self, host: Host) -> None:
         with contextlib.suppress(TfclusterError):
-            count = sweep(self._starter, host, self._run)
+            count = sweep(self._starter, host, self._run, self._channels)
             if count is not None:
                 self.swept[host.name] = count
 
@@ -71,7 +75,9 @@ class Cleanup:
         return [name for name, _, _ in self._threads if name not in self.swept]
 
 
-def sweep(starter: Starter, host: Host, run: str) -> int | None:
+def sweep(
+    starter: Starter, host: Host, run: str, threads: ChannelThreads
+) -> int | None:
     """End all processes with the run's marker on ``host``; returns how many.
 
     Returns None if no agent answered in time, or if an older agent is still alive and
@@ -79,13 +85,15 @@ def sweep(starter: Starter, host: Host, run: str) -> int | None:
     """
     until = time.monotonic() + SWEEP_S
     for _ in range(SWEEPERS):
-        count = _sweep_once(starter, host, run, until)
+        count = _sweep_once(starter, host, run, until, threads)
         if count is not None or time.monotonic() >= until:
             return count
     return None
 
 
-def _sweep_once(starter: Starter, host: Host, run: str, until: float) -> int | None:
+def _sweep_once(
+    starter: Starter, host: Host, run: str, until: float, threads: ChannelThreads
+) -> int | None:
     over = threading.Event()
     counts: list[int] = []
 
@@ -98,7 +106,7 @@ def _sweep_once(starter: Starter, host: Host, run: str, until: float) -> int | N
                 counts.append(count if isinstance(count, int) else 0)
             over.set()
 
-    contact = open_agent(starter, host, run, 0.0, listen)
+    contact = open_agent(starter, host, run, 0.0, listen, threads)
     left_s = max(0.0, until - time.monotonic())
     others_s = min(OTHERS_S, left_s)
     contact.send({"type": "close", "grace_s": 0, "others_s": others_s})

@@ -29,6 +29,7 @@ from tfcluster.launcher.agent_connection import (
     Unopened,
     open_agent,
 )
+from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import FAN_OUT, SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
@@ -121,6 +122,7 @@ class Hosts:
         self._planned = job
         """The job after a resize that is being prepared; else the same job."""
         self._sides = {host.name: _HostSide(host) for host in job.used_hosts()}
+        self._threads = ChannelThreads()
         self._failed: list[HostFailed] = []
         self.files = WorkdirSender(job.files, self.send)
         self.sweeps = Cleanup(starter, job.run)
@@ -159,6 +161,7 @@ class Hosts:
                     self._job.run,
                     grace_s,
                     self._post,
+                    self._threads,
                     witness=str(self._job.witness),
                     warm=hints(self._job, host),
                 )

@@ -20,6 +20,7 @@ from tfcluster.launcher.agent_connection import (
     Received,
     open_agent,
 )
+from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     ANSWERS,
@@ -63,8 +64,9 @@ def fetch_late(
     seen, sync = witnesses(root), description.sync
     wanted = Wanted(str(root) if sync is None else sync.folder, seen, patterns)
     outcomes = {host.name: Outcome(host.name) for host in hosts}
+    threads = ChannelThreads()
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        opened = list(pool.map(lambda host: _Line.open(starter, host), hosts))
+        opened = list(pool.map(lambda host: _Line.open(starter, host, threads), hosts))
     lines = [line for line in opened if isinstance(line, _Line)]
     transfers = [
         HostTransfer(
@@ -137,13 +139,15 @@ class _Line:
         self.contact: AgentConnection
 
     @classmethod
-    def open(cls, starter: Starter, host: Host) -> _Line | TfclusterError:
+    def open(
+        cls, starter: Starter, host: Host, threads: ChannelThreads
+    ) -> _Line | TfclusterError:
         line = cls(host.name)
         # Not the id of the run: this agent must not end processes of the run, should
         # some be left.
         mark = f"fetch-{secrets.token_hex(8)}"
         try:
-            line.contact = open_agent(starter, host, mark, 0.0, line.post)
+            line.contact = open_agent(starter, host, mark, 0.0, line.post, threads)
         except TfclusterError as error:
             return error
         return line

@@ -19,6 +19,7 @@ from tfcluster.launcher.agent_connection import (
     Received,
     open_agent,
 )
+from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import FAN_OUT
 from tfcluster.model import Host
 from tfcluster.wire import Frame
@@ -94,6 +95,7 @@ class _Asking:
         self._run = f"warm-{secrets.token_hex(8)}"
         self._connect_slots = threading.Semaphore(FAN_OUT)
         self._gone: set[str] = set()
+        self._threads = ChannelThreads()
 
     def run(self, patience_s: float) -> list[Answer]:
         try:
@@ -112,7 +114,12 @@ class _Asking:
         try:
             with self._connect_slots:
                 contact = open_agent(
-                    self._starter, host, self._run, 0.0, self._queue.put
+                    self._starter,
+                    host,
+                    self._run,
+                    0.0,
+                    self._queue.put,
+                    self._threads,
                 )
             self._queue.put((host.name, contact))
         except TfclusterError as error:

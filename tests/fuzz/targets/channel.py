@@ -18,12 +18,11 @@ from tests.planning.descriptions import hosts as some_hosts
 from tfcluster import __version__, exit_causes, wire
 from tfcluster.agent import channel, events, frames, loop
 from tfcluster.agent.console_queue import ConsoleQueue
-from tfcluster.backends.base import Channel as HostChannel
 from tfcluster.compose import compose
 from tfcluster.console.screen import Screen
 from tfcluster.launcher import end_order, preparation, progress, task_messages
 from tfcluster.launcher import hosts as launcher_hosts
-from tfcluster.launcher.agent_connection import AgentConnection, Closed
+from tfcluster.launcher.agent_connection import Reception
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
@@ -283,37 +282,13 @@ def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -
         progress.blame(job.specs, about_tasks.answers, job.ranks(), 10.0)
 
 
-class _Recorded(HostChannel):
-    """A channel on which a host says this, in portions, and then ends it."""
-
-    def __init__(self, data: bytes) -> None:
-        self._rest = data
-
-    def read(self) -> bytes:
-        portion, self._rest = self._rest[:_PORTION], self._rest[_PORTION:]
-        return portion
-
-    def write(self, data: bytes) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        self._rest = b""
-
-    def diagnosis(self) -> str:
-        return ""
-
-
 def _connection(data: bytes) -> None:
-    """Noise, hello and frames; the end must be told, once, and whatever was said."""
-    items: list[object] = []
-    contact = AgentConnection("h1", _Recorded(data), _NONCE, items.append)
-    contact.close()
-    for thread in contact._threads:
-        thread.join()
-    assert [isinstance(item, Closed) for item in items].index(True) == len(items) - 1
+    """Noise, hello and frames, in portions."""
+    reception = Reception(_NONCE)
+    for at in range(0, len(data), _PORTION):
+        for frame in reception.feed(data[at : at + _PORTION]):
+            assert isinstance(frame["type"], str)
+    reception.end()
 
 
 # --- from tasks ---------------------------------------------------------------------
@@ -380,7 +355,7 @@ TARGETS = (
             b"Permission denied\n",
         ],
         (wire,),
-        (),
+        (WireError,),
         (encode(_HELLO), _NONCE.encode()),
         most_bytes=1 << 18,
     ),

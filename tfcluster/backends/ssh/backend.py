@@ -75,7 +75,7 @@ class SshStarter:
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             raise errors.no_session(way, str(error)) from error
-        channel = SshChannel(host.name, shlex.join(python), session, transport.close)
+        channel = SshChannel(shlex.join(python), session, transport.close)
         # If this fails, reading from the channel tells why.
         with contextlib.suppress(OSError):
             channel.write(parcel().data)

@@ -6,6 +6,7 @@ Knows how such a session ends and what it reports then; knows no frames.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +29,6 @@ class SshChannel:
 
     def __init__(
         self,
-        host: str,
         python: str,
         session: paramiko.Channel,
         hang_up: Callable[[], None],
@@ -38,13 +38,19 @@ class SshChannel:
         self._hang_up = hang_up
         self._told = False
         self._errors: deque[int] = deque(maxlen=LAST_WORDS_BYTES)
-        self._drain = threading.Thread(
-            target=self._drain_errors, name=f"stderr {host}", daemon=True
-        )
-        self._drain.start()
+        self._output = _Readable()
+        # A buffer only calls set and clear of its event, which we provide.
+        session.in_buffer.set_event(self._output)  # type: ignore[arg-type]
+
+    def fileno(self) -> int:
+        return self._output.descriptor
 
     def read(self) -> bytes:
         """The next bytes. Raises OSError if the session did not end properly."""
+        # A full window for errors would stop an agent that writes many. Each of its
+        # heartbeats brings us here.
+        while self._session.recv_stderr_ready():
+            self._errors.extend(self._session.recv_stderr(READ_BYTES))
         data = self._session.recv(READ_BYTES)
         if not data:
             self._ended()
@@ -68,6 +74,9 @@ class SshChannel:
         """How the program ended; also closes the connection."""
         status, words = self._status(), self._words()
         self._hang_up()
+        # Nothing signals to the descriptor any more, so it can be closed.
+        self._session.in_buffer.set_event(threading.Event())
+        self._output.close()
         return "" if self._told else ended(status, words.splitlines())
 
     def _ended(self) -> None:
@@ -89,9 +98,34 @@ class SshChannel:
         return None if status < 0 else status
 
     def _words(self) -> str:
-        self._drain.join(STATUS_S)
+        self._session.settimeout(STATUS_S)
+        with contextlib.suppress(TimeoutError):
+            while data := self._session.recv_stderr(READ_BYTES):
+                self._errors.extend(data)
         return bytes(self._errors).decode(errors="backslashreplace").strip()
 
-    def _drain_errors(self) -> None:
-        while data := self._session.recv_stderr(READ_BYTES):
-            self._errors.extend(data)
+
+class _Readable:
+    """A descriptor that is readable while the event is set, for paramiko's buffers.
+
+    A buffer sets its event while it holds data or has been closed, and clears it
+    otherwise, always under its lock. The descriptor of paramiko's own ``fileno`` is
+    shared by two buffers, each with its own lock, so that it may miss a change.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._set = False
+
+    def set(self) -> None:
+        if not self._set:
+            self._set = True
+            os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        if self._set:
+            self._set = False
+            os.eventfd_read(self.descriptor)
+
+    def close(self) -> None:
+        os.close(self.descriptor)

@@ -1,0 +1,199 @@
+"""Tests of the threads that serve the channels of all hosts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import pytest
+
+from tfcluster.launcher import channel_threads
+from tfcluster.launcher.agent_connection import (
+    AgentConnection,
+    Closed,
+    Received,
+    Reception,
+)
+from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.wire import WireError, encode
+
+SOON_S = 20.0
+NONCE = "n0nce"
+HELLO = encode({"type": "hello", "nonce": NONCE})
+
+
+class Pipes:
+    """A channel whose other side is this test."""
+
+    def __init__(self) -> None:
+        self._read, self.said = os.pipe()
+        self.heard: SimpleQueue[bytes] = SimpleQueue()
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.killed = threading.Event()
+
+    def fileno(self) -> int:
+        return self._read
+
+    def read(self) -> bytes:
+        return os.read(self._read, 1 << 16)
+
+    def write(self, data: bytes) -> None:
+        self.may_write.wait(SOON_S)
+        self.heard.put(data)
+
+    def close(self) -> None:
+        self.heard.put(b"")
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    def diagnosis(self) -> str:
+        os.close(self._read)
+        return "exit status 3"
+
+
+@contextmanager
+def connected(
+    threads: ChannelThreads, host: str = "h1"
+) -> Iterator[tuple[Pipes, AgentConnection, SimpleQueue[Received | Closed]]]:
+    pipes, inbox = Pipes(), SimpleQueue[Received | Closed]()
+    yield pipes, AgentConnection(host, pipes, NONCE, inbox.put, threads), inbox
+    pipes.may_write.set()
+
+
+def mine(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread not in before]
+
+
+def test_frames_arrive_then_the_end() -> None:
+    with connected(ChannelThreads()) as (pipes, _, inbox):
+        os.write(pipes.said, b"Welcome to h1\n" + HELLO + encode({"type": "held"}))
+        items = [inbox.get(timeout=SOON_S) for _ in range(2)]
+        assert [i.frame["type"] for i in items if isinstance(i, Received)] == [
+            "hello",
+            "held",
+        ]
+        os.close(pipes.said)
+        end = inbox.get(timeout=SOON_S)
+    assert end == Closed("h1", "its agent ended (exit status 3)")
+    assert not pipes.killed.is_set()
+
+
+def test_a_channel_with_other_text_is_killed() -> None:
+    with connected(ChannelThreads()) as (pipes, _, inbox):
+        os.write(pipes.said, b"This account is not available.\n")
+        os.close(pipes.said)
+        end = inbox.get(timeout=SOON_S)
+    assert isinstance(end, Closed)
+    assert end.cause == (
+        "no hello from the agent; it said: This account is not available. "
+        "(exit status 3)"
+    )
+    assert pipes.killed.is_set()
+
+
+def test_frames_are_written_in_order_and_then_the_input_is_closed() -> None:
+    with connected(ChannelThreads()) as (pipes, contact, _):
+        frames = [{"type": "ping", "number": number} for number in range(50)]
+        for frame in frames:
+            contact.send(frame)
+        contact.close()
+        contact.send({"type": "ping"})
+        heard = [pipes.heard.get(timeout=SOON_S) for _ in range(51)]
+        os.close(pipes.said)
+    assert heard == [*map(encode, frames), b""]
+    assert pipes.heard.empty()
+
+
+def test_a_host_that_takes_nothing_keeps_no_other_waiting() -> None:
+    threads = ChannelThreads()
+    with (
+        connected(threads) as (stuck, to_stuck, _),
+        connected(threads) as (other, to_other, _),
+    ):
+        stuck.may_write.clear()
+        to_stuck.send({"type": "ping"})
+        for _ in range(20):
+            to_stuck.send({"type": "ping"})
+            to_other.send({"type": "ping"})
+        assert [other.heard.get(timeout=SOON_S) for _ in range(20)]
+        assert stuck.heard.empty()
+        for pipes in (stuck, other):
+            os.close(pipes.said)
+
+
+def test_a_hundred_hosts_need_few_threads() -> None:
+    before = set(threading.enumerate())
+    threads, count = ChannelThreads(), 100
+    channels = [Pipes() for _ in range(count)]
+    inbox = SimpleQueue[Received | Closed]()
+    contacts = [
+        AgentConnection(f"h{n}", pipes, NONCE, inbox.put, threads)
+        for n, pipes in enumerate(channels)
+    ]
+    for contact in contacts:
+        contact.send({"type": "ping"})
+        channels[contacts.index(contact)].heard.get(timeout=SOON_S)
+    # One that reads; of those that write, each may still be on its way to be idle when
+    # the next one is needed.
+    assert len(mine(before)) <= 10
+    for pipes in channels:
+        os.close(pipes.said)
+    assert {inbox.get(timeout=SOON_S).host for _ in channels} == {
+        f"h{n}" for n in range(count)
+    }
+
+
+def test_all_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_threads, "IDLE_S", 0.01)
+    before = set(threading.enumerate())
+    threads = ChannelThreads()
+    for _ in range(3):  # they also begin again
+        with connected(threads) as (pipes, contact, inbox):
+            contact.send({"type": "ping"})
+            pipes.heard.get(timeout=SOON_S)
+            os.close(pipes.said)
+            inbox.get(timeout=SOON_S)
+        for thread in mine(before):
+            thread.join(SOON_S)
+        assert mine(before) == []
+
+
+def test_a_descriptor_may_have_the_number_of_one_that_has_ended() -> None:
+    """The first is closed at its end; the kernel gives its number to the next one."""
+    threads, numbers = ChannelThreads(), set()
+    for _ in range(20):
+        done = threading.Event()
+        ours, theirs = os.pipe()
+        numbers.add(ours)
+
+        def end(number: int = ours, done: Callable[[], None] = done.set) -> None:
+            os.close(number)
+            done()
+
+        threads.watch(Watch("end", ours, lambda: False, end))
+        os.close(theirs)
+        assert done.wait(SOON_S)
+    assert len(numbers) < 20
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+def test_noise_then_frames_in_any_portions(size: int) -> None:
+    said = b"motd\n{not json}\n" + HELLO + encode({"type": "a"}) + encode({"type": "b"})
+    reception = Reception(NONCE)
+    portions = [said[at : at + size] for at in range(0, len(said), size)]
+    found = [frame["type"] for part in portions for frame in reception.feed(part)]
+    assert found == ["hello", "a", "b"]
+    reception.end()
+
+
+def test_a_hello_with_another_nonce_is_noise() -> None:
+    reception = Reception(NONCE)
+    other = encode({"type": "hello", "nonce": "other"})
+    assert list(reception.feed(other)) == []
+    with pytest.raises(WireError, match="no hello from the agent; it said"):
+        reception.end()
