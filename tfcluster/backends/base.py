@@ -7,7 +7,7 @@ start agents on them.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from tfcluster.errors import ExitCode
@@ -43,6 +43,14 @@ class Starter(Protocol):
         Blocks while connecting; called from threads, for several hosts in parallel.
         Raises HostError or StartError.
         """
+
+
+@runtime_checkable
+class StartsTogether(Protocol):
+    """A starter that starts the agents of many hosts together at less cost."""
+
+    def expect(self, hosts: Sequence[Host]) -> None:
+        """``start_agent`` will soon be called for all of ``hosts``; never blocks."""
 
 
 @runtime_checkable

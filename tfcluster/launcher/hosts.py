@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from tfcluster import __version__
-from tfcluster.backends.base import Starter
+from tfcluster.backends.base import Starter, StartsTogether
 from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import ExitCode, StartError, TfclusterError
 from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
@@ -140,6 +140,8 @@ class Hosts:
         waiting: SimpleQueue[Host] = SimpleQueue()
         for host in hosts:
             waiting.put(host)
+        if isinstance(self._starter, StartsTogether):
+            self._starter.expect(hosts)
         for number in range(min(FAN_OUT, len(hosts))):
             act, name = self._open_some, f"open {number}"
             threading.Thread(

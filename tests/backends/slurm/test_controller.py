@@ -10,6 +10,7 @@ from tfcluster.backends.slurm.controller import (
     parse_kill_wait,
     parse_not_requeuable,
     parse_requested,
+    parse_srun_ports,
 )
 from tfcluster.errors import ExitCode
 
@@ -81,3 +82,17 @@ def test_kill_wait_in_seconds() -> None:
     config += "KillWait                = 30 sec\nLaunchParameters = (null)\n"
     assert parse_kill_wait(config) == 30.0
     assert parse_kill_wait("") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "ports"),
+    [
+        ("SrunPortRange           = 60001-63000\n", range(60001, 63001)),
+        ("SrunPortRange           = 0-0\n", None),
+        ("SrunPortRange           = 70000-70001\n", None),
+        ("SrunEpilog              = (null)\n", None),
+        ("", None),
+    ],
+)
+def test_on_which_ports_srun_may_listen(said: str, ports: range | None) -> None:
+    assert parse_srun_ports(f"SlurmUser = root(0)\n{said}") == ports

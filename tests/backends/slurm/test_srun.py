@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.backends.slurm.srun import meaning, own_words, srun_argv, step_environ
+from tfcluster.backends.slurm.srun import (
+    group_argv,
+    meaning,
+    own_words,
+    srun_argv,
+    step_environ,
+    words_about,
+)
 
 
 def test_the_step_shares_everything_and_passes_its_streams_on() -> None:
     argv = srun_argv("node3", ("/opt/python", "-c", "x"))
     assert argv == (
         "srun",
-        "--overlap",
         "--nodes=1",
         "--ntasks=1",
         "--nodelist=node3",
+        "--overlap",
         "--mem=0",
         "--cpu-bind=none",
         "--mpi=none",
@@ -29,6 +36,35 @@ def test_the_step_shares_everything_and_passes_its_streams_on() -> None:
         "-c",
         "x",
     )
+
+
+def test_one_step_may_have_many_hosts_that_end_each_by_itself() -> None:
+    argv = group_argv(["a1", "a2", "a10"], ("x",), group=0)
+    assert argv[:5] == (
+        "srun",
+        "--het-group=0",
+        "--nodes=3",
+        "--ntasks=3",
+        "--nodelist=a1,a2,a10",
+    )
+    kept = {"--ntasks-per-node=1", "--no-kill", "--wait=0", "--label", "--overlap"}
+    assert kept <= set(argv)
+    assert argv[-1] == "x"
+
+
+def test_what_a_step_says_of_one_host_is_found() -> None:
+    said = (
+        " 3: tfcluster: cannot store the agent\n"
+        "13: of another task\n"
+        "srun: error: node3: task 3: Exited with exit code 1\n"
+        "srun: error: node30: task 13: Killed\n"
+        "slurmstepd: error: *** STEP 7.0 ON node3 CANCELLED AT ... ***\n"
+    )
+    assert words_about(said, "node3", 3).splitlines() == [
+        "tfcluster: cannot store the agent",
+        "srun: error: node3: task 3: Exited with exit code 1",
+        "slurmstepd: error: *** STEP 7.0 ON node3 CANCELLED AT ... ***",
+    ]
 
 
 def test_a_component_is_named_where_there_are_several() -> None:

@@ -1,4 +1,4 @@
-"""Slurm: the hosts of the job that we are in; an srun step starts each agent."""
+"""Slurm: the hosts of the job that we are in; steps of srun start the agents."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from tfcluster.backends.agent_bundle import agent_argv, parcel
-from tfcluster.backends.base import Backend, Channel, Starter
+from tfcluster.backends.base import Backend, Starter
 from tfcluster.backends.queries import ask
 from tfcluster.backends.slurm import gpus
-from tfcluster.backends.slurm.channel import StepChannel
 from tfcluster.backends.slurm.controller import Controller
-from tfcluster.backends.slurm.srun import meaning, own_words, srun_argv, step_environ
+from tfcluster.backends.slurm.srun import meaning, own_words, step_environ
+from tfcluster.backends.slurm.starter import SrunStarter
 from tfcluster.backends.slurm.variables import (
     Node,
     is_inside,
@@ -22,7 +20,7 @@ from tfcluster.backends.slurm.variables import (
     require_one_launcher,
 )
 from tfcluster.errors import ExitCode, StartError
-from tfcluster.model import Allocation, Description, Host, Interpreter
+from tfcluster.model import Allocation, Description, Host
 
 _ASK_S = 90.0
 
@@ -57,7 +55,7 @@ class SlurmBackend:
         if shutil.which("srun", path=env.get("PATH")) is None:
             raise StartError("srun is not on the PATH", hint="load Slurm's module")
         groups = {node.name: node.group for node in nodes(env)}
-        return _SrunStarter(description.python, groups, step_environ(env))
+        return SrunStarter(description.python, groups, step_environ(env))
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """KillWait, the time from SIGTERM to SIGKILL, less what a sweep needs."""
@@ -89,29 +87,6 @@ class SlurmBackend:
 
     def requeue(self, env: Mapping[str, str]) -> str | None:
         return Controller(env).requeue()
-
-
-@dataclass(frozen=True, slots=True)
-class _SrunStarter:
-    python: Interpreter
-    groups: Mapping[str, int | None]
-    env: Mapping[str, str]
-
-    def start_agent(self, host: Host) -> Channel:
-        argv = srun_argv(
-            host.name,
-            agent_argv(host.python or self.python),
-            group=self.groups.get(host.name),
-        )
-        channel = StepChannel.start(host.name, argv, env=self.env)
-        try:
-            channel.write(parcel().data)
-        except OSError as error:
-            said = channel.diagnosis() or str(error)
-            raise StartError(f"{host.name}: no agent could be started: {said}") from (
-                error
-            )
-        return channel
 
 
 def _devices(

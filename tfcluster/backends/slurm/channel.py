@@ -20,10 +20,14 @@ class StepChannel(ProcessChannel):
     def diagnosis(self) -> str:
         """An explanation of srun's end if there is one, with srun's own message."""
         plain = super().diagnosis()
-        said = self.last_words()
-        found = meaning(said)
-        if found is None:
-            return plain
-        text, hint = found
-        own = own_words(said)
-        return f"{text}: {own}; {hint}" if hint else f"{text}: {own}"
+        return explained(self.last_words()) or plain
+
+
+def explained(said: str) -> str:
+    """An explanation of srun's message, with its own words; "" if it is unknown."""
+    found = meaning(said)
+    if found is None:
+        return ""
+    text, hint = found
+    own = own_words(said)
+    return f"{text}: {own}; {hint}" if hint else f"{text}: {own}"

@@ -19,6 +19,9 @@ ASK_S = 3.0
 REQUEUE_S = 10.0
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,9}) sec", re.MULTILINE)
+_SRUN_PORTS = re.compile(
+    r"^SrunPortRange\s*=\s*([0-9]{1,5})-([0-9]{1,5})", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,10 @@ class Controller:
     def kill_wait_s(self) -> float | None:
         """Seconds between SIGTERM and SIGKILL to a job; None: unknown."""
         return parse_kill_wait(self._ask("show", "config"))
+
+    def srun_ports(self) -> range | None:
+        """The ports on which srun may listen, which firewalls allow; None: all."""
+        return parse_srun_ports(self._ask("show", "config"))
 
     def has_gpus(self) -> bool:
         """Whether the job has GPUs: salloc's shell has no variable for that."""
@@ -77,6 +84,13 @@ def parse_kill_wait(said: str) -> float | None:
     """Parse ``KillWait = 30 sec``, in seconds; None if there is no such line."""
     match = _KILL_WAIT.search(said)
     return float(match[1]) if match else None
+
+
+def parse_srun_ports(said: str) -> range | None:
+    """Parse ``SrunPortRange = 60001-63000``; None if there is no such range."""
+    match = _SRUN_PORTS.search(said)
+    found = range(int(match[1]), int(match[2]) + 1) if match else range(0)
+    return found if 0 < found.start <= found.stop <= 1 << 16 else None
 
 
 def parse_requested(said: str) -> str:

@@ -21,37 +21,52 @@ _SHAPING = re.compile(
     r")"
 )
 
+_ALWAYS = (
+    "--overlap",
+    "--mem=0",
+    "--cpu-bind=none",
+    "--mpi=none",
+    "--input=all",
+    "--export=ALL",
+    "--kill-on-bad-exit=0",
+    f"--immediate={BUSY_S}",
+    "--chdir=/",
+    "--job-name=tfcluster",
+    "--quiet",
+)
+
 
 def srun_argv(
     host: str, argv: Sequence[str], *, group: int | None = None
 ) -> tuple[str, ...]:
-    """The argv that runs ``argv`` once on ``host``, as a step with forwarded stdio.
+    """An srun command that runs ``argv`` once on ``host``.
+
+    ``group`` is the component of a heterogeneous job.
 
     The step reserves nothing and waits for no other step: all agents of all runs in a
     job share its hosts (``--overlap``, ``--mem=0``). What the tasks may use is decided
     on the host, not by a binding of their agent. Output is not ``--unbuffered``, which
     would put a terminal in between.
     """
+    return ("srun", *_where([host], group), *_ALWAYS, *argv)
+
+
+def group_argv(
+    hosts: Sequence[str], argv: Sequence[str], *, group: int | None = None
+) -> tuple[str, ...]:
+    """An srun command that runs ``argv`` once on each of ``hosts``, in one step.
+
+    A host that fails or ends must not end the others (``--no-kill``, ``--wait=0``).
+    Each line of standard error begins with the number of its task (``--label``).
+    """
+    more = ("--ntasks-per-node=1", "--no-kill", "--wait=0", "--label")
+    return ("srun", *_where(hosts, group), *more, *_ALWAYS, *argv)
+
+
+def _where(hosts: Sequence[str], group: int | None) -> tuple[str, ...]:
     component = () if group is None else (f"--het-group={group}",)
-    return (
-        "srun",
-        *component,
-        "--overlap",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={host}",
-        "--mem=0",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--input=all",
-        "--export=ALL",
-        "--kill-on-bad-exit=0",
-        f"--immediate={BUSY_S}",
-        "--chdir=/",
-        "--job-name=tfcluster",
-        "--quiet",
-        *argv,
-    )
+    names, count = ",".join(hosts), len(hosts)
+    return (*component, f"--nodes={count}", f"--ntasks={count}", f"--nodelist={names}")
 
 
 def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -130,3 +145,19 @@ def own_words(said: str) -> str:
     errors = [line for line in lines if "error:" in line]
     line = (errors or lines or [""])[0]
     return re.sub(r"^(?:srun|slurmstepd[^:]*): (?:error: )?", "", line).strip()
+
+
+def words_about(said: str, host: str, task: int) -> str:
+    """The lines of a labelled step that are of its ``task``, or of srun about ``host``.
+
+    Without their labels.
+    """
+    label = re.compile(rf"\s*{task}: (.*)")
+    named = re.compile(rf"(?:srun|slurmstepd).*(?<![\w.-]){re.escape(host)}(?![\w-])")
+    found = []
+    for line in said.splitlines():
+        if match := label.fullmatch(line):
+            found.append(match[1])
+        elif named.match(line):
+            found.append(line)
+    return "\n".join(found)

@@ -1,0 +1,92 @@
+"""Launches in a Slurm job with more hosts than get a job step each."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.submit.sge_site import USER, wait_for
+from tests.submit.test_slurm_rig import SlurmSite
+from tests.testbed import Options, Testbed
+from tests.testbed.fixtures import Factory
+from tfcluster.backends.slurm.starter import MOST_ALONE
+
+NODES = MOST_ALONE + 1
+
+pytestmark = pytest.mark.testbed
+
+
+@pytest.fixture(scope="module")
+def rig(testbed_factory: Factory) -> Testbed:
+    return testbed_factory(Options(nodes=NODES, slurm=True))
+
+
+@pytest.fixture
+def site(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[SlurmSite]:
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")
+    folder = Path(rig.accounts[USER].home, name)
+    rig.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
+    site = SlurmSite(rig, folder, sys.executable)
+    try:
+        yield site
+    finally:
+        for process in site.started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.communicate()
+        rig.login.run(("scancel", f"--user={USER}"), user=USER)
+        wait_for(lambda: not site.jobs(), "end of all jobs", 60.0)
+
+
+def launch(site: SlurmSite) -> None:
+    """Launch one task on each host, and wait until all of them run."""
+    tasks = {"chief": 1, "worker": NODES - 1}
+    site.start("launch", site.launch_config(tasks, nodes=NODES))
+    said = site.wait_for_tasks(NODES)
+    hosts = sorted(each["host"] for each in said.values())
+    assert hosts == sorted(f"node{number + 1}" for number in range(NODES))
+
+
+def steps(site: SlurmSite) -> list[str]:
+    """The names of the job's steps, less those that every job has."""
+    said = site.slurm("squeue", "--steps", "--noheader", "--format=%j %i")
+    found = [line.split() for line in said.splitlines()]
+    return [name for name, number in found if number.rpartition(".")[2].isdigit()]
+
+
+def listeners(site: SlurmSite) -> list[str]:
+    """The processes of the launcher that listen on a port."""
+    lines = [
+        line
+        for host in site.rig.nodes
+        for line in host.output(("ss", "-Hltnp")).splitlines()
+    ]
+    return [line for line in lines if "tfcluster" in line]
+
+
+def test_one_step_starts_the_agents_of_many_hosts(site: SlurmSite) -> None:
+    launch(site)
+    assert steps(site) == ["tfcluster"]
+    site.write(site.go, "")
+    code, output = site.finish(site.started[-1])
+    assert code == 0, output
+    site.nothing_is_left()
+
+
+def test_the_loss_of_one_host_is_noticed_and_leaves_nothing(site: SlurmSite) -> None:
+    launch(site)
+    lost = site.rig.nodes[-1]
+    (agent,) = (
+        process.pid for process in lost.processes() if "agent" in process.argv[0]
+    )
+    os.kill(agent, signal.SIGKILL)
+    code, output = site.finish(site.started[-1])
+    assert code == 5, output
+    assert re.search(rf"{lost.name}\b.*lost", output), output
+    site.nothing_is_left()

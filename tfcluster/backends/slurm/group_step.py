@@ -1,0 +1,172 @@
+"""One job step that runs a program on many hosts, whose processes connect back to us.
+
+A step for each host would be a request to slurmctld for each host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from tfcluster.backends.local import LAST_WORDS_BYTES, READ_BYTES
+from tfcluster.backends.slurm.channel import STEP_END_S, explained
+from tfcluster.backends.slurm.connect_back import Caller, Reception
+from tfcluster.backends.slurm.srun import words_about
+
+FIRST_S = 30.0
+"""How long the first process may take to connect: beyond that, none can."""
+ALL_S = 120.0
+"""How long the others may take, from the start of the step."""
+
+
+class GroupStep:
+    """Starts its step at once; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        hosts: Sequence[str],
+        env: Mapping[str, str],
+        ports: range | None,
+    ) -> None:
+        """``argv`` is srun's. Raises OSError if nothing can be started."""
+        self._changed = threading.Condition()
+        self._awaited = set(hosts)
+        self._callers: dict[str, Caller] = {}
+        self._connected: set[str] = set()
+        self._ending = False
+        self._reception = Reception(self._arrived, ports)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as we do
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=self._errors,
+                stderr=self._errors,
+                start_new_session=True,
+                env=env,
+            )
+        except OSError:
+            self._reception.close()
+            raise
+        self._began_s = time.monotonic()
+        # What waits for the end also reports it to those who wait for a process.
+        threading.Thread(target=self._watch, name="step", daemon=True).start()
+
+    def channel(self, host: str) -> ConnectedChannel | None:
+        """The channel to the process on ``host``; None: there is none, and will not be.
+
+        Blocks until it has connected.
+        """
+        with self._changed:
+            while True:
+                if (caller := self._callers.pop(host, None)) is not None:
+                    return ConnectedChannel(caller, self)
+                left_s = self._deadline_s() - time.monotonic()
+                if self._process.returncode is not None or left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+            self._awaited.discard(host)
+            nothing_left = self._nothing_left()
+        if nothing_left:
+            self.end()
+        return None
+
+    def said_about(self, host: str, task: int) -> str:
+        """What the process on ``host``, or srun about it, wrote to standard error."""
+        size = os.fstat(self._errors.fileno()).st_size
+        # No seek: another thread may be reading, and srun is writing.
+        begin = max(0, size - 16 * LAST_WORDS_BYTES)
+        data = os.pread(self._errors.fileno(), size - begin, begin)
+        return words_about(data.decode(errors="backslashreplace"), host, task)
+
+    def left(self, host: str) -> None:
+        """The channel to ``host`` is not used any more; the last one ends the step."""
+        with self._changed:
+            self._connected.discard(host)
+            nothing_left = self._nothing_left()
+        if nothing_left:
+            self.end()
+
+    def end(self) -> None:
+        """Wait for the step's end, and bring it about if it takes too long."""
+        self._reception.close()
+        with self._changed:
+            if self._ending:
+                return
+            self._ending = True
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                self._process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STEP_END_S)
+                return
+
+    def _deadline_s(self) -> float:
+        return self._began_s + (ALL_S if self._connected else FIRST_S)
+
+    def _nothing_left(self) -> bool:
+        return not self._awaited and not self._connected
+
+    def _arrived(self, caller: Caller) -> None:
+        with self._changed:
+            expected = caller.node in self._awaited
+            if expected:
+                self._awaited.discard(caller.node)
+                self._connected.add(caller.node)
+                self._callers[caller.node] = caller
+                self._changed.notify_all()
+            complete = not self._awaited
+        if not expected:
+            caller.connection.close()  # it came too late, or twice
+        if complete:
+            self._reception.close()
+
+    def _watch(self) -> None:
+        assert self._process.stdin is not None  # it is a pipe; this is for mypy
+        with contextlib.suppress(OSError), self._process.stdin as stdin:
+            stdin.write(self._reception.program().encode() + b"\0")
+        self._process.wait()
+        self._reception.close()
+        with self._changed:
+            self._changed.notify_all()
+
+
+class ConnectedChannel:
+    """The standard input and output of a step's process that has connected to us."""
+
+    def __init__(self, caller: Caller, step: GroupStep) -> None:
+        self._caller = caller
+        self._step = step
+        self._connection = caller.connection
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def read(self) -> bytes:
+        return self._connection.recv(READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        # The agent ends its tasks when it reads the end of file, as over SSH.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._step.left(self._caller.node)
+
+    def diagnosis(self) -> str:
+        self._step.left(self._caller.node)
+        said = self._step.said_about(self._caller.node, self._caller.task)
+        return explained(said)
