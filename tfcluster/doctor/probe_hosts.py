@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from tfcluster.backends.base import Starter
 from tfcluster.doctor.probe import MARK
-from tfcluster.errors import ExitCode, TfclusterError
+from tfcluster.errors import ExitCode
 from tfcluster.isolated_import import module_argv
-from tfcluster.launcher.agent_connection import (
-    HEARTBEAT_S,
-    AgentConnection,
-    Closed,
-    Received,
-    open_agent,
-)
-from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.cleanup import FAN_OUT
+from tfcluster.launcher.agent_connection import Closed, Received, Unopened
+from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host, Interpreter
 from tfcluster.wire import Frame, entries, loads
 
-GREETING_S = 30.0
-"""How long FAN_OUT hosts may take to answer before they count as silent."""
 PROBING_S = 90.0
 PREPARING_S = 300.0
-CLOSING_S = 5.0
 
 FEW = 16
 """With up to this many hosts, each one tries to reach all others."""
@@ -85,9 +71,6 @@ class Report:
     """How far its clock is certainly ahead of ours."""
 
 
-Post = Received | Closed | tuple[str, AgentConnection | TfclusterError]
-
-
 def examine(
     hosts: Sequence[Host], starter: Starter, requirements: Requirements
 ) -> dict[str, Report]:
@@ -112,33 +95,23 @@ class _Examination:
     def __init__(
         self, hosts: Sequence[Host], starter: Starter, requirements: Requirements
     ) -> None:
-        self._starter = starter
         self._requirements = requirements
         self._reports = {host.name: Report(host) for host in hosts}
-        self._contacts: dict[str, AgentConnection] = {}
-        self._queue: SimpleQueue[Post] = SimpleQueue()
+        self._contacts = BriefContacts(starter, "doctor")
         self._asked_s: dict[str, float] = {}
         self._packages: dict[str, str] = {}
-        self._run = f"doctor-{secrets.token_hex(8)}"
         self._alone = len(hosts) == 1
-        self._connect_slots = threading.Semaphore(FAN_OUT)
-        self._gone: set[str] = set()
-        self._threads = ChannelThreads()
         self._deadline = 0.0
-        self._pinged_s = time.monotonic()
 
     def run(self) -> dict[str, Report]:
         try:
-            for report in self._reports.values():
-                target = (report.host,)
-                threading.Thread(target=self._open, args=target, daemon=True).start()
-            rounds = -(-len(self._reports) // FAN_OUT)
-            patience_s = GREETING_S * rounds
+            self._contacts.open([report.host for report in self._reports.values()])
+            patience_s = greeting_s(len(self._reports))
             self._until(lambda r: r.port is not None, patience_s, "no answer")
             if self._requirements.prepare is not None:
                 for report in self._well():
                     request = dict(self._requirements.prepare(report.host))
-                    self._contacts[report.host.name].send(request)
+                    self._contacts.send(report.host.name, request)
                 complaint = "the preparation has not ended"
                 self._until(lambda r: r.prepared, PREPARING_S, complaint)
             if not self._requirements.probes:
@@ -154,36 +127,8 @@ class _Examination:
                 lambda r: "ended" in r.facts, PROBING_S, "no answer to the probe"
             )
         finally:
-            self._close()
+            self._contacts.close()
         return self._reports
-
-    def _close(self) -> None:
-        """Have all agents exit, and wait until they have."""
-        for contact in self._contacts.values():
-            contact.send({"type": "close", "grace_s": 0})
-            contact.close()
-        left = self._contacts.keys() - self._gone
-        deadline = time.monotonic() + CLOSING_S
-        with contextlib.suppress(Empty):
-            while left:
-                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-                if isinstance(item, Closed):
-                    left.discard(item.host)
-
-    def _open(self, host: Host) -> None:
-        try:
-            with self._connect_slots:
-                contact = open_agent(
-                    self._starter,
-                    host,
-                    self._run,
-                    0.0,
-                    self._queue.put,
-                    self._threads,
-                )
-            self._queue.put((host.name, contact))
-        except TfclusterError as error:
-            self._queue.put((host.name, error))
 
     def _well(self) -> list[Report]:
         return [report for report in self._reports.values() if report.error is None]
@@ -192,42 +137,28 @@ class _Examination:
         """Handle the queue until every host is done or has an error."""
         self._deadline = time.monotonic() + patience_s
         while missing := [r for r in self._well() if not done(r)]:
-            self._ping()
-            left_s = self._deadline - time.monotonic()
-            try:
-                item = self._queue.get(timeout=min(max(0.0, left_s), HEARTBEAT_S))
-            except Empty:
-                if time.monotonic() < self._deadline:
-                    continue
+            item = self._contacts.next(self._deadline - time.monotonic())
+            if item is not None:
+                self._take(item)
+            elif time.monotonic() >= self._deadline:
                 for report in missing:
                     report.error = f"{complaint} in {patience_s:g} s"
                 return
-            self._take(item)
 
-    def _ping(self) -> None:
-        """Agents end if they hear nothing for too long."""
-        now = time.monotonic()
-        if now - self._pinged_s >= HEARTBEAT_S:
-            self._pinged_s = now
-            for contact in self._contacts.values():
-                contact.send({"type": "ping"})
-
-    def _take(self, item: Post) -> None:
+    def _take(self, item: Item) -> None:
         if isinstance(item, Received):
             self._frame(self._reports[item.host], item.frame)
         elif isinstance(item, Closed):
-            self._gone.add(item.host)
             report = self._reports[item.host]
             report.error = report.error or item.cause
-        elif isinstance(item[1], TfclusterError):
-            report, error = self._reports[item[0]], item[1]
+        elif isinstance(item, Unopened):
+            report, error = self._reports[item.host], item.error
             hint = f" ({error.hint})" if error.hint else ""
-            report.error = error.message.removeprefix(f"{item[0]}: ") + hint
+            report.error = error.message.removeprefix(f"{item.host}: ") + hint
             report.unreachable = error.exit_code is ExitCode.HOST
         else:
-            self._contacts[item[0]] = item[1]
             hold = {"low": self._requirements.low, "high": self._requirements.high}
-            item[1].send({"type": "hold", "count": 1, **hold})
+            self._contacts.send(item.host, {"type": "hold", "count": 1, **hold})
 
     def _frame(self, report: Report, frame: Frame) -> None:
         match frame["type"]:
@@ -298,7 +229,8 @@ class _Examination:
             python, _PROBE, json.dumps(wanted), root=self._packages[name]
         )
         self._asked_s[name] = time.time()
-        self._contacts[name].send(
+        self._contacts.send(
+            name,
             {
                 "type": "start",
                 "task": _TASK,
@@ -311,5 +243,5 @@ class _Examination:
                 "warm": None,
                 "listens": False,
                 "watched": False,
-            }
+            },
         )

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 
 from tfcluster.backends.base import Starter
-from tfcluster.errors import ExitCode, TfclusterError
-from tfcluster.launcher.agent_connection import (
-    HEARTBEAT_S,
-    AgentConnection,
-    Closed,
-    Received,
-    open_agent,
-)
-from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.cleanup import FAN_OUT
+from tfcluster.errors import ExitCode
+from tfcluster.launcher.agent_connection import Closed, Received, Unopened
+from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.model import Host
 from tfcluster.wire import Frame
-
-GREETING_S = 30.0
-"""How long FAN_OUT hosts may take to answer before they count as silent."""
-CLOSING_S = 5.0
 
 
 @dataclass(slots=True)
@@ -47,8 +32,6 @@ class Answer:
 
 Ask = Callable[[Answer], Sequence[Frame]]
 """The requests for a host, once ``package`` and ``prepared`` are known."""
-
-Post = Received | Closed | tuple[str, AgentConnection | TfclusterError]
 
 _ANSWERS = ("kept", "unkept", "kept_list", "ended_kept")
 
@@ -85,49 +68,25 @@ class _Asking:
     ) -> None:
         self._say = say
         self._worked_s = 0.0
-        self._starter = starter
         self._ask = ask
         self._prepare = prepare
         self._unprepared = unprepared
         self._answers = {host.name: Answer(host) for host in hosts}
-        self._contacts: dict[str, AgentConnection] = {}
-        self._queue: SimpleQueue[Post] = SimpleQueue()
-        self._run = f"warm-{secrets.token_hex(8)}"
-        self._connect_slots = threading.Semaphore(FAN_OUT)
-        self._gone: set[str] = set()
-        self._threads = ChannelThreads()
+        self._contacts = BriefContacts(starter, "warm")
 
     def run(self, patience_s: float) -> list[Answer]:
         try:
-            for answer in self._answers.values():
-                target = (answer.host,)
-                threading.Thread(target=self._open, args=target, daemon=True).start()
-            rounds = -(-len(self._answers) // FAN_OUT)
-            greeting_s = GREETING_S * rounds
-            self._until(lambda a: a.package is not None, greeting_s)
+            self._contacts.open([answer.host for answer in self._answers.values()])
+            count = len(self._answers)
+            self._until(lambda a: a.package is not None, greeting_s(count))
             self._until(lambda a: a.missing == 0, patience_s)
         finally:
-            self._close()
+            self._contacts.close()
         return list(self._answers.values())
-
-    def _open(self, host: Host) -> None:
-        try:
-            with self._connect_slots:
-                contact = open_agent(
-                    self._starter,
-                    host,
-                    self._run,
-                    0.0,
-                    self._queue.put,
-                    self._threads,
-                )
-            self._queue.put((host.name, contact))
-        except TfclusterError as error:
-            self._queue.put((host.name, error))
 
     def _until(self, done: Callable[[Answer], bool], patience_s: float) -> None:
         """Handle the queue until every host is done or has an error."""
-        began = pinged = time.monotonic()
+        began = time.monotonic()
         while missing := [
             a for a in self._answers.values() if a.error is None and not done(a)
         ]:
@@ -137,30 +96,23 @@ class _Asking:
                 for answer in missing:
                     _fail(answer, f"no answer in {patience_s:g} s")
                 return
-            if now - pinged >= HEARTBEAT_S:
-                pinged = now
-                for contact in self._contacts.values():
-                    contact.send({"type": "ping"})
-            with contextlib.suppress(Empty):
-                left_s = min(deadline - now, HEARTBEAT_S)
-                self._take(self._queue.get(timeout=left_s))
+            if (item := self._contacts.next(deadline - now)) is not None:
+                self._take(item)
 
-    def _take(self, item: Post) -> None:
+    def _take(self, item: Item) -> None:
         if isinstance(item, Received):
             self._frame(self._answers[item.host], item.frame)
         elif isinstance(item, Closed):
-            self._gone.add(item.host)
             answer = self._answers[item.host]
             if answer.missing != 0:
                 _fail(answer, item.cause)
-        elif isinstance(item[1], TfclusterError):
-            error = item[1]
+        elif isinstance(item, Unopened):
+            error = item.error
             hint = f" ({error.hint})" if error.hint else ""
-            text = error.message.removeprefix(f"{item[0]}: ") + hint
-            _fail(self._answers[item[0]], text, error.exit_code)
+            text = error.message.removeprefix(f"{item.host}: ") + hint
+            _fail(self._answers[item.host], text, error.exit_code)
         else:
-            self._contacts[item[0]] = item[1]
-            self._begin(self._answers[item[0]])
+            self._begin(self._answers[item.host])
 
     def _frame(self, answer: Answer, frame: Frame) -> None:
         kind = frame["type"]
@@ -183,33 +135,20 @@ class _Asking:
 
     def _begin(self, answer: Answer) -> None:
         """Go on once there are both a hello and a contact, whichever comes first."""
-        contact = self._contacts.get(answer.host.name)
-        if contact is None or answer.package is None:
+        name = answer.host.name
+        if not self._contacts.is_open(name) or answer.package is None:
             return
         if self._prepare is None:
             self._send(answer, None)
         else:
-            contact.send(self._prepare(answer.host))
+            self._contacts.send(name, self._prepare(answer.host))
 
     def _send(self, answer: Answer, prepared: Frame | None) -> None:
         answer.prepared = prepared
         requests = self._ask(answer)
         answer.missing = len(requests)
         for request in requests:
-            self._contacts[answer.host.name].send(request)
-
-    def _close(self) -> None:
-        """Have all agents exit, and wait until they have."""
-        for contact in self._contacts.values():
-            contact.send({"type": "close", "grace_s": 0})
-            contact.close()
-        left = self._contacts.keys() - self._gone
-        deadline = time.monotonic() + CLOSING_S
-        with contextlib.suppress(Empty):
-            while left:
-                item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-                if isinstance(item, Closed):
-                    left.discard(item.host)
+            self._contacts.send(answer.host.name, request)
 
 
 def _fail(

@@ -1,0 +1,120 @@
+"""Agents on many hosts that live only as long as a few questions take."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from tfcluster.backends.base import Starter, StartsTogether
+from tfcluster.errors import TfclusterError
+from tfcluster.launcher.agent_connection import (
+    HEARTBEAT_S,
+    AgentConnection,
+    Closed,
+    Opened,
+    Received,
+    Unopened,
+    open_agent,
+)
+from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.cleanup import FAN_OUT
+from tfcluster.model import Host
+from tfcluster.wire import Frame
+
+GREETING_S = 30.0
+"""How long FAN_OUT hosts may take to answer before they count as silent."""
+CLOSING_S = 5.0
+
+Item = Received | Closed | Opened | Unopened
+
+
+def greeting_s(count: int) -> float:
+    """How long ``count`` hosts may take to answer."""
+    return GREETING_S * -(-count // FAN_OUT)
+
+
+class BriefContacts:
+    """Opens agents, hears them, and closes them. Used by one thread.
+
+    The agents' run is named after ``purpose``, so that they sweep no run of a user.
+    """
+
+    def __init__(self, starter: Starter, purpose: str) -> None:
+        self._starter = starter
+        self._run = f"{purpose}-{secrets.token_hex(8)}"
+        self._threads = ChannelThreads()
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._contacts: dict[str, AgentConnection] = {}
+        self._gone: set[str] = set()
+        self._pinged_s = time.monotonic()
+
+    def open(self, hosts: Sequence[Host]) -> None:
+        """Start an agent on each host, FAN_OUT at a time; does not wait for them."""
+        waiting: SimpleQueue[Host] = SimpleQueue()
+        for host in hosts:
+            waiting.put(host)
+        if isinstance(self._starter, StartsTogether):
+            self._starter.expect(hosts)
+        for _ in range(min(FAN_OUT, len(hosts))):
+            target = self._open_some
+            threading.Thread(target=target, args=(waiting,), daemon=True).start()
+
+    def next(self, timeout_s: float) -> Item | None:
+        """What happened next; None: nothing for now, ask again.
+
+        Waits for ``timeout_s`` at most, and sends heartbeats when they are due.
+        """
+        self._ping()
+        with contextlib.suppress(Empty):
+            item = self._items.get(timeout=min(max(0.0, timeout_s), HEARTBEAT_S))
+            if isinstance(item, Opened):
+                self._contacts[item.host] = item.contact
+            elif isinstance(item, Closed):
+                self._gone.add(item.host)
+            return item
+        return None
+
+    def is_open(self, host: str) -> bool:
+        return host in self._contacts
+
+    def send(self, host: str, frame: Frame) -> None:
+        """Queue a frame for a host that is open."""
+        self._contacts[host].send(frame)
+
+    def close(self) -> None:
+        """Have all agents exit, and wait until they have, CLOSING_S at most."""
+        for contact in self._contacts.values():
+            contact.send({"type": "close", "grace_s": 0})
+            contact.close()
+        left = self._contacts.keys() - self._gone
+        deadline = time.monotonic() + CLOSING_S
+        with contextlib.suppress(Empty):
+            while left:
+                item = self._items.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(item, Closed):
+                    left.discard(item.host)
+
+    def _open_some(self, waiting: SimpleQueue[Host]) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._items.put(self._opened(waiting.get_nowait()))
+
+    def _opened(self, host: Host) -> Opened | Unopened:
+        post, threads = self._items.put, self._threads
+        try:
+            contact = open_agent(self._starter, host, self._run, 0.0, post, threads)
+        except TfclusterError as error:
+            return Unopened(host.name, error)
+        return Opened(host.name, contact)
+
+    def _ping(self) -> None:
+        """Agents end if they hear nothing for too long."""
+        now = time.monotonic()
+        if now - self._pinged_s >= HEARTBEAT_S:
+            self._pinged_s = now
+            for contact in self._contacts.values():
+                contact.send({"type": "ping"})
