@@ -7,14 +7,13 @@ frames; the agent tells it the run's id, and whether its exit is intended.
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent import exit_codes
+from tfcluster.agent import exit_codes, open_files
 from tfcluster.agent.constants import OPEN_FILES
 from tfcluster.agent.proc import Process
 from tfcluster.agent.signals import adopt_orphans
@@ -75,7 +74,7 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     """Run ``serve`` in a child process. Returns its exit code, or ``AGENT_DIED`` after
     killing everything that it left."""
     adopt_orphans()
-    _raise_open_files()
+    open_files.allow(OPEN_FILES)  # a task takes five descriptors, a port two
     # A signal that comes before its handler exists would end the guard alone.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*AWAITED, *IGNORED})
@@ -112,14 +111,6 @@ def become_agent(
 def _own_session() -> None:
     with suppress(PermissionError):  # it is a group leader already
         os.setsid()
-
-
-def _raise_open_files() -> None:
-    """Raise the limit: a task takes five descriptors, a port two."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def watch(agent: int, guard_socket: socket.socket) -> int:

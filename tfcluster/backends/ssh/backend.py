@@ -14,6 +14,7 @@ from typing import Any
 
 import paramiko
 
+from tfcluster.agent import open_files
 from tfcluster.backends.agent_bundle import agent_argv, parcel
 from tfcluster.backends.base import ANSWER_S
 from tfcluster.backends.ssh import errors
@@ -27,6 +28,9 @@ from tfcluster.errors import HostError, StartError
 from tfcluster.host_list import host_names, listed_hosts
 from tfcluster.model import Allocation, Description, Host, HostEntry, Interpreter
 
+_FILES_PER_HOST = 4
+"""A connection, a descriptor for its output, and as many for a sweep at the end."""
+_OTHER_FILES = 512
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 
@@ -88,6 +92,7 @@ class SshStarter:
 
 
 def _starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
+    open_files.allow(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
     sources = _sources(memory, env)
     routes = {
         name: route(entry, sources)
