@@ -2,8 +2,9 @@
 
 The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism of the
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
-the others. To keep that quick as well, each case runs on only one of these numbers of
-ranks, chosen in turn; cases in ``ON_ALL_SIZES`` run on all of them.
+others, and ``make test-exhaustive`` those of ``VARIANTS``. To keep that quick as well,
+each case runs on only one of these numbers of ranks, chosen in turn from ``TURNS``;
+cases in ``ON_ALL_SIZES`` run on all of them.
 TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on all of them. Each theme has jobs of its
 own, which run when a test first needs them, so themes can be tested at the same time,
 each by its own ``test_keras_THEME.py``.
@@ -15,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from tests.runtime.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
 
 SIZES = (2, 3, 4)
+TURNS = (2, 3, 2, 4, 2)
 THEMES = (
     "callbacks",
     "changed_gradients",
@@ -86,9 +89,84 @@ IN_DEFAULT_TIER = {
     ],
 }
 """Cases by theme. Themes that are not named here run all of their cases."""
+VARIANTS = {
+    "callbacks": [
+        *("averages_swapped_in_by_epochs", "goes_on_from_a_model"),
+        *("checkpoints_are_known", "reduced_rate", "callback_list"),
+    ],
+    "changed_gradients": [
+        *("clipped_by_value", "clipped_later", "with_decay_and_centred"),
+        *("step_that_clips_scaled_losses", "step_with_keras_noise"),
+        "clipped_by_global_norm_eagerly",
+        *("computed_in_one_function_and_applied_in_another", "clipped_by_rows"),
+    ],
+    "inputs": [
+        *("batches_of_two", "batches_of_seven", "workers", "several_fits"),
+        *("sparse_graph_as_a_batch", "augmented", "different_beginnings"),
+    ],
+    "loops": [
+        *("tape_with_batch_normalization_eagerly", "tape_with_noise_eagerly"),
+        *("tape_that_gathers_eagerly", "tape_that_draws_eagerly", "tape_with_weights"),
+        *("tape_with_a_divisor", "two_datasets_of_other_batches"),
+        *("two_datasets_in_one_of_tensorflow", "gan_with_noise_of_a_fixed_size"),
+        *("two_optimizers", "tape_with_metrics_around_it", "train_on_batch_of_dataset"),
+        "tape_accumulates",
+    ],
+    "losses": [
+        *("class_weights_and_validation", "function_of_a_batch", "correlation_eagerly"),
+        "regularized",
+    ],
+    "metrics": [
+        *("functions_of_a_batch_eagerly", "numbers_of_batches_eagerly"),
+        "mean_of_means",
+    ],
+    "models": [
+        *("structures", "autoencoder", "random_layers_eagerly", "own_logs"),
+        *("functional", "convolution", "custom_step_that_draws_with_a_state"),
+        *("gru_tags", "frozen"),
+    ],
+    "optimizers": [
+        *("clipnorm", "clipvalue", "weight_decay", "weights_that_decay_fast"),
+        *("accumulated_in_many", "loss_scaled_float32"),
+    ],
+    "states": [
+        *("kept_by_a_layer_eagerly", "kept_by_recurrent_layers_eagerly"),
+        "kept_by_a_metric_in_a_loop",
+    ],
+    "step_metrics": [
+        *("as_in_the_guide_eagerly", "derived_eagerly"),
+        *("as_in_the_guide_in_a_function", "custom_results"),
+        "as_in_the_guide_several_steps",
+    ],
+    "refused": [
+        *("function_that_sums_eagerly", "added_sum_eagerly", "added_mean"),
+        *("added_root", "momentum_by_its_own_loss"),
+    ],
+    "row_terms": [
+        *("step_with_a_mask_eagerly", "loop_with_a_mask_eagerly"),
+        *("no_adversary_eagerly", "loop_of_a_function", "no_fit_of_rows"),
+        *("no_loop_over_arrays", "no_step_with_a_mask_in_each_row"),
+    ],
+    "sums": [
+        *("step_that_sums_eagerly", "step_that_sums_equal_batches_with_dropout"),
+        *("step_that_sums_eagerly_with_dropout", "step_of_a_mean_with_dropout"),
+        *("step_that_sums_sparse_eagerly", "loop_that_sums_with_dropout"),
+        *("loop_that_sums_eagerly_with_dropout", "loop_of_a_mean_with_dropout"),
+        *("step_that_sums_in_every_other", "loop_that_sums_sparse"),
+    ],
+}
+"""Cases whose mechanism another case of the theme shows, by theme."""
 PER_WORKER = {"TFCLUSTER_RUNTIME": '{"batch": "per_worker"}'}
 
 Values = Mapping[str, NDArray[Any]]
+
+
+class Tier(Enum):
+    """When a test runs; the value is the name of a mark, but for the first."""
+
+    DEFAULT = "default"
+    SLOW = "slow"
+    EXHAUSTIVE = "exhaustive"
 
 
 def cases_of(theme: str) -> list[str]:
@@ -105,15 +183,17 @@ def sizes_of(theme: str, case: str, place: int) -> tuple[int, ...]:
     """Numbers of ranks. If the case is in the default tier, the first is used there."""
     sizes: tuple[int, ...] = SIZES
     if case not in ON_ALL_SIZES and not EVERYTHING:
-        sizes = (3,) if case in ON_THREE else (SIZES[place % len(SIZES)],)
-    if not in_default_tier(theme, case):
+        sizes = (3,) if case in ON_THREE else (TURNS[place % len(TURNS)],)
+    if tier_of(theme, case) is not Tier.DEFAULT:
         return sizes
     first = 3 if case in ON_THREE else 2
     return (first, *(size for size in sizes if size != first))
 
 
-def in_default_tier(theme: str, case: str) -> bool:
-    return theme not in IN_DEFAULT_TIER or case in IN_DEFAULT_TIER[theme]
+def tier_of(theme: str, case: str) -> Tier:
+    if theme not in IN_DEFAULT_TIER or case in IN_DEFAULT_TIER[theme]:
+        return Tier.DEFAULT
+    return Tier.EXHAUSTIVE if case in VARIANTS.get(theme, ()) else Tier.SLOW
 
 
 CASES = {
@@ -139,7 +219,7 @@ def at_each_size(cases: Sequence[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "compared",
         [
-            pytest.param((case, size), id=f"{case}-{size}", marks=_tier(case, size))
+            pytest.param((case, size), id=f"{case}-{size}", marks=_marks(case, size))
             for case in cases
             for size in (CASES[case][1] if case in CASES else SIZES)
         ],
@@ -151,35 +231,38 @@ def in_tiers(rows: Sequence[str | tuple[str, ...]]) -> list[ParameterSet]:
     """Parameter sets of rows whose first item is a case of ``REFUSED_CASES``."""
     as_tuples = [(row,) if isinstance(row, str) else row for row in rows]
     return [
-        pytest.param(*row, id=row[0], marks=_tier(row[0], REFUSED_SIZE))
+        pytest.param(*row, id=row[0], marks=_marks(row[0], REFUSED_SIZE))
         for row in as_tuples
     ]
 
 
-def _tier(case: str, size: int) -> Sequence[pytest.MarkDecorator]:
-    return () if _is_default(case, size) else (pytest.mark.slow,)
+def _marks(case: str, size: int) -> Sequence[pytest.MarkDecorator]:
+    tier = _tier(case, size)
+    return () if tier is Tier.DEFAULT else (getattr(pytest.mark, tier.value),)
 
 
-def _is_default(case: str, size: int) -> bool:
+def _tier(case: str, size: int) -> Tier:
+    """The tier in which a case runs on ``size`` ranks; 1 is the baseline."""
     if case in CASES:
         theme, (first, *_) = CASES[case]
-        return in_default_tier(theme, case) and size == first
-    return in_default_tier(REFUSED_CASES.get(case, "per_worker"), case) and size == 2
+        tier, is_first = tier_of(theme, case), size in (1, first)
+    else:
+        tier, is_first = tier_of(REFUSED_CASES.get(case, "per_worker"), case), size == 2
+    return Tier.SLOW if tier is Tier.DEFAULT and not is_first else tier
 
 
 def job_of(case: str, size: int) -> str:
     """The name of the job that runs a case; size 1 is the one-process baseline."""
-    theme, (first, *_) = CASES[case]
-    return _job_of(theme, size, _is_default(case, first if size == 1 else size))
+    return _job_of(CASES[case][0], size, _tier(case, size))
 
 
 def refused_job_of(case: str) -> str:
     theme = REFUSED_CASES[case]
-    return _job_of(theme, REFUSED_SIZE, _is_default(case, REFUSED_SIZE))
+    return _job_of(theme, REFUSED_SIZE, _tier(case, REFUSED_SIZE))
 
 
-def _job_of(theme: str, size: int, default: bool) -> str:
-    return f"{theme if default else 'more-' + theme}-{size}"
+def _job_of(theme: str, size: int, tier: Tier) -> str:
+    return f"{tier.value}-{theme}-{size}"
 
 
 @dataclass(frozen=True)
@@ -254,8 +337,8 @@ def outcomes_in(folder: Path) -> Outcomes:
             case: sizes for case, (found, sizes) in CASES.items() if found == theme
         }
         for size in (1, *SIZES):
-            for default in (True, False):
-                name = _job_of(theme, size, default)
+            for tier in Tier:
+                name = _job_of(theme, size, tier)
                 chosen = tuple(
                     case
                     for case, sizes in of_theme.items()
@@ -271,8 +354,8 @@ def outcomes_in(folder: Path) -> Outcomes:
         parts |= PER_WORKER
         jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
     for theme in REFUSED_THEMES:
-        for default in (True, False):
-            name = _job_of(theme, REFUSED_SIZE, default)
+        for tier in Tier:
+            name = _job_of(theme, REFUSED_SIZE, tier)
             chosen = tuple(
                 case
                 for case, found in REFUSED_CASES.items()
