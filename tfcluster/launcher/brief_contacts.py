@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.backends.base import Starter, StartsTogether
+from tfcluster.backends.base import Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
@@ -21,7 +20,7 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.cleanup import FAN_OUT
+from tfcluster.launcher.fan_out import FAN_OUT, open_all
 from tfcluster.model import Host
 from tfcluster.wire import Frame
 
@@ -54,14 +53,7 @@ class BriefContacts:
 
     def open(self, hosts: Sequence[Host]) -> None:
         """Start an agent on each host, FAN_OUT at a time; does not wait for them."""
-        waiting: SimpleQueue[Host] = SimpleQueue()
-        for host in hosts:
-            waiting.put(host)
-        if isinstance(self._starter, StartsTogether):
-            self._starter.expect(hosts)
-        for _ in range(min(FAN_OUT, len(hosts))):
-            target = self._open_some
-            threading.Thread(target=target, args=(waiting,), daemon=True).start()
+        open_all(self._starter, hosts, self._open_one)
 
     def next(self, timeout_s: float) -> Item | None:
         """What happened next; None: nothing for now, ask again.
@@ -98,18 +90,14 @@ class BriefContacts:
                 if isinstance(item, Closed):
                     left.discard(item.host)
 
-    def _open_some(self, waiting: SimpleQueue[Host]) -> None:
-        with contextlib.suppress(Empty):
-            while True:
-                self._items.put(self._opened(waiting.get_nowait()))
-
-    def _opened(self, host: Host) -> Opened | Unopened:
+    def _open_one(self, host: Host) -> None:
         post, threads = self._items.put, self._threads
         try:
             contact = open_agent(self._starter, host, self._run, 0.0, post, threads)
         except TfclusterError as error:
-            return Unopened(host.name, error)
-        return Opened(host.name, contact)
+            self._items.put(Unopened(host.name, error))
+        else:
+            self._items.put(Opened(host.name, contact))
 
     def _ping(self) -> None:
         """Agents end if they hear nothing for too long."""

@@ -12,6 +12,7 @@ from tfcluster.backends.base import Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import Closed, Received, open_agent
 from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.fan_out import FAN_OUT
 from tfcluster.model import Host
 
 SWEEP_S = 10.0
@@ -21,8 +22,6 @@ SWEEPERS = 3
 """How many agents are tried for a sweep: one may be killed like the one before it."""
 SILENT_SWEEP_S = 2.0
 """As SWEEP_S, for a host that has long been silent and will hardly answer now."""
-FAN_OUT = 32
-"""How many hosts are connected to in parallel."""
 
 
 def sweep_all(

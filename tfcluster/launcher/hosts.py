@@ -7,33 +7,31 @@ to the driver.
 from __future__ import annotations
 
 import shlex
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from tfcluster import __version__
-from tfcluster.backends.base import Starter, StartsTogether
+from tfcluster.backends.base import Starter
 from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import ExitCode, StartError, TfclusterError
-from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
+from tfcluster.isolated_import import module_argv
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
-    AgentConnection,
     Closed,
     Opened,
     Unopened,
     open_agent,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.cleanup import FAN_OUT, SILENT_SWEEP_S, SWEEP_S, Cleanup
+from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
+from tfcluster.launcher.fan_out import open_all
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
+from tfcluster.launcher.host_side import HostSide, key_of, machine_of
 from tfcluster.launcher.host_stages import (
     AGENT,
     CONNECT,
@@ -63,48 +61,6 @@ from tfcluster.wire import (
 )
 
 
-@dataclass(slots=True)
-class _HostSide:
-    """What the launcher knows about one host."""
-
-    host: Host
-    connecting_s: float | None = None
-    """When its turn came to be connected to (Unix time); set by another thread."""
-    contact: AgentConnection | None = None
-    resolved: tuple[str, ...] = ()
-    package: str = PACKAGE_ROOT
-    """The folder on the host that holds this package."""
-    address: str = ""
-    reachable: str = ""
-    """The address for other hosts; as ``address`` unless it is the only host."""
-    added: bool = False
-    """It has no task yet, but will have some of the planned job."""
-    short: str | None = None
-    """Why it cannot hold more ports."""
-    greeted: bool = False
-    shares_files: bool = True
-    """Whether the host sees the files of the run's folder."""
-    gpus: tuple[str, ...] = ()
-    machine: tuple[str, ...] = ()
-    """Identifies the machine, see ``_machine``; empty: unknown."""
-    ports: list[int] | None = None
-    preparing: bool = False
-    making: bool = False
-    """It makes its environment, which it did not find."""
-    warm: set[str] = field(default_factory=set)
-    """Keys of its warm interpreters, including those that are starting."""
-    warming: set[str] = field(default_factory=set)
-    kept: dict[str, Any] | None = None
-    """What is known of the kept interpreter that it took, if it did."""
-    ready: bool = False
-    failed: bool = False
-    """It was noted as a host that cannot be made ready."""
-    closing: bool = False
-    gone: bool = False
-    dead_guard: int | None = None
-    """The pid of its agent's guard if the guard has died."""
-
-
 class Hosts:
     """All hosts of a job. Every method is called from the launcher's one loop."""
 
@@ -121,7 +77,7 @@ class Hosts:
         self._post = post
         self._planned = job
         """The job after a resize that is being prepared; else the same job."""
-        self._sides = {host.name: _HostSide(host) for host in job.used_hosts()}
+        self._sides = {host.name: HostSide(host) for host in job.used_hosts()}
         self._threads = ChannelThreads()
         self._failed: list[HostFailed] = []
         self.files = WorkdirSender(job.files, self.send)
@@ -137,43 +93,28 @@ class Hosts:
         self._open([side.host for side in self._sides.values()])
 
     def _open(self, hosts: Sequence[Host]) -> None:
-        waiting: SimpleQueue[Host] = SimpleQueue()
-        for host in hosts:
-            waiting.put(host)
-        if isinstance(self._starter, StartsTogether):
-            self._starter.expect(hosts)
-        for number in range(min(FAN_OUT, len(hosts))):
-            act, name = self._open_some, f"open {number}"
-            threading.Thread(
-                target=act, args=(waiting,), name=name, daemon=True
-            ).start()
+        open_all(self._starter, hosts, self._open_one)
 
-    def _open_some(self, waiting: SimpleQueue[Host]) -> None:
-        grace_s = self._job.description.grace_s
-        while True:
-            try:
-                host = waiting.get_nowait()
-            except Empty:
-                return
-            began_s = self._sides[host.name].connecting_s = time.time()
-            try:
-                contact = open_agent(
-                    self._starter,
-                    host,
-                    self._job.run,
-                    grace_s,
-                    self._post,
-                    self._threads,
-                    witness=str(self._job.witness),
-                    warm=hints(self._job, host),
-                )
-            except TfclusterError as error:
-                self._post(Unopened(host.name, error))
-            else:
-                connected_s = time.time()
-                resolved = resolve(host.name) if host.address is None else ()
-                begun_s = began_s, connected_s, time.time()
-                self._post(Opened(host.name, contact, resolved, begun_s))
+    def _open_one(self, host: Host) -> None:
+        began_s = self._sides[host.name].connecting_s = time.time()
+        try:
+            contact = open_agent(
+                self._starter,
+                host,
+                self._job.run,
+                self._job.description.grace_s,
+                self._post,
+                self._threads,
+                witness=str(self._job.witness),
+                warm=hints(self._job, host),
+            )
+        except TfclusterError as error:
+            self._post(Unopened(host.name, error))
+        else:
+            connected_s = time.time()
+            resolved = resolve(host.name) if host.address is None else ()
+            begun_s = began_s, connected_s, time.time()
+            self._post(Opened(host.name, contact, resolved, begun_s))
 
     def plan(self, job: Job) -> list[str]:
         """Prepare for a job on more hosts or with other tasks, which ``use`` follows.
@@ -186,7 +127,7 @@ class Hosts:
         for host in job.used_hosts():
             side = self._sides.get(host.name)
             if side is None or side.gone:
-                self._sides[host.name] = _HostSide(host, added=True)
+                self._sides[host.name] = HostSide(host, added=True)
                 new.append(host)
                 continue
             side.short = None
@@ -223,18 +164,18 @@ class Hosts:
             name for name, side in self._sides.items() if side.added and not side.gone
         ]
 
-    def _ports_for(self, job: Job, side: _HostSide) -> int:
+    def _ports_for(self, job: Job, side: HostSide) -> int:
         return sum(spec.ports for spec in job.on_host(side.host))
 
-    def _job_of(self, side: _HostSide) -> Job:
+    def _job_of(self, side: HostSide) -> Job:
         """The job whose tasks the host is made ready for."""
         return self._planned if side.added else self._job
 
-    def _ports_of(self, side: _HostSide) -> int:
+    def _ports_of(self, side: HostSide) -> int:
         """How many ports the tasks of a host need."""
         return self._ports_for(self._job_of(side), side)
 
-    def _hold(self, side: _HostSide, count: int) -> None:
+    def _hold(self, side: HostSide, count: int) -> None:
         ports = self._job.description.ports
         self.send(
             side.host.name,
@@ -246,7 +187,7 @@ class Hosts:
             },
         )
 
-    def _prepare(self, side: _HostSide) -> None:
+    def _prepare(self, side: HostSide) -> None:
         """Have the host run the setup lines, if there are any, and import."""
         description, name = self._job.description, side.host.name
         if not description.prepares_hosts:
@@ -266,7 +207,7 @@ class Hosts:
         requirements = self._job.description.requirements
         return None if requirements is None else requirements_digest(requirements)
 
-    def _warm(self, side: _HostSide) -> None:
+    def _warm(self, side: HostSide) -> None:
         job = self._job_of(side)
         specs = job.on_host(side.host)
         by_key = {spec.warm: spec for spec in specs}
@@ -452,7 +393,7 @@ class Hosts:
                     return self._fail(host, _too_few_ports(frame, self._job))
                 side.ports = ports
             case "warmed":
-                side.warming.discard(_key(frame))
+                side.warming.discard(key_of(frame))
                 if isinstance(frame.get("kept"), dict):
                     side.kept = frame["kept"]
             case "cold":
@@ -488,7 +429,7 @@ class Hosts:
                 return None
         return self._ready(side)
 
-    def _greeted(self, side: _HostSide, frame: Frame) -> list[Event]:
+    def _greeted(self, side: HostSide, frame: Frame) -> list[Event]:
         side.greeted = True
         name = side.host.name
         if frame.get("version") != __version__ or frame.get("protocol") != PROTOCOL:
@@ -502,7 +443,7 @@ class Hosts:
             asked_s = side.contact.began_s
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
         side.gpus = tuple(str(found) for found in entries(frame, "gpus"))
-        side.machine = _machine(frame)
+        side.machine = machine_of(frame)
         local = [str(found) for found in entries(frame, "addresses")]
         side.reachable, side.address = (
             choose_address(
@@ -524,7 +465,7 @@ class Hosts:
             self._prepare(side)
         return [*self._failures(), *self._ready(side)]
 
-    def _prepared(self, side: _HostSide, frame: Frame) -> None:
+    def _prepared(self, side: HostSide, frame: Frame) -> None:
         side.preparing = False
         python = changed_python(self._job.description, side.host, frame)
         if python is not None:
@@ -535,8 +476,8 @@ class Hosts:
             )
         self._warm(side)
 
-    def _cold(self, side: _HostSide, frame: Frame) -> list[Event]:
-        key = _key(frame)
+    def _cold(self, side: HostSide, frame: Frame) -> list[Event]:
+        key = key_of(frame)
         side.warming.discard(key)
         side.warm.discard(key)
         strategy = self._job.description.runtime.strategy
@@ -556,7 +497,7 @@ class Hosts:
             cause, tail = tail[-1].removeprefix("tfcluster: "), ()
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
-    def _ready(self, side: _HostSide) -> list[Event]:
+    def _ready(self, side: HostSide) -> list[Event]:
         waiting = not side.greeted or side.preparing or bool(side.warming)
         waiting = waiting or self.files.busy(side.host.name)
         if side.ready or waiting or side.ports is None:
@@ -634,30 +575,9 @@ class Hosts:
         return key in self._sides[host].warm
 
 
-def _machine(frame: Frame) -> tuple[str, ...]:
-    """An identity that only agents on the same machine have in common.
-
-    The boot id alone does not suffice, because containers on one machine share it. Nor
-    does it suffice with the network namespace: machines cloned from a running one may
-    share both, but not their addresses.
-    """
-    boot, network = frame.get("boot_id"), frame.get("network")
-    addresses = entries(frame, "addresses")
-    if not boot or not network or not addresses:
-        return ()
-    return (str(boot), str(network), *sorted(map(str, addresses)))
-
-
 def _too_few_ports(frame: Frame, job: Job) -> str:
     """The agent's reason, with what the user can do."""
     cause = frame.get("cause") or "too few ports are free"
     if job.description.ports is None:
         return f"{cause}"
     return f"{cause} (stop what uses them, or set 'ports' to another range or auto)"
-
-
-def _key(frame: dict[str, Any]) -> str:
-    key = frame.get("key")
-    if not isinstance(key, str):
-        raise WireError("key must be a string")
-    return key

@@ -1,0 +1,75 @@
+"""What the launcher knows about one host, and what it reads from the host's frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.launcher.agent_connection import AgentConnection
+from tfcluster.model import Host
+from tfcluster.wire import Frame, WireError, entries
+
+
+@dataclass(slots=True)
+class HostSide:
+    """What the launcher knows about one host."""
+
+    host: Host
+    connecting_s: float | None = None
+    """When its turn came to be connected to (Unix time); set by another thread."""
+    contact: AgentConnection | None = None
+    resolved: tuple[str, ...] = ()
+    package: str = PACKAGE_ROOT
+    """The folder on the host that holds this package."""
+    address: str = ""
+    reachable: str = ""
+    """The address for other hosts; as ``address`` unless it is the only host."""
+    added: bool = False
+    """It has no task yet, but will have some of the planned job."""
+    short: str | None = None
+    """Why it cannot hold more ports."""
+    greeted: bool = False
+    shares_files: bool = True
+    """Whether the host sees the files of the run's folder."""
+    gpus: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
+    """Identifies the machine, see ``machine_of``; empty: unknown."""
+    ports: list[int] | None = None
+    preparing: bool = False
+    making: bool = False
+    """It makes its environment, which it did not find."""
+    warm: set[str] = field(default_factory=set)
+    """Keys of its warm interpreters, including those that are starting."""
+    warming: set[str] = field(default_factory=set)
+    kept: dict[str, Any] | None = None
+    """What is known of the kept interpreter that it took, if it did."""
+    ready: bool = False
+    failed: bool = False
+    """It was noted as a host that cannot be made ready."""
+    closing: bool = False
+    gone: bool = False
+    dead_guard: int | None = None
+    """The pid of its agent's guard if the guard has died."""
+
+
+def machine_of(frame: Frame) -> tuple[str, ...]:
+    """An identity that only agents on the same machine have in common.
+
+    The boot id alone does not suffice, because containers on one machine share it. Nor
+    does it suffice with the network namespace: machines cloned from a running one may
+    share both, but not their addresses.
+    """
+    boot, network = frame.get("boot_id"), frame.get("network")
+    addresses = entries(frame, "addresses")
+    if not boot or not network or not addresses:
+        return ()
+    return (str(boot), str(network), *sorted(map(str, addresses)))
+
+
+def key_of(frame: Frame) -> str:
+    """The key of the warm interpreter that a frame is about. Raises WireError."""
+    key = frame.get("key")
+    if not isinstance(key, str):
+        raise WireError("key must be a string")
+    return key
