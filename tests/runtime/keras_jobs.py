@@ -290,8 +290,8 @@ class Outcomes:
         return self._compared(case, f"per_worker-1-{size}", f"per_worker-{size}", size)
 
     def alone(self, case: str) -> Values:
-        """The results of a case in one process."""
-        return self._values(job_of(case, 1), 0, case)
+        """The results of a case in one process, which runs only this case."""
+        return self._values(f"only-{case}", 0, case)
 
     def refused(self, case: str) -> list[Values]:
         job = refused_job_of(case)
@@ -346,6 +346,8 @@ def outcomes_in(folder: Path) -> Outcomes:
                 )
                 if chosen:
                     jobs.append(_job(folder, name, size, f"cases/{theme}.py", chosen))
+    for case, (theme, _) in CASES.items():
+        jobs.append(_job(folder, f"only-{case}", 1, f"cases/{theme}.py", (case,)))
     for size in SIZES:
         parts = {"PARTS": str(size)}
         name = f"per_worker-1-{size}"

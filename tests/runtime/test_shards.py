@@ -13,7 +13,11 @@ from tests.runtime.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 SHARDS = 4
-SIZES = (2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4)))
+SIZES = (
+    2,
+    pytest.param(4, marks=pytest.mark.slow),
+    pytest.param(3, marks=pytest.mark.exhaustive),
+)
 TRAINED = ("fit", "own_step", "own_loss", "eagerly")
 WITH_MORE = (
     "clips",
@@ -90,9 +94,14 @@ def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) ->
             np.testing.assert_allclose(rank[key], alone[key], rtol=1e-5, err_msg=key)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", WITH_MORE)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_steps_and_loops_of_the_program_have_the_same_bits(
     found: Written, case: str, size: int
 ) -> None:
@@ -101,8 +110,13 @@ def test_steps_and_loops_of_the_program_have_the_same_bits(
         assert_same_bits(rank, alone)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [6, 8])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(6, marks=pytest.mark.slow),
+        pytest.param(8, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_many_ranks_have_the_same_bits(found: Written, size: int) -> None:
     (alone,) = found.of("tiny-1", "tiny")
     for rank in found.of(f"tiny-{size}", "tiny"):

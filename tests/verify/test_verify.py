@@ -363,20 +363,27 @@ def test_planted(cluster: Cluster, name: str) -> None:
     assert cause in found["causes"][0]
 
 
-@pytest.mark.slow
+_THREE = ("-n", "3")
+_REPLICATED = ("-n", "2", "--ps", "1", "--strategy", "replicated")
+_SYNCHRONOUS = (
+    *("-n", "2", "--ps", "1", "--strategy", "parameter_server"),
+    *("--set", "runtime.synchronous=true"),
+)
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "steps"),
     [
-        ("-n", "3"),
-        ("-n", "2", "--ps", "1", "--strategy", "replicated"),
-        (
-            *("-n", "2", "--ps", "1", "--strategy", "parameter_server"),
-            *("--set", "runtime.synchronous=true"),
+        pytest.param(_THREE, "0", id="three", marks=pytest.mark.slow),
+        pytest.param(_REPLICATED, "4", id="replicated", marks=pytest.mark.slow),
+        pytest.param(_SYNCHRONOUS, "0", id="synchronous", marks=pytest.mark.slow),
+        pytest.param(_THREE, "4", id="three-4", marks=pytest.mark.exhaustive),
+        pytest.param(_REPLICATED, "0", id="replicated-0", marks=pytest.mark.exhaustive),
+        pytest.param(
+            _SYNCHRONOUS, "4", id="synchronous-4", marks=pytest.mark.exhaustive
         ),
     ],
-    ids=["three", "replicated", "synchronous"],
 )
-@pytest.mark.parametrize("steps", ["0", "4"])
 def test_equal_under(cluster: Cluster, words: Sequence[str], steps: str) -> None:
     code, found = verified(cluster, DATA + MODEL + FIT, *words, "--steps", steps)
     assert (code, found["first_difference"]) == (0, None)
