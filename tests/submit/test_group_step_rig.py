@@ -60,16 +60,6 @@ def steps(site: SlurmSite) -> list[str]:
     return [name for name, number in found if number.rpartition(".")[2].isdigit()]
 
 
-def listeners(site: SlurmSite) -> list[str]:
-    """The processes of the launcher that listen on a port."""
-    lines = [
-        line
-        for host in site.rig.nodes
-        for line in host.output(("ss", "-Hltnp")).splitlines()
-    ]
-    return [line for line in lines if "tfcluster" in line]
-
-
 def test_one_step_starts_the_agents_of_many_hosts(site: SlurmSite) -> None:
     launch(site)
     assert steps(site) == ["tfcluster"]
