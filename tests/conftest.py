@@ -20,6 +20,7 @@ _LONGEST_FIRST = (
     "submit/test_programs_rig.py",
     "runtime/test_api_collectives.py",
     "runtime/test_parameter_server.py",
+    "verify/test_verify.py",
     "backends/ssh/test_collective_rig.py",
     "runtime/test_keras_loops.py",
     "runtime/test_keras_models.py",
