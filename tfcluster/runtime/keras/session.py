@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NoReturn, Protocol
 
@@ -162,6 +162,12 @@ class LoopState:
     def is_dividing(self) -> bool:
         """Whether the program is computing its own part of a batch."""
         return self.divided and self.in_pass
+
+    def abandon_step(self) -> None:
+        """Forget the batches of a step that has failed: the program may go on."""
+        self.taken.clear()
+        self.batches = 0
+        self.share = replace(self.share, trial=False)
 
     def present_rows(self) -> int | None:
         """The rows of the last batch that the program got; None if it was undivided."""
@@ -518,6 +524,7 @@ class Session:
 
     def refuse(self, text: str) -> NoReturn:
         """Raise CollectiveError. All ranks must call it at the same point."""
+        self.loop.abandon_step()
         error = CollectiveError(text)
         self.group.objection = ""
         self.group.keep(error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -63,8 +64,18 @@ class DatasetIteration:
         self._weighted = GraphShare(self._undivided)
         """This rank's share of the last batch, also after its pass has ended."""
         session.graph_loop_share = self._weighted.read
+        self._passes = 0
         self._pass = 0
         """The pass that has yielded the last batch, as long as it has not ended."""
+
+    def new_number(self) -> int:
+        """A number for a pass, from 1.
+
+        Not its address: Python may give that again, on some of the ranks, while the
+        first pass's batches still count.
+        """
+        self._passes += 1
+        return self._passes
 
     def install(self) -> None:
         """Install the hook in TensorFlow, once per process."""
@@ -131,6 +142,7 @@ class DatasetPass:
     ) -> None:
         self._session = session
         self._loops = loops
+        self._number = loops.new_number()
         self._left = batches
         self._applies: int | None = None
         self._trains = False
@@ -139,7 +151,7 @@ class DatasetPass:
 
     def end(self) -> None:
         """Called when the program has got all batches, or has left its loop."""
-        self._loops.ended(id(self))
+        self._loops.ended(self._number)
 
     def next_bounds(self, batch: int, *, divisible: bool) -> tuple[int, int, int]:
         """Choose the rows of the next batch: start, stop, and how often each one comes.
@@ -156,11 +168,11 @@ class DatasetPass:
         self._left -= 1
         rank, size = self._session.rank, self._session.size
         loop = self._session.loop
-        if not self._trains and any(
-            each.dataset_pass == id(self) for each in loop.taken
-        ):
+        number = self._number
+        mine = [each for each in loop.taken if each.dataset_pass == number]
+        if mine and not self._trains:
             self._inspects_only = True
-            loop.taken = [each for each in loop.taken if each.dataset_pass != id(self)]
+            loop.taken = [each for each in loop.taken if each not in mine]
         divisible = divisible and batch > 0
         trial = self._trains and divisible and self._tries(batch)
         loop.batches += 1
@@ -178,12 +190,12 @@ class DatasetPass:
         fits = self._fits(fractions, others, trial=trial)
         whole = not self._trains or not divisible or not fits
         if not self._inspects_only:
-            loop.taken.append(TakenBatch(id(self), None if whole else fractions))
+            loop.taken.append(TakenBatch(number, None if whole else fractions))
         if whole:
             if any(others):
                 self._yield_whole(batch)
             else:
-                self._loops.yields(Share.undivided_batch(counts=rank == 0), id(self))
+                self._loops.yields(Share.undivided_batch(counts=rank == 0), number)
             return 0, batch, 1
         start, stop = parts[rank]
         rows = stop - start
@@ -197,7 +209,7 @@ class DatasetPass:
             uncounted=float(rows * times - counted),
             first=start,
         )
-        self._loops.yields(share, id(self))
+        self._loops.yields(share, number)
         return (start, stop, times) if rows else (0, 1, 1)
 
     def _fits(
@@ -225,8 +237,13 @@ class DatasetPass:
         The weight remains that of the part. The whole batch's term is equal on all
         ranks, so any weighted mean reproduces it.
         """
+        loop = self._session.loop
         if not self._trains:
-            # The program looks at data in the middle of a step.
+            if not loop.in_pass:
+                # The other batch's loop is over, perhaps by an exception that the
+                # program has caught. Gradients of whole batches cannot be judged.
+                loop.share = replace(loop.share, trial=False)
+            # Else the program looks at data in the middle of a step.
             self._loops.count_whole_batch()
             return
         self._session.warn(

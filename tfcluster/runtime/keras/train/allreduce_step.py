@@ -5,7 +5,8 @@ The ops are made by ``gradient_allreduce`` and ``overlapped_allreduce``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from tfcluster.runtime.collective.gradient_mean import (
 from tfcluster.runtime.collective.shard_sums import of_the_chief
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.exchange.wire_format import (
     Reduction,
@@ -160,7 +162,12 @@ class AllreduceStep:
         self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
         """See ``tensor_list.Combine``."""
-        now = self._now(context)
+        with self._abandoning():
+            return self._combined(self._now(context), dense, sparse)
+
+    def _combined(
+        self, now: _Now, dense: Sequence[Array], sparse: list[Slices]
+    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
         if self._session.shards is not None:
             # Every rank has computed all rows: see ``shard_functions``.
             found, slices = of_the_chief(
@@ -235,13 +242,23 @@ class AllreduceStep:
         assert self._background is not None
         now, background = self._background
         self._background = None
-        means = background.result(late, self._counted(sparse))
-        dense = [self._judged[place] for place in sorted(self._judged)]
-        self._judged = {}
-        self._done(now, means, dense, sparse)
+        with self._abandoning():
+            means = background.result(late, self._counted(sparse))
+            dense = [self._judged[place] for place in sorted(self._judged)]
+            self._judged = {}
+            self._done(now, means, dense, sparse)
         return means.dense, means.sparse
 
     # ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def _abandoning(self) -> Iterator[None]:
+        """If the exchange fails, the step's batches count no more."""
+        try:
+            yield
+        except CollectiveError:
+            self._session.loop.abandon_step()
+            raise
 
     def _now(self, context: Sequence[Array]) -> _Now:
         session, (trial, *rest) = self._session, context
