@@ -132,6 +132,7 @@ def test_an_error_of_a_rank_is_the_first_failure(
     assert _left(cluster) == []
 
 
+@pytest.mark.slow
 def test_a_function_may_start_processes(
     cluster: Cluster, work: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +206,10 @@ def _script(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("words", [("script.py",), ("-m", "script")])
+@pytest.mark.parametrize(
+    "words",
+    [("script.py",), pytest.param(("-m", "script"), marks=pytest.mark.slow)],
+)
 def test_a_function_of_the_script_itself(
     cluster: Cluster, words: tuple[str, ...]
 ) -> None:
@@ -213,6 +217,7 @@ def test_a_function_of_the_script_itself(
     assert done.stdout == "(1, 2, 1, 2)\n", done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_does_not_launch_for_ever(cluster: Cluster) -> None:
     (cluster.folder / "unguarded.py").write_text(
         SCRIPT.partition("if __")[0] + ("print(tfcluster.run(double, 1))\n")

@@ -67,6 +67,7 @@ def kill_in_epoch(running: Running, cluster: Cluster, epoch: int, task: str) -> 
     (cluster.folder / f"train.py.{epoch}").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
 def test_data_tasks_that_are_killed_come_back(cluster: Cluster) -> None:

@@ -62,6 +62,7 @@ def kill(running: Running, task: str) -> None:
     os.kill(found["pid"], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_comes_back_and_the_others_never_stop(cluster: Cluster) -> None:
     options = ("--set", "restart.max=1", "--set", "restart.scope=task")
     running = begun(cluster, *options)

@@ -25,10 +25,9 @@ LONG = "setup: [sleep 5]\n"
 # Agents end if the launcher sends nothing for 2 s.
 IMPATIENT = """\
 from tfcluster.cli import main
-from tfcluster.doctor import probe_hosts
-from tfcluster.launcher import agent_connection
+from tfcluster.launcher import agent_connection, brief_contacts
 agent_connection.LEASE_S = 2.0
-probe_hosts.HEARTBEAT_S = 0.5
+brief_contacts.HEARTBEAT_S = 0.5
 main()
 """
 CONFIG = """\

@@ -156,6 +156,7 @@ def assert_is_that_of_the_keras_program(trace: Trace, exchange: str) -> None:
     assert not spans(trace, "worker:1", "checkpoints")
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_keras_on_two_ranks(cluster: Cluster) -> None:
     (cluster.folder / "train.py").write_text(KERAS)

@@ -67,7 +67,7 @@ IN_DEFAULT_TIER = {
     "metrics": ["metrics"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
-        *("random_layers", "several_steps_per_execution", "built_in_the_first_step"),
+        *("several_steps_per_execution", "built_in_the_first_step"),
     ],
     "optimizers": ["clipped", "accumulated", "mixed_precision"],
     "refused": [

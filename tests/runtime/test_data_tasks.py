@@ -17,7 +17,11 @@ from tests.runtime.written import Written
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.task.tf_data_service import journal_of
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.tensorflow,
+    pytest.mark.timeout(600),
+]
 
 ROWS, BATCH, EPOCHS = 50, 8, 3
 

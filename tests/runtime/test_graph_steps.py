@@ -39,17 +39,20 @@ THEMES = {
 """The themes of ``programs/cases`` that run here, and on how many ranks."""
 DEFAULT = {
     "inputs": [],
-    "models": ["embedding", "batch_normalization_of_all_rows"],
+    "models": ["batch_normalization_of_all_rows"],
     "optimizers": [],
-    "loops": ["tape_builds_its_model"],
+    "loops": [],
     "changed_gradients": [],
 }
 """The cases of the default tier."""
 SLOW = {
     "inputs": ["fit", "batches_of_one"],
-    "models": ["frozen", "several_steps_per_execution", "own_train_step"],
+    "models": [
+        *("embedding", "frozen", "several_steps_per_execution", "own_train_step"),
+    ],
     "optimizers": ["clipped", "averaged_weights", "mixed_precision"],
     "loops": [
+        "tape_builds_its_model",
         "tape_with_batch_normalization",
         "tape_in_one_function",
         "gan",
@@ -218,12 +221,14 @@ def test_a_step_contains_collective_ops_and_no_python(
     assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
 
 
+@pytest.mark.slow
 def test_a_step_of_a_loop_contains_no_python_either(jobs: Mapping[str, Ranks]) -> None:
     for rank in said(jobs, "loops", [0, 0, 0]):
         kinds = set(rank["called"]["kinds"])
         assert kinds == {"CollectiveGatherV2", "CollectiveReduceV2"}
 
 
+@pytest.mark.slow
 def test_a_function_that_cannot_exchange_in_its_graph_says_so_and_is_right(
     jobs: Mapping[str, Ranks],
 ) -> None:
@@ -275,6 +280,7 @@ def test_compressed_gradients_are_sent_in_two_bytes_and_summed_in_four(
         assert np.abs(means[2:] - exact[2:]).mean() < error
 
 
+@pytest.mark.slow
 def test_auto_is_tensorflow_if_each_rank_has_a_gpu(jobs: Mapping[str, Ranks]) -> None:
     for rank in said(jobs, "auto", [0, 0, 0]):
         assert rank["uses_ops"] is True
@@ -345,6 +351,7 @@ def test_a_rank_that_is_killed_is_named_at_once(
         assert rank["seconds"] < allow_s(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "deed", ["late", pytest.param("late_in_a_step", marks=pytest.mark.slow)]
 )
@@ -357,6 +364,7 @@ def test_a_rank_that_is_late_is_named(jobs: Mapping[str, Ranks], deed: str) -> N
         assert STALL_S <= rank["seconds"] < STALL_S + allow_s(6)
 
 
+@pytest.mark.slow
 def test_a_rank_with_other_gradients_is_named(jobs: Mapping[str, Ranks]) -> None:
     for rank in said(jobs, "frozen", [0, 0, 0]):
         kind, text = rank["error"]

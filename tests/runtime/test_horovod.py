@@ -103,6 +103,7 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
     assert accuracy(done.stdout) > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "training", ["fit", pytest.param("digits", marks=pytest.mark.slow)]
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.runtime.keras_checks import MARKS, compare
 from tests.runtime.keras_jobs import Outcomes
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.slow]
 
 
 def test_the_example_trains_what_one_process_trains(outcomes: Outcomes) -> None:

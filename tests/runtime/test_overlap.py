@@ -59,6 +59,7 @@ def test_it_equals_one_process(found: Written, case: str) -> None:
     assert_near(ranks, found.by(0, "alone", case), 1e-5)
 
 
+@pytest.mark.slow
 def test_three_hosts_of_which_two_may_have_no_row(found: Written) -> None:
     assert_near(found.of("three", "fit"), found.by(0, "alone", "fit"), 1e-5)
 

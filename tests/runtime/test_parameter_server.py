@@ -61,7 +61,7 @@ COPIED = [
 """The most telling ``programs/cases``; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL
-IN_DEFAULT_TIER = {"built_in_the_first_step", "fit", "tape_graph"}
+IN_DEFAULT_TIER = {"built_in_the_first_step"}
 """The other cases run in separate jobs, which only slow tests need."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
@@ -180,6 +180,7 @@ def test_moving_averages_are_those_of_all_rows(found: Written) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_moving_averages_of_own_rows_are_averaged(found: Written) -> None:
     chief, other = found.of("own-rows", "averages")
     for ours, theirs in zip(chief["own"], other["own"], strict=True):

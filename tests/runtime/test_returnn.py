@@ -14,6 +14,7 @@ import pytest
 from tests.runtime.ranks import ROOT
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.tensorflow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(

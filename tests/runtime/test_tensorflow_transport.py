@@ -21,7 +21,11 @@ from numpy.typing import NDArray
 from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
 from tests.time_limits import allow_s
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.tensorflow,
+    pytest.mark.timeout(300),
+]
 
 SIZE = 3
 TRANSPORT = {

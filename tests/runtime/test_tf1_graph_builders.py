@@ -80,7 +80,11 @@ def run(warm: WarmInterpreter, folder: Path, kind: str, cases: list[str]) -> Fou
     return results
 
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.tensorflow,
+    pytest.mark.timeout(300),
+]
 
 
 def test_nobody_is_more_than_a_step_ahead(found: Found) -> None:

@@ -53,6 +53,7 @@ def accuracy(text: str) -> float:
     return float(found)
 
 
+@pytest.mark.slow
 def test_no_ps_is_left_after_success(cluster: Cluster) -> None:
     """An unmodified script learns real digits, and only the chief writes files."""
     folder = cluster.folder / "checkpoints"

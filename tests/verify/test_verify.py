@@ -185,6 +185,7 @@ def test_fit_is_equal_to_its_end(cluster: Cluster) -> None:
     assert not (cluster.folder / "model.keras").exists(), "it ran in its own folder"
 
 
+@pytest.mark.slow
 def test_what_the_chief_prints_is_compared(cluster: Cluster) -> None:
     printed = DATA + MODEL + LOOP.replace("LOSS", MEAN) + "print(float(step(a, b)))\n"
     code, found = verified(cluster, printed)
@@ -266,7 +267,10 @@ def test_what_is_equal_by_now(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["collective", "replicated"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["collective", pytest.param("replicated", marks=pytest.mark.exhaustive)],
+)
 def test_several_models(cluster: Cluster, strategy: str) -> None:
     servers = () if strategy == "collective" else ("--ps", "1")
     words = ("-n", "2", *servers, "--strategy", strategy)
@@ -345,8 +349,22 @@ PLANTED = {
 }
 
 
+VARIANTS = {
+    "a sum loss in fit",
+    "unseeded data in a loop",
+    "a rate by the number of ranks",
+}
+"""They find what others of PLANTED find in another kind of program."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in VARIANTS else [])
+        for name in PLANTED
+    ],
+)
 def test_planted(cluster: Cluster, name: str) -> None:
     program, kind, cause = PLANTED[name]
     own = (
