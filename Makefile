@@ -15,7 +15,7 @@ help:
 	@echo "make demo      train the digits example on three tasks of this machine"
 	@echo "make test      run the tests: each feature once"
 	@echo "make test-all  run all tests but test-exhaustive; as root, install what they need"
-	@echo "make test-exhaustive  more variants of environments and kills of kept interpreters"
+	@echo "make test-exhaustive  variants that test-all leaves out, for more than an hour"
 	@echo "make check     formatting, lint, types"
 	@echo "make docs      build the site in site/"
 	@echo "make package   build the packages in dist/, install the wheel, train from it"
