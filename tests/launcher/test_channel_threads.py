@@ -126,6 +126,28 @@ def test_a_host_that_takes_nothing_keeps_no_other_waiting() -> None:
             os.close(pipes.said)
 
 
+def test_a_defect_on_the_way_of_one_host_silences_no_other() -> None:
+    threads, items = ChannelThreads(), SimpleQueue[Received | Closed]()
+
+    def post(item: Received | Closed) -> None:
+        if isinstance(item, Received):
+            raise KeyError("defect")
+        items.put(item)
+
+    one, two = Pipes(), Pipes()
+    AgentConnection("h1", one, NONCE, post, threads)
+    AgentConnection("h2", two, NONCE, items.put, threads)
+    os.write(one.said, HELLO)
+    assert items.get(timeout=SOON_S) == Closed(
+        "h1", "KeyError: 'defect' (exit status 3)"
+    )
+    os.write(two.said, HELLO)
+    assert isinstance(items.get(timeout=SOON_S), Received)
+    os.close(one.said)
+    os.close(two.said)
+    assert isinstance(items.get(timeout=SOON_S), Closed)
+
+
 def test_a_hundred_hosts_need_few_threads() -> None:
     before = set(threading.enumerate())
     threads, count = ChannelThreads(), 100

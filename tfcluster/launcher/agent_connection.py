@@ -169,6 +169,8 @@ class AgentConnection:
             self._reception.end()
         except (OSError, WireError) as error:
             self._cause, self._broken = str(error), True
+        except Exception as error:  # one host must not silence all others
+            self._cause, self._broken = f"{type(error).__name__}: {error}", True
         return False
 
     def _end(self) -> None:

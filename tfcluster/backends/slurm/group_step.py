@@ -20,8 +20,9 @@ from tfcluster.backends.slurm.channel import STEP_END_S, explained
 from tfcluster.backends.slurm.connect_back import Caller, Reception
 from tfcluster.backends.slurm.srun import words_about
 
-FIRST_S = 30.0
-"""How long the first process may take to connect: beyond that, none can."""
+FIRST_S = 60.0
+"""How long the first process may take to connect: beyond that, none can. A site's
+prolog may take long."""
 ALL_S = 120.0
 """How long the others may take, from the start of the step."""
 
