@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.submit.sge_site import USER, wait_for
-from tests.submit.test_slurm_rig import SlurmSite
+from tests.submit.test_slurm_rig import SlurmSite, site_for
 from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
 from tfcluster.backends.slurm.starter import MOST_ALONE
@@ -29,19 +26,8 @@ def rig(testbed_factory: Factory) -> Testbed:
 
 @pytest.fixture
 def site(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[SlurmSite]:
-    name = re.sub(r"\W+", "-", request.node.name).strip("-")
-    folder = Path(rig.accounts[USER].home, name)
-    rig.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
-    site = SlurmSite(rig, folder, sys.executable)
-    try:
+    with site_for(rig, request.node.name) as site:
         yield site
-    finally:
-        for process in site.started:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                process.communicate()
-        rig.login.run(("scancel", f"--user={USER}"), user=USER)
-        wait_for(lambda: not site.jobs(), "end of all jobs", 60.0)
 
 
 def launch(site: SlurmSite) -> None:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ class SlurmSite(Site):
         return self.slurm("squeue", "--noheader", "--format=%A").split()
 
 
-@pytest.fixture
-def site(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[SlurmSite]:
-    name = "slurm-" + re.sub(r"\W+", "-", request.node.name).strip("-")
-    folder = Path(testbed.accounts[USER].home, name)
-    testbed.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
-    site = SlurmSite(testbed, folder, sys.executable)
+@contextmanager
+def site_for(rig: Testbed, name: str) -> Iterator[SlurmSite]:
+    """A site in a folder named after ``name``; in the end, its jobs are cancelled."""
+    folder = Path(rig.accounts[USER].home, re.sub(r"\W+", "-", name).strip("-"))
+    rig.login.output(("mkdir", "-m", "700", "-p", str(folder)), user=USER)
+    site = SlurmSite(rig, folder, sys.executable)
     try:
         yield site
     finally:
@@ -64,8 +65,14 @@ def site(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[SlurmSite
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
-        testbed.login.run(("scancel", f"--user={USER}"), user=USER)
+        rig.login.run(("scancel", f"--user={USER}"), user=USER)
         wait_for(lambda: not site.jobs(), "end of all jobs", 60.0)
+
+
+@pytest.fixture
+def site(testbed: Testbed, request: pytest.FixtureRequest) -> Iterator[SlurmSite]:
+    with site_for(testbed, f"slurm-{request.node.name}") as site:
+        yield site
 
 
 def test_a_launch_from_the_login_host_submits_and_follows(site: SlurmSite) -> None:
