@@ -6,16 +6,23 @@ share its cores, but each has a cable of its own, limited in both directions by
 ``tc qdisc tbf`` with a burst of 256 KiB.
 
     python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp cnn]
-        [--only NAME ...] [--rounds 3] [--steps 10]
+        [--only NAME ...] [--rounds 3] [--steps 10] [--phases]
+
+``--phases`` tells for how long a step has nothing to send: from the last mean, over the
+update and the next forward pass, to the next gradient. No exchange of whole steps can
+be faster than that and the wire together.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 from benchmarks.collective import PROGRAMS, said_in
 from benchmarks.rigs import TIMEOUT_S, USER, Bench, bench
@@ -47,8 +54,13 @@ class Case:
         return data * bytes_per_number * 8 * HEADERS / (self.gbit * 1e9)
 
 
-def step_s(site: Bench, case: Case, name: str, steps: int) -> float:
-    """Seconds for a step, as rank 0 says. Raises SystemExit if it says nothing."""
+def step_s(
+    site: Bench, case: Case, name: str, steps: int, trace: Path | None = None
+) -> float:
+    """Seconds for a step, as rank 0 says. Raises SystemExit if it says nothing.
+
+    ``trace`` is a file to write the run's trace to.
+    """
     whole, part = str(BATCH), str(BATCH // case.hosts)
     none = "runtime.strategy=none"
     program, batch, more = {
@@ -61,7 +73,8 @@ def step_s(site: Bench, case: Case, name: str, steps: int) -> float:
     port = random.randrange(20000, 30000)
     settings = ("backend=ssh", "workdir=/", f"env.BENCH_PORT={port}", *more)
     argv = site.tfcluster(
-        *("launch", "-n", str(case.hosts), "--hosts", site.hosts(case.hosts)),
+        *("launch", *(["--trace"] if trace else [])),
+        *("-n", str(case.hosts), "--hosts", site.hosts(case.hosts)),
         *(word for each in settings for word in ("--set", each)),
         *("--", "python", str(PROGRAMS / f"{program}.py"), batch, case.model),
         f"steps={steps}",
@@ -76,7 +89,32 @@ def step_s(site: Bench, case: Case, name: str, steps: int) -> float:
     done = site.rig.login.run(
         argv, user=USER, cwd=site.folder, env=environ, timeout_s=TIMEOUT_S
     )
+    if trace is not None:
+        written = site.tfcluster("trace", "-o", str(trace))
+        site.rig.login.run(written, user=USER, cwd=site.folder, env=environ)
     return float(said_in(done.stdout + done.stderr, argv)["step"])
+
+
+def phases(trace: Path) -> tuple[float, float]:
+    """Seconds of a step in which rank 0 exchanges buckets, and in which it does not."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    (rank_0,) = (
+        each["pid"]
+        for each in events
+        if each["name"] == "process_name" and "worker:0" in each["args"]["name"]
+    )
+    spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank_0]
+    exchanges = [e for e in spans if e["name"].startswith("gradients of ")]
+    buckets = [e for e in spans if e["name"] == "bucket"]
+    starts, busy = [], []
+    for exchange in exchanges[len(exchanges) // 3 :]:
+        end = exchange["ts"] + exchange["dur"]
+        mine = [e for e in buckets if exchange["ts"] <= e["ts"] <= end]
+        starts.append(min(e["ts"] for e in mine))
+        busy.append(sum(e["dur"] for e in mine))
+    step_s = statistics.median(b - a for a, b in pairwise(starts)) / 1e6
+    sends_s = statistics.median(busy) / 1e6
+    return sends_s, step_s - sends_s
 
 
 def measure(
@@ -123,6 +161,7 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--only", nargs="+", default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--phases", action="store_true")
     chosen = parser.parse_args(argv)
     print(f"\n### A step between hosts, global batch {BATCH}\n")
     heads = ("what", "", "a step", "wire", "times max(wire, no exchange)", "times DDP")
@@ -140,6 +179,15 @@ def main(argv: Sequence[str] = ()) -> None:
                         for name in names:
                             cells = row(case, name, found)
                             print(f"| {' | '.join(cells)} |", flush=True)
+                        if chosen.phases:
+                            trace = site.folder / "trace.json"
+                            step_s(site, case, "tfcluster", steps, trace)
+                            sends_s, idle_s = phases(trace)
+                            print(
+                                f"| | buckets are exchanged for | {sends_s * 1e3:.0f} "
+                                f"ms, not for {idle_s * 1e3:.0f} ms | | | | |",
+                                flush=True,
+                            )
     except Unavailable as error:
         print(f"not here: {error}")
 
