@@ -161,3 +161,37 @@ def test_a_long_line_is_cut_and_its_rest_passed_over(tmp_path: Path) -> None:
     lines = follower.wait(lambda seen: seen[-1:] == ["after"])
     assert [len(line) for line in lines] == [LINE_BYTES + 1, 5]
     follower.stop()
+
+
+class _OverAtOnce:
+    """The run writes a log and is over while the log is waited for."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self._path = path
+        self._content = content
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._path.write_bytes(self._content)
+        return True
+
+
+@pytest.mark.parametrize("last", [None, 0, 5])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"a\nb\n", ["a", "b"]), (b"a\nb", ["a", "b"]), (b"a", ["a"])],
+)
+def test_a_log_that_appears_when_the_run_is_over_is_whole(
+    last: int | None, content: bytes, expected: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    found = follow({"w": path}, _OverAtOnce(path, content), last=last)
+    assert [line for _, lines in found for line in lines] == expected
+
+
+def test_a_line_that_is_not_finished_when_the_run_is_over(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"a\nb\nc")
+    over = threading.Event()
+    over.set()
+    found = follow({"w": path}, over, last=1)
+    assert [line for _, lines in found for line in lines] == ["b", "c"]

@@ -107,11 +107,12 @@ class _Growing:
             # It may appear later, and is then read from its first line.
             self._last = None
             return left
-        if self._last is None:
-            return left
-        lines, self._offset = _tail(self._descriptor, self._last, complete=True)
-        self._last = None
-        return left + lines
+        lines: list[str] = []
+        if self._last is not None:
+            lines, self._offset = _tail(self._descriptor, self._last, complete=True)
+            self._last = None
+        # Not only next time: who follows a run that is over stops when nothing comes.
+        return left + lines + self.read()
 
     def _was_replaced(self) -> bool:
         try:
