@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from tests.config.files import loaded
 from tests.launch.cluster import Cluster
@@ -156,14 +155,9 @@ MOVED = {
 }
 
 
-def _other(page: str) -> ParameterSet:
-    """The first pair proves the launch of a page's program; the others are slow."""
-    marks = [] if page == "horovod" else [pytest.mark.slow]
-    return pytest.param(page, marks=marks)
-
-
+@pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("page", [_other(page) for page in MOVED])
+@pytest.mark.parametrize("page", MOVED)
 def test_moved_programs_train(page: str, tmp_path: Path) -> None:
     """The program of "after", as the page launches it."""
     programs = {

@@ -141,6 +141,7 @@ def test_a_function_may_start_processes(
     assert capsys.readouterr().out == "worker:0 called\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

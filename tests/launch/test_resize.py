@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.launch.cluster import Cluster
 from tests.launch.oracle import assert_nothing_left
 
@@ -74,6 +76,7 @@ def test_all_reasons_against_a_resize_are_named(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+@pytest.mark.slow
 def test_parameter_servers_cannot_be_resized(cluster: Cluster) -> None:
     options = ("--ps", "1", "--set", "runtime.strategy=parameter_server")
     running = cluster.start("-n", "1", *options, "--", "sleep", "100")

@@ -56,20 +56,18 @@ IN_DEFAULT_TIER = {
     ],
     "changed_gradients": [
         *("clipped_by_global_norm_in_a_graph", "step_that_clips"),
-        *("clipped_where_too_large", "applied_in_a_conditional"),
     ],
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
-        *("tape_that_gathers", "tape_that_draws_with_a_state"),
     ],
-    "losses": ["mean_by_weights", "masked_sum", "similarity"],
+    "losses": ["mean_by_weights", "masked_sum"],
     "metrics": ["metrics"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
         *("several_steps_per_execution", "built_in_the_first_step"),
     ],
-    "optimizers": ["clipped", "accumulated", "mixed_precision"],
+    "optimizers": ["clipped", "mixed_precision"],
     "refused": [
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
         *("states_of_rows", "function_that_sums", "rate_by_its_own_loss"),
@@ -82,7 +80,7 @@ IN_DEFAULT_TIER = {
         "no_step_with_a_mask_in_each_row_eagerly",
     ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
-    "step_metrics": ["as_in_the_guide", "only_some"],
+    "step_metrics": ["as_in_the_guide"],
     "sums": [
         *("step_that_sums", "step_of_a_mean", "loop_that_sums_eagerly"),
         *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),

@@ -155,9 +155,10 @@ def passed(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> Non
 
 
 def of_tier(size: int, sizes: Sequence[int]) -> Sequence[pytest.MarkDecorator]:
-    if size == sizes[0]:
+    if size == sizes[0] and sizes is not SIZES["api_graph.py"]:
         return ()
-    return (pytest.mark.slow if size in (1, sizes[1]) else pytest.mark.exhaustive,)
+    of_all = size in (1, *sizes[:2])
+    return (pytest.mark.slow if of_all else pytest.mark.exhaustive,)
 
 
 def of_subject(item: str) -> pytest.MarkDecorator:

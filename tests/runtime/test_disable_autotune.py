@@ -28,6 +28,7 @@ print(passes[0] == passes[1] == [*range(0, 20, 2)])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_an_iterator_ends_without_waiting_for_a_tuner() -> None:
     done = subprocess.run(

@@ -245,6 +245,7 @@ def test_a_function_that_cannot_exchange_in_its_graph_says_so_and_is_right(
     assert "get_concrete_function" in chief
 
 
+@pytest.mark.slow
 def test_a_program_may_catch_an_error_of_its_own_step(
     jobs: Mapping[str, Ranks],
 ) -> None:
@@ -255,6 +256,7 @@ def test_a_program_may_catch_an_error_of_its_own_step(
         assert rank["failing"]["weights"] != rank["called"]["weights"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compression", [pytest.param("fp16", marks=pytest.mark.slow), "bf16"]
 )
@@ -292,6 +294,7 @@ def test_auto_is_tensorflow_if_each_rank_has_a_gpu(jobs: Mapping[str, Ranks]) ->
         assert "1" in places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("deed", "why"),
     [
@@ -335,6 +338,7 @@ def test_another_device_changes_no_result(jobs: Mapping[str, Ranks]) -> None:
     assert one["weights"] == pytest.approx(other["weights"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "deed", ["killed", pytest.param("killed_in_a_step", marks=pytest.mark.slow)]
 )

@@ -15,7 +15,7 @@ from tests.runtime.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 
-COMPARED = ("embedding", pytest.param("batch_normalization", marks=pytest.mark.slow))
+COMPARED = ("embedding", "batch_normalization")
 SLOW = ("batch_normalization", "mixed_precision", "tape_graph")
 """Cases that run in separate jobs."""
 OF_INTERVALS = (
@@ -71,6 +71,7 @@ def differ(ranks: list[NDArray[Any]]) -> bool:
     return all(np.abs(other - ranks[0]).max() > 1e-6 for other in ranks[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPARED)
 def test_averaged_after_every_step_it_is_collective_training(
     found: Written, case: str

@@ -52,6 +52,7 @@ def assert_near(ranks: list[Values], alone: Values, tolerance: float) -> None:
         np.testing.assert_allclose(ranks[0][key], alone[key], rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_it_equals_one_process(found: Written, case: str) -> None:
     ranks = found.of("several", case)
@@ -64,7 +65,9 @@ def test_three_hosts_of_which_two_may_have_no_row(found: Written) -> None:
     assert_near(found.of("three", "fit"), found.by(0, "alone", "fit"), 1e-5)
 
 
-@pytest.mark.parametrize("job", ["bf16", "feedback"])
+@pytest.mark.parametrize(
+    "job", ["bf16", pytest.param("feedback", marks=pytest.mark.slow)]
+)
 def test_rounded_gradients_train_nearly_the_same(found: Written, job: str) -> None:
     ranks, alone = found.of(job, "fit"), found.by(0, "alone", "fit")
     assert_near(ranks, alone, 2e-2)

@@ -65,7 +65,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         return Job(name, size, "shards.py", (str(folder / name), *cases), env)
 
     jobs = [
-        *(job(f"trained-{size}", size, SHARDS, *TRAINED) for size in (1, 2, 3, 4)),
+        *(
+            job(f"{case}-{size}", size, SHARDS, case)
+            for case in TRAINED
+            for size in (1, 2, 3, 4)
+        ),
         *(
             job(f"{case}-{size}", size, SHARDS, case)
             for case in WITH_MORE
@@ -84,11 +88,14 @@ def assert_same_bits(one: Values, other: Values, *, beside: str = "history_") ->
         assert one[key].tobytes() == other[key].tobytes(), key
 
 
-@pytest.mark.parametrize("case", TRAINED)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow][: case != "fit"]) for case in TRAINED],
+)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) -> None:
-    (alone,) = found.of("trained-1", case)
-    for rank in found.of(f"trained-{size}", case):
+    (alone,) = found.of(f"{case}-1", case)
+    for rank in found.of(f"{case}-{size}", case):
         assert_same_bits(rank, alone)
         for key in alone:
             np.testing.assert_allclose(rank[key], alone[key], rtol=1e-5, err_msg=key)
