@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.submit.sge_site import USER
 from tests.submit.test_slurm_rig import SlurmSite, site_for
 from tests.testbed import Options, Testbed
 from tests.testbed.fixtures import Factory
@@ -52,6 +53,24 @@ def test_one_step_starts_the_agents_of_many_hosts(site: SlurmSite) -> None:
     site.write(site.go, "")
     code, output = site.finish(site.started[-1])
     assert code == 0, output
+    site.nothing_is_left()
+
+
+def test_why_one_host_of_many_has_no_agent_is_said(site: SlurmSite) -> None:
+    bad = site.rig.nodes[-1]
+    cache = site.rig.accounts[USER].home / ".cache" / "tfcluster"
+    site.rig.login.output(("mkdir", "-p", str(cache)), user=USER)
+    # Only on this host, whose mounts are its own.
+    bad.output(("mount", "-t", "tmpfs", "-o", "mode=0777", "none", str(cache)))
+    try:
+        tasks = {"chief": 1, "worker": NODES - 1}
+        follower = site.start("launch", site.launch_config(tasks, nodes=NODES))
+        code, output = site.finish(follower)
+    finally:
+        bad.output(("umount", str(cache)))
+    assert code == 4, output
+    assert f"{bad.name}" in output
+    assert "other users can write to" in output or "another user" in output, output
     site.nothing_is_left()
 
 

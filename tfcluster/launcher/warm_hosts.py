@@ -50,7 +50,7 @@ def ask_hosts(
 
     ``prepare`` makes the request that prepares a host before it is asked. A host that
     is not done within ``patience_s`` after all were reached gets an error; the time
-    begins again while an environment is made, of which the user is told.
+    begins again while an environment is made, and ``say`` tells the user about that.
     """
     asking = _Asking(hosts, starter, ask, prepare, unprepared, say)
     return asking.run(patience_s)

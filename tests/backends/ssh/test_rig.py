@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.machine import eventually
-from tests.testbed import Options, Testbed
+from tests.testbed import Host, Options, Testbed
 from tests.testbed.daemons import InsideProcess
 from tests.testbed.fixtures import Factory
 from tests.testbed.host import Login
@@ -73,6 +73,19 @@ class Site:
     def up(self, count: int) -> None:
         """Wait until ``count`` tasks have printed that they are up."""
         eventually(lambda: self.said.count("| up") == count, lambda: self.said, 30.0)
+
+
+def kill_run(host: Host) -> None:
+    """Kill every process of a run on a host: agent and guard first, then its tasks."""
+    agents = [
+        each
+        for each in host.processes()
+        if " ".join(each.argv).startswith(("tfcluster: agent", "tfcluster: guard"))
+    ]
+    assert agents
+    for process in [*agents, *host.processes("TFCLUSTER_RUN")]:
+        with suppress(ProcessLookupError):  # a script may start one sleep after another
+            os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -218,15 +231,7 @@ def test_the_training_goes_on_without_a_lost_host(site: Site) -> None:
             stdout=said,
         )
     eventually(lambda: site.said.count("epoch 2 of 3") == 3, lambda: site.said, 120.0)
-    lost = site.rig.host("node2")
-    agents = [
-        each
-        for each in lost.processes()
-        if " ".join(each.argv).startswith(("tfcluster: agent", "tfcluster: guard"))
-    ]
-    assert agents
-    for process in [*agents, *lost.processes("TFCLUSTER_RUN")]:
-        os.kill(process.pid, signal.SIGKILL)
+    kill_run(site.rig.host("node2"))
     site.write("go", "")
     assert run.wait(180) == 0, site.said
     assert "restarting the training on the remaining hosts" in site.said
@@ -319,16 +324,7 @@ def test_a_lost_host_that_answers_again_joins_again(site: Site) -> None:
             stdout=said,
         )
     eventually(lambda: site.said.count("| up 3") == 3, lambda: site.said, 60.0)
-    lost = site.rig.host("node2")
-    agents = [
-        each
-        for each in lost.processes()
-        if " ".join(each.argv).startswith(("tfcluster: agent", "tfcluster: guard"))
-    ]
-    assert agents
-    for process in [*agents, *lost.processes("TFCLUSTER_RUN")]:
-        with suppress(ProcessLookupError):  # the script starts one sleep after another
-            os.kill(process.pid, signal.SIGKILL)
+    kill_run(site.rig.host("node2"))
     eventually(lambda: site.said.count("| up 2") == 2, lambda: site.said, 60.0)
     eventually(lambda: site.said.count("| up 3") == 6, lambda: site.said, 60.0)
     assert "node2 answers again" in site.said

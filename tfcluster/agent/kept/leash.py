@@ -69,12 +69,8 @@ class NewEnd:
         self._end.setblocking(False)
 
         def read() -> None:
-            try:
-                data = self._end.recv(1 << 16)
-            except BlockingIOError:
+            if (data := _received(self._end)) is None:
                 return
-            except OSError:
-                data = b""
             if not data:
                 loop.unwatch(self._end.fileno())
                 lost()
@@ -87,6 +83,16 @@ class NewEnd:
 
         loop.post(lambda: take(self._early))
         loop.watch(self._end.fileno(), read)
+
+
+def _received(end: socket.socket) -> bytes | None:
+    """What has arrived; empty if the other end is gone, None if there is nothing yet."""
+    try:
+        return end.recv(1 << 16)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
 
 
 def say_code(end: int, code: int) -> None:
@@ -110,12 +116,8 @@ class OldEnd:
         self._end.setblocking(False)
 
         def read() -> None:
-            try:
-                data = self._end.recv(1 << 16)
-            except BlockingIOError:
+            if (data := _received(self._end)) is None:
                 return
-            except OSError:
-                data = b""
             for frame in self._decoder.feed(data):
                 if frame["type"] == "ended":
                     self._code = int(frame["code"])

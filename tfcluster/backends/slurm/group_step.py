@@ -23,8 +23,12 @@ from tfcluster.backends.slurm.srun import words_about
 FIRST_S = 60.0
 """How long the first process may take to connect: beyond that, none can. A site's
 prolog may take long."""
+WORDS_S = 2.0
+"""How long to wait for the last words of a process that we have not ended."""
 ALL_S = 120.0
 """How long the others may take, from the start of the step."""
+
+_POLL_S = 0.1
 
 
 class GroupStep:
@@ -58,7 +62,7 @@ class GroupStep:
             self._reception.close()
             raise
         self._began_s = time.monotonic()
-        # What waits for the end also reports it to those who wait for a process.
+        # It also tells those who wait for a process that the step has ended.
         threading.Thread(target=self._watch, name="step", daemon=True).start()
 
     def channel(self, host: str) -> ConnectedChannel | None:
@@ -80,8 +84,21 @@ class GroupStep:
             self.end()
         return None
 
-    def said_about(self, host: str, task: int) -> str:
-        """What the process on ``host``, or srun about it, wrote to standard error."""
+    def said_about(self, host: str, task: int, timeout_s: float) -> str:
+        """What the process on ``host``, or srun about it, wrote to standard error.
+
+        Waits until there is something: srun may pass it on after the connection ends.
+        """
+        until_s = time.monotonic() + timeout_s
+        while not (words := self._words_about(host, task)):
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or self._process.poll() is not None:
+                return self._words_about(host, task)
+            with self._changed:
+                self._changed.wait(min(left_s, _POLL_S))
+        return words
+
+    def _words_about(self, host: str, task: int) -> str:
         size = os.fstat(self._errors.fileno()).st_size
         # No seek: another thread may be reading, and srun is writing.
         begin = max(0, size - 16 * LAST_WORDS_BYTES)
@@ -147,6 +164,7 @@ class ConnectedChannel:
         self._caller = caller
         self._step = step
         self._connection = caller.connection
+        self._closed = False
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -158,16 +176,19 @@ class ConnectedChannel:
         self._connection.sendall(data)
 
     def close(self) -> None:
+        self._closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
     def kill(self) -> None:
         # The agent ends its tasks when it reads the end of file, as over SSH.
+        self._closed = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._step.left(self._caller.node)
 
     def diagnosis(self) -> str:
-        self._step.left(self._caller.node)
-        said = self._step.said_about(self._caller.node, self._caller.task)
-        return explained(said)
+        node, task = self._caller.node, self._caller.task
+        said = self._step.said_about(node, task, 0.0 if self._closed else WORDS_S)
+        self._step.left(node)
+        return explained(said) or said.rpartition("\n")[2]

@@ -16,7 +16,7 @@ from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
 
 MOST_ALONE = 16
-"""Up to as many hosts get a step each, whose pipes need no connection back to us."""
+"""Up to this many hosts get a step each, whose pipes need no connection back to us."""
 
 _Kind = tuple[int | None, tuple[str, ...]]
 """What the processes of one step have in common: the job's component, and the argv."""
@@ -79,7 +79,7 @@ class SrunStarter:
             names = self._together.get(kind, ())
             if host.name not in names:
                 return None
-            # The next agent of this host is not of the step.
+            # If another agent is needed on this host later, it gets a step of its own.
             self._together[kind] = tuple(name for name in names if name != host.name)
             if kind not in self._steps:
                 self._steps[kind] = self._begin(kind, names)

@@ -128,4 +128,7 @@ class _Readable:
             os.eventfd_read(self.descriptor)
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        """Close the descriptor, once."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
