@@ -186,7 +186,7 @@ def _until(done: Callable[[], bool], said: Callable[[], str]) -> None:
     while not done():
         if time.monotonic() > deadline:
             raise SystemExit(f"the tasks did not start:\n{said()[-2000:]}")
-        time.sleep(0.1)
+        time.sleep(0.1)  # polls a file that another process writes
 
 
 # --- lines ---------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _lines(site: Bench, given: argparse.Namespace) -> None:
     while process.poll() is None:
         with contextlib.suppress(OSError, RigError, KeyError, IndexError):
             used = Usage.of(process.inside_pid)
-        time.sleep(0.1)
+        time.sleep(0.1)  # between samples of its usage
     elapsed = time.monotonic() - begin
     if process.returncode:
         raise SystemExit(f"{argv} failed:\n{output.read_text()[-2000:]}")

@@ -59,7 +59,7 @@ def _wait(marks: Path, count: int) -> list[tuple[int, float]]:
         if len(lines) >= count:
             words = [line.split() for line in lines]
             return [(int(pid), float(at)) for pid, at, _ in words]
-        time.sleep(0.005)
+        time.sleep(0.005)  # polls a file that a task writes
     raise SystemExit("the task did not come up")
 
 

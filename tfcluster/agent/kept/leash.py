@@ -86,7 +86,7 @@ class NewEnd:
 
 
 def _received(end: socket.socket) -> bytes | None:
-    """What has arrived; empty if the other end is gone, None if there is nothing yet."""
+    """What has arrived; empty: the other end is gone; None: nothing has arrived yet."""
     try:
         return end.recv(1 << 16)
     except BlockingIOError:
