@@ -64,7 +64,7 @@ def main():
         validation_data=validation,
         callbacks=[
             keras.callbacks.ModelCheckpoint(
-                best, monitor="val_accuracy", save_best_only=True
+                best, monitor="val_loss", save_best_only=True
             )
         ],
         verbose=2,
