@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.testbed import Testbed
-from tests.testbed.commands import wait_until
+from tests.testbed.commands import RigError, wait_until
 from tests.testbed.sge_texts import SLOTS_PER_NODE
 
-_WAIT_S = 40.0
+_WAIT_S = 90.0
 
 
 # Slurm.
@@ -75,8 +75,20 @@ def _queued(rig: Testbed, *options: str, script: str) -> str:
     return done.stdout.strip()
 
 
-def _ended(rig: Testbed, job: str) -> bool:
-    return job not in rig.login.output(("qstat", "-u", "*"))
+def _wait_for_end(rig: Testbed, job: str) -> None:
+    """Raises RigError with what Grid Engine knows and has logged if it does not end."""
+
+    def jobs() -> list[str]:
+        rows = rig.login.output(("qstat", "-u", "*")).splitlines()[2:]
+        return [row.split()[0] for row in rows]
+
+    try:
+        wait_until(lambda: job not in jobs(), f"end of job {job}", _WAIT_S, poll_s=0.1)
+    except RigError as error:
+        shown = rig.login.output(("qstat", "-f", "-u", "*"))
+        rig.login.run(("qdel", job))  # It would take the slots of later tests.
+        assert rig.sge is not None
+        raise RigError(f"{error}\n{shown}\n{rig.sge.messages()}") from error
 
 
 def _hosts_of(rig: Testbed, environment: str, slots: int) -> dict[str, int]:
@@ -84,7 +96,7 @@ def _hosts_of(rig: Testbed, environment: str, slots: int) -> dict[str, int]:
     output = rig.accounts["alice"].home / f"{environment}.txt"
     pe = ("-pe", environment, str(slots))
     job = _queued(rig, *pe, "-o", str(output), script="cat $PE_HOSTFILE")
-    wait_until(lambda: _ended(rig, job), f"end of job {job}", _WAIT_S, poll_s=0.1)
+    _wait_for_end(rig, job)
     rows = (line.split() for line in output.read_text().splitlines())
     return {row[0].removesuffix(".cluster.test"): int(row[1]) for row in rows}
 
@@ -111,6 +123,6 @@ def test_a_job_starts_programs_on_its_other_hosts(testbed: Testbed) -> None:
         "done; wait"
     )
     job = _queued(testbed, "-pe", "tf", "4", "-o", str(output), script=script)
-    wait_until(lambda: _ended(testbed, job), f"end of job {job}", _WAIT_S, poll_s=0.1)
+    _wait_for_end(testbed, job)
     said = sorted(output.read_text().split())
     assert said == ["hello"] * 4 + ["node1", "node2", "node3", "node4"]

@@ -84,7 +84,7 @@ def test_data_tasks_that_are_killed_come_back(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
 def test_without_restarts_the_other_data_tasks_do_the_work(cluster: Cluster) -> None:

@@ -84,7 +84,7 @@ def test_a_killed_worker_comes_back_and_the_others_never_stop(cluster: Cluster) 
     assert_nothing_left(running)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_worker_ends_the_run_where_nobody_restarts_it(
     cluster: Cluster,
 ) -> None:

@@ -67,8 +67,8 @@ def plain(cluster: Cluster, python: tuple[str, ...], program: str) -> Running:
 @pytest.mark.parametrize(
     "wrapper",
     [
-        pytest.param(("env", "X=1"), id="env", marks=pytest.mark.slow),
-        pytest.param(("nice", "-n5"), id="nice", marks=pytest.mark.slow),
+        pytest.param(("env", "X=1"), id="env", marks=pytest.mark.exhaustive),
+        pytest.param(("nice", "-n5"), id="nice", marks=pytest.mark.exhaustive),
         pytest.param(CONTAINER, id="bwrap", marks=[needs_bwrap, pytest.mark.slow]),
         pytest.param((sys.executable, "closes.py"), id="descriptors are closed"),
         pytest.param(

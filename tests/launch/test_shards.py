@@ -60,7 +60,13 @@ train(model, x[:200], y[:200])
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("program", [DIGITS, WORDS], ids=["digits", "words"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(DIGITS, id="digits"),
+        pytest.param(WORDS, id="words", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_lost_rank_changes_no_bit(cluster: Cluster, program: str) -> None:
     """Neither does the number of ranks: one is never interrupted."""
     (cluster.folder / "train.py").write_text(program)

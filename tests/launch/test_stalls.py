@@ -122,7 +122,7 @@ def test_why_a_rank_has_failed_is_reported_to_the_others(cluster: Cluster) -> No
         )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tensorflow
 @pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None,

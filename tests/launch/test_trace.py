@@ -177,7 +177,9 @@ def test_keras_on_two_ranks(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("synchronous", ["true", "false"])
+@pytest.mark.parametrize(
+    "synchronous", ["true", pytest.param("false", marks=pytest.mark.exhaustive)]
+)
 def test_parameter_servers(cluster: Cluster, synchronous: str) -> None:
     (cluster.folder / "train.py").write_text(KERAS)
     setting = ("--set", f"runtime.synchronous={synchronous}")

@@ -165,7 +165,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.tensorflow
 def test_keras_below_a_shell_script_trains_as_on_one_machine(cluster: Cluster) -> None:
     (cluster.folder / "keras_train.py").write_text(TRAINS)

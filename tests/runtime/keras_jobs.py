@@ -4,7 +4,7 @@ The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism o
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
 others, and ``make test-exhaustive`` those of ``VARIANTS``. To keep that quick as well,
 each case runs on only one of these numbers of ranks, chosen in turn from ``TURNS``;
-cases in ``ON_ALL_SIZES`` run on all of them.
+cases in ``ON_ALL_SIZES`` run on all of them, on four in ``make test-exhaustive``.
 TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on all of them. Each theme has jobs of its
 own, which run when a test first needs them, so themes can be tested at the same time,
 each by its own ``test_keras_THEME.py``.
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tests.runtime.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
 
 SIZES = (2, 3, 4)
-TURNS = (2, 3, 2, 4, 2)
+TURNS = (2, 3, 2, 2)
 THEMES = (
     "callbacks",
     "changed_gradients",
@@ -91,12 +91,14 @@ VARIANTS = {
     "callbacks": [
         *("averages_swapped_in_by_epochs", "goes_on_from_a_model"),
         *("checkpoints_are_known", "reduced_rate", "callback_list"),
+        *("restored", "written"),
     ],
     "changed_gradients": [
         *("clipped_by_value", "clipped_later", "with_decay_and_centred"),
         *("step_that_clips_scaled_losses", "step_with_keras_noise"),
         "clipped_by_global_norm_eagerly",
         *("computed_in_one_function_and_applied_in_another", "clipped_by_rows"),
+        *("clipped_where_too_large", "step_that_clips_adaptively_and_eagerly"),
     ],
     "inputs": [
         *("batches_of_two", "batches_of_seven", "workers", "several_fits"),
@@ -108,7 +110,8 @@ VARIANTS = {
         *("tape_with_a_divisor", "two_datasets_of_other_batches"),
         *("two_datasets_in_one_of_tensorflow", "gan_with_noise_of_a_fixed_size"),
         *("two_optimizers", "tape_with_metrics_around_it", "train_on_batch_of_dataset"),
-        "tape_accumulates",
+        *("tape_accumulates", "tape_with_noise", "tape_in_one_function"),
+        *("two_datasets_divided_alike", "tape_that_draws_from_any_distribution"),
     ],
     "losses": [
         *("class_weights_and_validation", "function_of_a_batch", "correlation_eagerly"),
@@ -116,12 +119,12 @@ VARIANTS = {
     ],
     "metrics": [
         *("functions_of_a_batch_eagerly", "numbers_of_batches_eagerly"),
-        "mean_of_means",
+        *("mean_of_means", "numbers_of_batches_in_a_loop"),
     ],
     "models": [
         *("structures", "autoencoder", "random_layers_eagerly", "own_logs"),
         *("functional", "convolution", "custom_step_that_draws_with_a_state"),
-        *("gru_tags", "frozen"),
+        *("gru_tags", "frozen", "eager", "random_layers"),
     ],
     "optimizers": [
         *("clipnorm", "clipvalue", "weight_decay", "weights_that_decay_fast"),
@@ -134,16 +137,18 @@ VARIANTS = {
     "step_metrics": [
         *("as_in_the_guide_eagerly", "derived_eagerly"),
         *("as_in_the_guide_in_a_function", "custom_results"),
-        "as_in_the_guide_several_steps",
+        *("as_in_the_guide_several_steps", "derived"),
     ],
     "refused": [
         *("function_that_sums_eagerly", "added_sum_eagerly", "added_mean"),
-        *("added_root", "momentum_by_its_own_loss"),
+        *("added_root", "momentum_by_its_own_loss", "states_of_other_rows"),
+        *("added_sum_in_training_only", "one_replica"),
     ],
     "row_terms": [
         *("step_with_a_mask_eagerly", "loop_with_a_mask_eagerly"),
         *("no_adversary_eagerly", "loop_of_a_function", "no_fit_of_rows"),
         *("no_loop_over_arrays", "no_step_with_a_mask_in_each_row"),
+        *("loop_with_a_mask", "loop_with_a_selection", "no_loop_of_means"),
     ],
     "sums": [
         *("step_that_sums_eagerly", "step_that_sums_equal_batches_with_dropout"),
@@ -151,6 +156,8 @@ VARIANTS = {
         *("step_that_sums_sparse_eagerly", "loop_that_sums_with_dropout"),
         *("loop_that_sums_eagerly_with_dropout", "loop_of_a_mean_with_dropout"),
         *("step_that_sums_in_every_other", "loop_that_sums_sparse"),
+        *("step_that_sums_with_dropout", "step_that_sums_ragged"),
+        *("step_that_sums_equal_batches", "second_loop_that_sums"),
     ],
 }
 """Cases whose mechanism another case of the theme shows, by theme."""
@@ -165,6 +172,10 @@ class Tier(Enum):
     DEFAULT = "default"
     SLOW = "slow"
     EXHAUSTIVE = "exhaustive"
+
+    @property
+    def marks(self) -> Sequence[pytest.MarkDecorator]:
+        return () if self is Tier.DEFAULT else (getattr(pytest.mark, self.value),)
 
 
 def cases_of(theme: str) -> list[str]:
@@ -235,8 +246,7 @@ def in_tiers(rows: Sequence[str | tuple[str, ...]]) -> list[ParameterSet]:
 
 
 def _marks(case: str, size: int) -> Sequence[pytest.MarkDecorator]:
-    tier = _tier(case, size)
-    return () if tier is Tier.DEFAULT else (getattr(pytest.mark, tier.value),)
+    return _tier(case, size).marks
 
 
 def _tier(case: str, size: int) -> Tier:
@@ -246,7 +256,9 @@ def _tier(case: str, size: int) -> Tier:
         tier, is_first = tier_of(theme, case), size in (1, first)
     else:
         tier, is_first = tier_of(REFUSED_CASES.get(case, "per_worker"), case), size == 2
-    return Tier.SLOW if tier is Tier.DEFAULT and not is_first else tier
+    if is_first or tier is Tier.EXHAUSTIVE:
+        return tier
+    return Tier.SLOW if size < max(SIZES) else Tier.EXHAUSTIVE
 
 
 def job_of(case: str, size: int) -> str:

@@ -22,6 +22,7 @@ from tests.runtime.keras_checks import (
     assert_equal_to_one,
     equal_of,
 )
+from tests.runtime.keras_jobs import Tier
 from tests.runtime.ranks import Job, Jobs, Ranks
 from tests.time_limits import allow_s
 
@@ -37,39 +38,38 @@ THEMES = {
     "changed_gradients": 2,
 }
 """The themes of ``programs/cases`` that run here, and on how many ranks."""
-DEFAULT = {
-    "inputs": [],
-    "models": ["batch_normalization_of_all_rows"],
-    "optimizers": [],
-    "loops": [],
-    "changed_gradients": [],
+TIERS: dict[Tier, dict[str, list[str]]] = {
+    Tier.DEFAULT: {"models": ["batch_normalization_of_all_rows"]},
+    Tier.SLOW: {
+        "inputs": ["batches_of_one"],
+        "models": ["frozen", "several_steps_per_execution", "own_train_step"],
+        "optimizers": ["clipped", "mixed_precision"],
+        "loops": [
+            *("tape_builds_its_model", "tape_with_batch_normalization"),
+            *("tape_compiled_by_xla", "two_optimizers", "on_batch"),
+            "several_batches_in_a_step",
+        ],
+        "changed_gradients": ["clipped_by_global_norm_in_a_graph"],
+    },
+    Tier.EXHAUSTIVE: {
+        "inputs": ["fit"],
+        "models": ["embedding"],
+        "optimizers": ["averaged_weights"],
+        "loops": ["tape_in_one_function", "gan"],
+        "changed_gradients": ["with_noise"],
+    },
 }
-"""The cases of the default tier."""
-SLOW = {
-    "inputs": ["fit", "batches_of_one"],
-    "models": [
-        *("embedding", "frozen", "several_steps_per_execution", "own_train_step"),
-    ],
-    "optimizers": ["clipped", "averaged_weights", "mixed_precision"],
-    "loops": [
-        "tape_builds_its_model",
-        "tape_with_batch_normalization",
-        "tape_in_one_function",
-        "gan",
-        "tape_compiled_by_xla",
-        "two_optimizers",
-        "several_batches_in_a_step",
-        "on_batch",
-    ],
-    "changed_gradients": ["clipped_by_global_norm_in_a_graph", "with_noise"],
-}
+"""The most telling cases, by tier and theme; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 if keras_jobs.EVERYTHING:
-    SLOW = {
-        theme: [*equal_of(theme), *(HALF_PRECISION if theme == "optimizers" else [])]
-        for theme in THEMES
+    TIERS = {
+        Tier.EXHAUSTIVE: {
+            theme: [
+                *equal_of(theme),
+                *(HALF_PRECISION if theme == "optimizers" else []),
+            ]
+            for theme in THEMES
+        }
     }
-CASES = {theme: sorted({*DEFAULT[theme], *SLOW[theme]}) for theme in THEMES}
-"""The most telling; TFCLUSTER_TEST_ALL_SIZES=1 runs all."""
 SUMS = ["loop_that_sums", "step_that_sums"]
 GPUS = {
     "auto": [["a 0"], ["a 1"], ["b 0"]],
@@ -123,14 +123,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
 def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
     folder = tmp_path_factory.mktemp("cases")
     found = []
-    for theme, size in THEMES.items():
-        slow = [case for case in CASES[theme] if case not in DEFAULT[theme]]
-        for name, chosen in (theme, DEFAULT[theme]), (f"more-{theme}", slow):
-            if not chosen:
-                continue
+    for tier, themes in TIERS.items():
+        for theme, chosen in themes.items():
+            name = f"{tier.value}-{theme}"
             words = (str(folder / name), *chosen)
             script = f"cases/{theme}.py"
-            found.append(Job(name, size, script, words, environment()))
+            found.append(Job(name, THEMES[theme], script, words, environment()))
     words = (str(folder / "sums"), *SUMS)
     found.append(Job("sums", 2, "cases/sums.py", words, environment()))
     return folder, Jobs(folder, found, keras_jobs.LIMIT_S, must_succeed=True)
@@ -150,22 +148,23 @@ def said(
 
 
 @pytest.mark.parametrize(
-    ("theme", "case"),
+    ("tier", "theme", "case"),
     [
-        pytest.param(
-            theme,
-            case,
-            marks=() if case in DEFAULT[theme] else (pytest.mark.slow,),
-        )
-        for theme in THEMES
-        for case in CASES[theme]
+        pytest.param(tier, theme, case, id=f"{theme}-{case}", marks=tier.marks)
+        for tier, themes in TIERS.items()
+        for theme, cases in themes.items()
+        for case in cases
     ],
 )
 def test_ranks_train_what_one_process_trains(
-    cases: tuple[Path, Jobs], outcomes: keras_jobs.Outcomes, theme: str, case: str
+    cases: tuple[Path, Jobs],
+    outcomes: keras_jobs.Outcomes,
+    tier: Tier,
+    theme: str,
+    case: str,
 ) -> None:
     folder, jobs = cases
-    name = theme if case in DEFAULT[theme] else f"more-{theme}"
+    name = f"{tier.value}-{theme}"
     assert jobs[name]
     ranks: list[keras_jobs.Values] = []
     for rank in range(THEMES[theme]):
@@ -193,7 +192,7 @@ def test_sums_over_rows_are_refused(cases: tuple[Path, Jobs], case: str) -> None
 
 @pytest.mark.parametrize(
     ("deed", "device"),
-    [("placed", 0), pytest.param("placed_apart", 1, marks=pytest.mark.slow)],
+    [("placed", 0), pytest.param("placed_apart", 1, marks=pytest.mark.exhaustive)],
 )
 def test_a_step_contains_collective_ops_and_no_python(
     jobs: Mapping[str, Ranks], deed: str, device: int
@@ -332,7 +331,7 @@ def test_buckets_begin_before_the_backward_pass_ends(
         assert min(buckets) < max(buckets) / 2, buckets
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_device_changes_no_result(jobs: Mapping[str, Ranks]) -> None:
     one, other = (said(jobs, each, [0, 0, 0])[0] for each in ("placed", "placed_apart"))
     assert one["weights"] == pytest.approx(other["weights"], rel=1e-6)
@@ -357,7 +356,7 @@ def test_a_rank_that_is_killed_is_named_at_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "deed", ["late", pytest.param("late_in_a_step", marks=pytest.mark.slow)]
+    "deed", ["late", pytest.param("late_in_a_step", marks=pytest.mark.exhaustive)]
 )
 def test_a_rank_that_is_late_is_named(jobs: Mapping[str, Ranks], deed: str) -> None:
     for rank in said(jobs, deed, [0, 0, 0]):

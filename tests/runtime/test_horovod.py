@@ -58,7 +58,7 @@ def accuracy(output: str) -> float:
     return float(found)
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 @pytest.mark.parametrize("script", EXAMPLES)
 def test_examples_learn(jobs: Mapping[str, Ranks], script: str, size: int) -> None:
     ranks = jobs[f"{script}-{size}"]
@@ -74,7 +74,7 @@ def test_steps_are_divided_by_the_script_alone(jobs: Mapping[str, Ranks]) -> Non
     assert "Epoch 2: the learning rate has warmed up to 0.002." in chief
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_process_takes_all_steps(jobs: Mapping[str, Ranks]) -> None:
     assert "46/46" in jobs["horovod_keras.py-1"].outputs[0]
 
@@ -105,7 +105,7 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "training", ["fit", pytest.param("digits", marks=pytest.mark.slow)]
+    "training", ["fit", pytest.param("digits", marks=pytest.mark.exhaustive)]
 )
 def test_nothing_is_rounded_on_one_host(
     jobs: Mapping[str, Ranks], folder: Path, training: str

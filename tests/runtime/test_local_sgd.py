@@ -139,7 +139,7 @@ def test_validation_is_of_the_average(found: Written) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["tape_eager", pytest.param("tape_graph", marks=pytest.mark.slow)]
+    "case", ["tape_eager", pytest.param("tape_graph", marks=pytest.mark.exhaustive)]
 )
 def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
     found: Written, case: str

@@ -15,7 +15,7 @@ GROWTH_KIB = 4096
 """Less than half a KiB per step for 10,000 steps."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_steps(tmp_path: Path) -> None:
     jobs = run_jobs(tmp_path, [Job("many", 2, "many_steps.py")], timeout_s=220)
     for output in jobs["many"].outputs:

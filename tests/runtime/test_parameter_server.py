@@ -18,7 +18,7 @@ from tests.runtime.keras_checks import (
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
-from tests.runtime.keras_jobs import CASES, Outcomes
+from tests.runtime.keras_jobs import CASES, Outcomes, Tier
 from tests.runtime.ranks import Job, Jobs
 from tests.runtime.written import Values, Written
 
@@ -62,7 +62,11 @@ COPIED = [
 if os.environ.get("TFCLUSTER_TEST_ALL_SIZES") == "1":
     IN_STEP = COPIED = EQUAL
 IN_DEFAULT_TIER = {"built_in_the_first_step"}
-"""The other cases run in separate jobs, which only slow tests need."""
+VARIANTS = {
+    *("averages_swapped_in", "averages_swapped_in_by_epochs", "averaged_weights"),
+    *("gan", "restored", "frozen", "schedule", "early_stopping"),
+}
+"""Cases of the exhaustive tier; those that are in neither are slow."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
 OWN_ROWS = {"tape_eager", "tape_graph"}
 
@@ -97,18 +101,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 def _job_of(name: str, case: str) -> str:
     """The job that runs a case: there is one for each theme in each tier."""
-    tier = "" if case in IN_DEFAULT_TIER else "more-"
-    return f"{tier}{name}-{CASES[case][0]}"
+    return f"{_tier_of(case).value}-{name}-{CASES[case][0]}"
+
+
+def _tier_of(case: str) -> Tier:
+    if case in IN_DEFAULT_TIER:
+        return Tier.DEFAULT
+    return Tier.EXHAUSTIVE if case in VARIANTS else Tier.SLOW
 
 
 def of_tiers(cases: list[str]) -> pytest.MarkDecorator:
-    slow = (pytest.mark.slow,)
     return pytest.mark.parametrize(
-        "case",
-        [
-            pytest.param(case, marks=() if case in IN_DEFAULT_TIER else slow)
-            for case in cases
-        ],
+        "case", [pytest.param(case, marks=_tier_of(case).marks) for case in cases]
     )
 
 

@@ -29,9 +29,10 @@ pytestmark = [
     [
         ("grad", 2),
         *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in [("grad", 3), ("param", 2), ("param", 3)]
+            pytest.param(*row, marks=pytest.mark.exhaustive)
+            for row in [("grad", 3), ("param", 2)]
         ),
+        ("param", 3),
     ],
 )
 def test_it_trains_on_all_ranks(reduced: str, size: int, tmp_path: Path) -> None:

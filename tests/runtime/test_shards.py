@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 SHARDS = 4
 SIZES = (
     2,
-    pytest.param(4, marks=pytest.mark.slow),
+    pytest.param(4, marks=pytest.mark.exhaustive),
     pytest.param(3, marks=pytest.mark.exhaustive),
 )
 TRAINED = ("fit", "own_step", "own_loss", "eagerly")
@@ -101,7 +101,13 @@ def test_the_bits_are_those_of_one_rank(found: Written, case: str, size: int) ->
             np.testing.assert_allclose(rank[key], alone[key], rtol=1e-5, err_msg=key)
 
 
-@pytest.mark.parametrize("case", WITH_MORE)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.exhaustive][: "adversaries" in case])
+        for case in WITH_MORE
+    ],
+)
 @pytest.mark.parametrize(
     "size",
     [

@@ -43,7 +43,14 @@ def hosts_of(site: Site) -> set[str]:
     return {task["host"] for task in site.status()["tasks"]}
 
 
-@pytest.mark.parametrize("backend", ["ssh", "slurm", "sge"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "ssh",
+        pytest.param("slurm", marks=pytest.mark.exhaustive),
+        pytest.param("sge", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_coordinator_drives_workers_and_ps(site: Site, backend: str) -> None:
     """TensorFlow's ParameterServerStrategy with the cluster of TF_CONFIG."""
     choice = ("--set", f"backend={backend}")

@@ -129,6 +129,10 @@ class GridEngine:
         names = (row[0] for row in rows if len(row) == 5)
         return {name.removeprefix("all.q@").split(".")[0] for name in names}
 
+    def messages(self) -> str:
+        """The ends of the logs of all daemons."""
+        return "\n".join(self._messages(each) for each in (self._head, *self._nodes))
+
     def _answers(self) -> bool:
         return self._head.run(("qconf", "-sh")).returncode == 0
 

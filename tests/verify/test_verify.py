@@ -226,20 +226,22 @@ def test_a_graph_that_needs_servers(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("program", "causes"),
     [
-        (
+        pytest.param(
             v1_graph(
                 OPTIMIZER="tf.train.MomentumOptimizer(0.1, 0.9)",
                 HOOKS="[]",
                 RATE="0.5",
             ),
             ["each worker's gradient as it arrives, so the result differs by design"],
+            id="as they arrive",
+            marks=pytest.mark.exhaustive,
         ),
-        (
+        pytest.param(
             v1_graph(ROWS="rank::size", CLIP="True"),
             ["may take two and of a slow one none", "optimizer saw them: train.py:19"],
+            id="clipped by hand",
         ),
     ],
-    ids=["as they arrive", "clipped by hand"],
 )
 def test_what_differs_in_tensorflow_1(
     cluster: Cluster, program: str, causes: list[str]
@@ -283,8 +285,14 @@ def test_several_models(cluster: Cluster, strategy: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    [("--strategy", "local_sgd"), ("--ps", "1", "--strategy", "parameter_server")],
-    ids=["local_sgd", "asynchronous"],
+    [
+        pytest.param(
+            ("--strategy", "local_sgd"), id="local_sgd", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(
+            ("--ps", "1", "--strategy", "parameter_server"), id="asynchronous"
+        ),
+    ],
 )
 def test_what_differs_by_design(cluster: Cluster, words: Sequence[str]) -> None:
     code, found = verified(cluster, DATA + TWO_MODELS, "-n", "2", *words)
@@ -392,7 +400,7 @@ _SYNCHRONOUS = (
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
-        pytest.param(_THREE, "0", id="three", marks=pytest.mark.slow),
+        pytest.param(_THREE, "0", id="three", marks=pytest.mark.exhaustive),
         pytest.param(_REPLICATED, "4", id="replicated", marks=pytest.mark.slow),
         pytest.param(_SYNCHRONOUS, "0", id="synchronous", marks=pytest.mark.slow),
         pytest.param(_THREE, "4", id="three-4", marks=pytest.mark.exhaustive),

@@ -41,9 +41,11 @@ def cluster(rig: Testbed, request: pytest.FixtureRequest) -> Iterator[RigCluster
 @pytest.mark.parametrize(
     ("hosts", "count"),
     [
-        ("node1:2,node2:2,node3:2,node4:2", 8),
         ("node1:3,node2:1,node3:2", 6),
-        ("node1:1,node2:1", 2),
+        pytest.param(
+            "node1:2,node2:2,node3:2,node4:2", 8, marks=pytest.mark.exhaustive
+        ),
+        pytest.param("node1:1,node2:1", 2, marks=pytest.mark.exhaustive),
     ],
 )
 def test_every_operation_on_ranks_of_several_hosts(
