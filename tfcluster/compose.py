@@ -7,6 +7,7 @@ share is computed once.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -32,6 +33,9 @@ UNKNOWN_PORT = "auto"
 
 _OWN_GPUS = "TFCLUSTER_OWN_GPUS"
 """Set for all ranks if ``transport: auto`` may be ``tensorflow``."""
+
+ALLOW_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+"""Makes TensorFlow take a GPU's memory in parts, instead of all when it starts."""
 
 NO_PORT = ("evaluator",)
 """Task types that nobody connects to."""
@@ -99,10 +103,19 @@ class TaskSpec:
         found = {**_local_ranks_env(place), **_gpus_env(place)}
         return replace(self, place=place, own_env={**self.own_env, **found})
 
-    def with_own_gpus(self, *, own: bool) -> TaskSpec:
-        """The same task, told whether each rank has a GPU to itself."""
-        env = {k: v for k, v in self.own_env.items() if k != _OWN_GPUS}
-        return replace(self, own_env=env | _own_gpus_env(self.place, own=own))
+    def with_gpus(self, *, own: bool, shared: bool) -> TaskSpec:
+        """The same task, told whether each rank has a GPU to itself (``own``).
+
+        ``shared``: another task uses a GPU of this task, too. Without the variable,
+        the first of them would take all of the GPU's memory.
+        """
+        told = {_OWN_GPUS, ALLOW_GROWTH}
+        env = {k: v for k, v in self.own_env.items() if k not in told}
+        if own and self.place.rank is not None:
+            env[_OWN_GPUS] = "1"
+        if shared and ALLOW_GROWTH not in self.shared_env:
+            env[ALLOW_GROWTH] = "true"
+        return replace(self, own_env=env)
 
     def under(self, python: Interpreter) -> TaskSpec:
         """The same task under another interpreter."""
@@ -151,7 +164,7 @@ def compose(
     # see all of their devices.
     driven = any(groups[kind].server for kind in RANKED_TYPES if kind in groups)
     filtered = "ps" in description.tasks and not driven
-    return tell_transport(
+    return tell_gpus(
         description.runtime,
         tuple(
             groups[p.task.type].spec(p, size=size, filtered=filtered) for p in places
@@ -159,18 +172,36 @@ def compose(
     )
 
 
-def tell_transport(
+def tell_gpus(
     runtime: Runtime,
     specs: Sequence[TaskSpec],
     machines: Mapping[str, str] | None = None,
 ) -> tuple[TaskSpec, ...]:
-    """The tasks, told whether ``transport: auto`` may be ``tensorflow``.
+    """The tasks, with what follows from the GPUs that all of them have.
 
-    All ranks get the same answer. ``machines``: as for ``chosen_transport``.
+    All ranks are told alike whether ``transport: auto`` may be ``tensorflow``. Tasks
+    that share a GPU take its memory as they need it. ``machines``: as for
+    ``chosen_transport``.
     """
     choice = chosen_transport(runtime, [spec.place for spec in specs], machines)
     own = runtime.transport == AUTO and choice.transport == TENSORFLOW
-    return tuple(spec.with_own_gpus(own=own) for spec in specs)
+    names = machines or {}
+    users: Counter[tuple[str, str]] = Counter()
+    for spec in specs:
+        users.update(_gpus_of(spec.place, names))
+    return tuple(
+        spec.with_gpus(
+            own=own,
+            shared=any(users[gpu] > 1 for gpu in _gpus_of(spec.place, names)),
+        )
+        for spec in specs
+    )
+
+
+def _gpus_of(place: Place, machines: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The GPUs of a task, as pairs of the machine's name and the GPU's."""
+    machine = machines.get(place.host.name, place.host.name)
+    return [(machine, gpu) for gpu in place.gpus or ()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,10 +321,6 @@ def _local_ranks_env(place: Place) -> dict[str, str]:
         "TFCLUSTER_CROSS_RANK": str(place.cross_rank),
         "TFCLUSTER_CROSS_SIZE": str(place.cross_size),
     }
-
-
-def _own_gpus_env(place: Place, *, own: bool) -> dict[str, str]:
-    return {_OWN_GPUS: "1"} if own and place.rank is not None else {}
 
 
 def _gpus_env(place: Place) -> dict[str, str]:

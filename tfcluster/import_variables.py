@@ -26,7 +26,14 @@ READ_EARLY = (
 
 READ_EARLY_NAMES = frozenset({"TZ", "TMPDIR", "HOME"})
 
-READ_LATE = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT", "CUDA_VISIBLE_DEVICES"})
+READ_LATE = frozenset(
+    {
+        "TF_CONFIG",
+        "TF_GRPC_REUSE_PORT",
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "CUDA_VISIBLE_DEVICES",
+    }
+)
 """Variables of these families that TensorFlow reads when it is first used."""
 
 _MORE_PREFIXES = (

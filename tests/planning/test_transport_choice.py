@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.descriptions import describe
-from tfcluster.compose import TaskSpec, compose, tell_transport
+from tfcluster.compose import ALLOW_GROWTH, TaskSpec, compose, tell_gpus
 from tfcluster.model import (
     Allocation,
     Description,
@@ -89,7 +89,39 @@ def test_all_ranks_are_told_or_none() -> None:
     machines = {"a": "a", "b": "a"}
     places = share_machines(wanted, [spec.place for spec in specs], machines)
     again = tuple(s.at(p) for s, p in zip(specs, places, strict=True))
-    assert told(tell_transport(AUTO, again, machines)) == [False, False]
+    assert told(tell_gpus(AUTO, again, machines)) == [False, False]
+
+
+def growing(specs: tuple[TaskSpec, ...]) -> list[str | None]:
+    return [spec.own_env.get(ALLOW_GROWTH) for spec in specs]
+
+
+def test_tasks_that_share_a_gpu_take_its_memory_in_parts() -> None:
+    three, wanted = hosts(a=("0",), b=("0",)), ranks(3)
+    specs = compose(wanted, place(wanted, Allocation(hosts=three)), lambda _: True)
+    assert [spec.place.host.name for spec in specs] == ["a", "a", "b"]
+    assert growing(specs) == ["true", "true", None]
+    # The hosts turn out to be one machine with two GPUs; a GPU more, and none share.
+    machines = {"a": "a", "b": "a"}
+    for gpus, expected in (
+        (("0", "1"), ["true", None, "true"]),
+        (("0", "1", "2"), [None, None, None]),
+    ):
+        found = [
+            replace(spec.place, host=replace(spec.place.host, gpus=gpus))
+            for spec in specs
+        ]
+        places = share_machines(wanted, found, machines)
+        again = tuple(s.at(p) for s, p in zip(specs, places, strict=True))
+        assert growing(tell_gpus(AUTO, again, machines)) == expected
+
+
+def test_the_users_own_choice_of_gpu_memory_is_kept() -> None:
+    wanted = replace(ranks(2), env={ALLOW_GROWTH: "false"})
+    places = place(wanted, Allocation(hosts=hosts(a=("0",))))
+    specs = compose(wanted, places, lambda _: True)
+    assert growing(specs) == [None, None]
+    assert specs[0].shared_env[ALLOW_GROWTH] == "false"
 
 
 def test_nothing_is_told_if_the_transport_is_configured() -> None:

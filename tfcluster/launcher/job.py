@@ -12,7 +12,7 @@ from tfcluster.compose import (
     UsesTensorFlow,
     address,
     compose,
-    tell_transport,
+    tell_gpus,
 )
 from tfcluster.isolated_import import HOOK_FOLDER
 from tfcluster.launcher.agent_connection import (
@@ -196,7 +196,7 @@ class Job:
         self, specs: Mapping[TaskId, TaskSpec], machines: Mapping[str, str]
     ) -> dict[TaskId, TaskSpec]:
         runtime = self.description.runtime
-        told = tell_transport(runtime, [*specs.values()], machines)
+        told = tell_gpus(runtime, [*specs.values()], machines)
         return {each.task: each for each in told}
 
     @property

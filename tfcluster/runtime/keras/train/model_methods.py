@@ -125,7 +125,6 @@ class ModelMethods:
                 patches.MODEL_TEST_ON_BATCH: self._test_on_batch,
                 patches.MODEL_PREDICT_ON_BATCH: self._predict,
                 patches.LAYER_GET_WEIGHTS: self._get_weights,
-                patches.MODEL_COMPILE: self._compile,
             }
         )
 
@@ -197,22 +196,18 @@ class ModelMethods:
         self._policy.before_get_weights(layer)
         return original(layer)
 
-    def _compile(
-        self, original: Callable[..., object], model: Model, *args: Any, **kwargs: Any
-    ) -> object:
-        if kwargs.get("jit_compile") is True:
-            self._session.warn(
-                "compile(jit_compile=True): the model runs without XLA, because XLA "
-                "cannot compile an exchange between ranks"
-            )
-        return original(model, *args, **kwargs)
-
     @contextmanager
     def _entering(self, model: Model, what: str = "") -> Iterator[None]:
         """``what``: what takes its time, apart from the steps; empty: a single step."""
         refuse_replicas(model.distribute_strategy)
         self._policy.prepare(model)
-        without_xla(model)
+        if without_xla(model):
+            self._session.warn(
+                f"{model.name} runs without XLA, as with compile(jit_compile=False), "
+                "because XLA cannot compile an exchange between ranks. Keras would use "
+                "it here: jit_compile is True, or 'auto' on a GPU. With XLA, layers "
+                "such as Dropout draw other random numbers"
+            )
         name = f"{what} of {model.name}"
         with (
             translated(),

@@ -19,16 +19,18 @@ from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.tf_internals import Function
 
 
-def without_xla(model: Model) -> None:
+def without_xla(model: Model) -> bool:
     """Disable XLA for a compiled model, as Keras does under ``tf.distribute``.
 
     XLA cannot compile an exchange. Functions that Keras has traced are made again.
+    Returns whether the model would have been compiled by XLA.
     """
     if not model.compiled or not model.jit_compile:
-        return
+        return False
     model.jit_compile = False
     patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
     patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
+    return True
 
 
 class XlaFallback:
