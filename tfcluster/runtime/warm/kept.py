@@ -34,6 +34,7 @@ from tfcluster.runtime.warm.descent import (
 )
 from tfcluster.runtime.warm.preloader import (
     import_libraries,
+    import_runtime,
     require_keras_backend,
     require_known_versions,
     serve,
@@ -282,6 +283,7 @@ def _imported(agent: socket.socket) -> Kept | None:
         cause = f"{type(error).__name__}: {error}"
         _refuse(agent, f"TensorFlow and Keras cannot be imported: {cause}"[:_MAX_CAUSE])
     require_known_versions(agent, strategy)
+    import_runtime(strategy)
     files = imported_files.snapshot(folders, package, fresh_env)
     # Keras makes this file if there is none.
     made = {imported_files.settings_file(fresh_env)}

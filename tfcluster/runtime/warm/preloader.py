@@ -15,6 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from tfcluster.isolated_import import module_argv
@@ -30,6 +31,8 @@ from tfcluster.wire import Decoder, Frame, encode
 
 _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""
+_HOOKS = "tfcluster.runtime.keras.strategies.select"
+"""Imports all of the training runtime. Installs nothing by itself."""
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -58,6 +61,7 @@ def import_tensorflow(agent: socket.socket) -> None:
     require_keras_backend(os.environ)
     seconds = import_libraries()
     require_known_versions(agent, os.environ)
+    import_runtime(os.environ)
     _say(agent, {"type": "ready", "seconds": seconds})
 
 
@@ -75,14 +79,37 @@ def import_libraries() -> float:
     """Import what tasks need, once. Returns how many seconds that took."""
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
-    # Objects of an import stay alive. Collecting during it only costs time, and later
-    # it would only touch pages that the tasks share, which copies them.
-    gc.disable()
-    for library in bootstrap.LIBRARIES:
-        importlib.import_module(library)
-    gc.freeze()
-    gc.enable()
+    with _uncollected():
+        for library in bootstrap.LIBRARIES:
+            importlib.import_module(library)
     return round(time.monotonic() - start, 3)
+
+
+def import_runtime(environ: Mapping[str, str]) -> None:
+    """Import the hooks of all strategies, which every training task needs.
+
+    Errors are left to the tasks: they import it again, and say which part of Keras or
+    TensorFlow is missing.
+    """
+    if environ.get("TFCLUSTER_STRATEGY") == "none":
+        return
+    with _uncollected(), suppress(ImportError, AttributeError):
+        importlib.import_module(_HOOKS)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from what is imported meanwhile.
+
+    Objects of an import stay alive. Collecting during it only costs time, and later it
+    would only touch pages that the tasks share, which copies them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def require_known_versions(agent: socket.socket, environ: Mapping[str, str]) -> None:
