@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,8 +26,7 @@ from tfcluster.vocabulary import RANKED_TYPES
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""
-_STOPPING = "stopping all tasks"
-"""The run notes that it was stopped, which we did."""
+_OF_A_TASK = re.compile(r"warning: \w+:\d+: ")
 _POLL_S = 0.05
 _GRACE_S = 2.0
 _LAUNCHER_S = 10.0
@@ -50,8 +50,8 @@ class Trial:
 
     @property
     def warnings(self) -> list[str]:
-        """What the runtime warned of."""
-        return [note for note in self.view.notes if _STOPPING not in note]
+        """What the runtime warned of in the tasks; other notes are the launcher's."""
+        return [note for note in self.view.notes if _OF_A_TASK.match(note)]
 
     @property
     def failure(self) -> Failure | None:

@@ -1,0 +1,29 @@
+"""Only what tasks warn of may explain a difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from tfcluster.commands.verify_trial import Trial
+from tfcluster.record.run_status import RunView
+from tfcluster.verify.recorded import Recorded
+
+
+@dataclass
+class Noted:
+    notes: tuple[str, ...]
+
+
+def test_notes_of_the_launcher_are_no_causes() -> None:
+    notes = (
+        "localhost: the kept interpreter with pid 7 is not used: it ends now",
+        "stopping all tasks",
+        "warning: running as root; your program will, too",
+        "warning: worker:1: the gradients do not match",
+    )
+    view = cast("RunView", Noted(notes))
+    recorded = cast("Recorded", None)
+    trial = Trial(recorded, view, True, Path(), "", Path("log"))
+    assert trial.warnings == [notes[-1]]
