@@ -110,7 +110,7 @@ VARIANTS = {
         *("tape_with_a_divisor", "two_datasets_of_other_batches"),
         *("two_datasets_in_one_of_tensorflow", "gan_with_noise_of_a_fixed_size"),
         *("two_optimizers", "tape_with_metrics_around_it", "train_on_batch_of_dataset"),
-        *("tape_accumulates", "tape_with_noise", "tape_in_one_function"),
+        *("tape_accumulates", "tape_with_noise"),
         *("two_datasets_divided_alike", "tape_that_draws_from_any_distribution"),
     ],
     "losses": [
@@ -141,8 +141,7 @@ VARIANTS = {
     ],
     "refused": [
         *("function_that_sums_eagerly", "added_sum_eagerly", "added_mean"),
-        *("added_root", "momentum_by_its_own_loss", "states_of_other_rows"),
-        *("added_sum_in_training_only", "one_replica"),
+        *("added_root", "added_sum_in_training_only", "one_replica"),
     ],
     "row_terms": [
         *("step_with_a_mask_eagerly", "loop_with_a_mask_eagerly"),

@@ -80,7 +80,7 @@ def _built(
         known = internals.trained_variables(optimizer) if optimizer.built else []
         return known if len(known) == count else list(range(count))
     variables = list(trainable_variables)
-    build(optimizer, variables)
+    build(optimizer, variables, traces_once=False)
     return variables
 
 

@@ -149,11 +149,8 @@ MODEL_PREDICT_ON_BATCH = Patch(
 MODEL_COMPILE = Patch(
     "keras.Model",
     "compile",
-    (
-        Handler("horovod.keras_optimizer._compile", OWN, True),
-        in_keras(f"{_ENTRY}._compile", EACH),
-    ),
-    "models without XLA",
+    (Handler("horovod.keras_optimizer._compile", OWN, True),),
+    "corrections of what Keras sets up for optimizers of Horovod",
     how="inherited",
 )
 MODEL_MAKE_TRAIN_FUNCTION = Patch(
@@ -309,6 +306,12 @@ METRIC_UPDATE = Patch(
     "metrics of all ranks' rows",
     how="each class",
     but=("keras.metrics.Mean", "keras.metrics.Sum"),
+)
+METRIC_VARIABLE = Patch(
+    "keras.metrics.Metric",
+    "add_variable",
+    (in_keras("checks.traced_draws.TracedDraws._add_variable", IN_STEP),),
+    "one trace of the first step instead of two",
 )
 METRIC_RESULT = Patch(
     "keras.metrics.Metric",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import keras
@@ -38,6 +39,21 @@ def new_variable(
         made = tf.Variable(value, trainable=False, dtype=dtype, name=name)
     _ours[made.handle] = True
     return made
+
+
+@contextmanager
+def made_at_once() -> Iterator[None]:
+    """Variables of Keras that are created meanwhile have their values at once.
+
+    A ``tf.function`` that creates variables is traced twice, and the second trace is
+    the one that counts. These variables are not among those that it creates. A
+    strategy's scope is left as it is, because its variables are of a different kind.
+    """
+    if tf.executing_eagerly() or tf.distribute.has_strategy():
+        yield
+        return
+    with tf.variable_creator_scope(tf_internals.plain_variable):
+        yield
 
 
 def is_ours(handle: Tensor) -> bool:

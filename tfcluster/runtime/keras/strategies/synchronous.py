@@ -12,6 +12,7 @@ from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
+from tfcluster.runtime.keras.checks.traced_draws import TracedDraws
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
@@ -115,12 +116,15 @@ def install(
     shape_errors.install()
     trial_steps = TrialSteps(session)
     trial_steps.install()
+    traced_draws = TracedDraws(session)
+    traced_draws.install()
     checks = StepChecks(
         InputConsistency(session),
         AddLossCheck(session),
         trial_steps,
         row_terms,
         metrics,
+        traced_draws,
         shard_steps,
     )
     policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)

@@ -8,6 +8,7 @@ machine. The strategy decides what happens to the gradients; see ``gradient_upda
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import keras
@@ -21,6 +22,7 @@ from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
+from tfcluster.runtime.keras.tf_variables import made_at_once
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
 from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
@@ -84,7 +86,7 @@ class OptimizerHook:
         if not grads or self._session.within("apply"):
             return original(optimizer, grads, trainable_variables)
         with self._session.once("apply"):
-            variables = built(optimizer, trainable_variables)
+            variables = self._built(optimizer, trainable_variables)
             if variables is None:
                 return original(optimizer, grads, trainable_variables)
             if self._session.current_shard is not None:
@@ -128,7 +130,7 @@ class OptimizerHook:
         if self._exchanged_by_the_program(grads):
             return original(optimizer, grads, trainable_variables)
         if grads and not self._session.within("apply"):
-            built(optimizer, trainable_variables)
+            self._built(optimizer, trainable_variables)
             grads = self._before_loss_scale(grads)
         return original(optimizer, grads, trainable_variables)
 
@@ -145,6 +147,23 @@ class OptimizerHook:
         if not exchanged:
             refuse_xla()
         return exchanged
+
+    def _built(
+        self, optimizer: Optimizer, trainable_variables: Sequence[Variable] | None
+    ) -> list[Variable] | None:
+        """The variables of the gradients; builds the optimizer if necessary.
+
+        None if the original has to report what is missing.
+        """
+        if trainable_variables is None:
+            return internals.trained_variables(optimizer) if optimizer.built else None
+        variables = list(trainable_variables)
+        # Code that asks whether an optimizer is built must be traced as often as in one
+        # process. That of the program may, and so does the scaling of losses.
+        once = self._session.plain_step
+        once = once and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        build(optimizer, variables, traces_once=once)
+        return variables
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _state(self, optimizer: Optimizer, variables: list[Variable]) -> list[Variable]:
@@ -200,26 +219,17 @@ class OptimizerHook:
         return related
 
 
-def built(
-    optimizer: Optimizer, trainable_variables: Sequence[Variable] | None
-) -> list[Variable] | None:
-    """The variables of the gradients; builds the optimizer if necessary.
-
-    None if the original has to report what is missing.
-    """
-    if trainable_variables is None:
-        return internals.trained_variables(optimizer) if optimizer.built else None
-    variables = list(trainable_variables)
-    build(optimizer, variables)
-    return variables
-
-
-def build(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
+def build(
+    optimizer: Optimizer, variables: Sequence[Variable], *, traces_once: bool
+) -> None:
     """Build the optimizer for ``variables``, unless it is built.
 
     Its variables exist at once, even if a step, or a branch of it, is being traced.
+    ``traces_once``: a function that is being traced need not be traced a second time.
     """
-    if not optimizer.built:
-        with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
-            optimizer.build(list(variables))
-        optimizer.built = True
+    if optimizer.built:
+        return
+    scope = made_at_once() if traces_once else nullcontext()
+    with scope, tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
+        optimizer.build(list(variables))
+    optimizer.built = True

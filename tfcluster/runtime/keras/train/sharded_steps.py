@@ -17,6 +17,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_p
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
+from tfcluster.runtime.keras.checks.traced_draws import TracedDraws
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.session import Session, Share
@@ -40,6 +41,7 @@ class StepChecks:
     trial_steps: TrialSteps
     row_terms: RowTerms
     metrics: Metrics
+    traced_draws: TracedDraws
     shards: ShardSteps | None = None
     """Set if ranks compute their rows shard by shard."""
 
@@ -86,7 +88,11 @@ def _divided(
             if tf.executing_eagerly() and not share.undivided:
                 checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
         with session.stepping(share, plain=_is_plain(model, step)):
-            result = step(part.data)
+            if trains:
+                with checks.traced_draws.watch(model):
+                    result = step(part.data)
+            else:
+                result = step(part.data)
         checks.row_terms.end_batch()
         if session.divides:
             checks.add_loss_check.look(model, part.data, part.share.undivided)

@@ -1,0 +1,85 @@
+"""Random numbers of Python or numpy that a training step draws while it is traced.
+
+TensorFlow keeps them as constants of its graph, so a step has the numbers of the trace
+that it was compiled from. In one process a first step is traced twice: the first trace
+creates the variables of the optimizer and of metrics. Ranks create these outside of the
+graph, and trace once, unless the program's own code is part of the step's function.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.tf_variables import made_at_once
+from tfcluster.runtime.keras.types import Model, Variable
+
+
+class TracedDraws:
+    """Traces again what one process would trace again, and warns of what remains.
+
+    Some numbers are drawn by the first trace alone: Keras draws a seed when a layer or
+    a generator is made. A step that draws in a later trace, too, draws in every trace,
+    and ranks trace a step of the program more often than one process.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._traced = ObjectMap[bool]()
+        """The models whose step has been traced."""
+
+    def install(self) -> None:
+        """Install the hook in Keras, once per process."""
+        patches.TABLE.install({patches.METRIC_VARIABLE: self._add_variable})
+
+    def _add_variable(
+        self, original: Callable[..., Variable], *args: object, **kwargs: object
+    ) -> Variable:
+        if not self._session.plain_step:
+            return original(*args, **kwargs)
+        with made_at_once():
+            return original(*args, **kwargs)
+
+    @contextmanager
+    def watch(self, model: Model) -> Iterator[None]:
+        """Surrounds the trace of a training step; does nothing in eager steps."""
+        if tf.executing_eagerly():
+            yield
+            return
+        again = model in self._traced
+        self._traced[model] = True
+        builds = not _is_built(model)
+        before = _states()
+        yield
+        if before == _states():
+            return
+        if builds and _is_built(model):
+            tf.Variable(False, trainable=False)  # Makes TensorFlow trace again.
+        elif again:
+            self._session.warn(
+                f"the training step of {model.name} draws random numbers of Python or "
+                "numpy. TensorFlow calls the step only to trace it, and then uses the "
+                "same numbers in every step; on a cluster these are others than on one "
+                "machine. Draw them by tf.random or keras.random, or before the step"
+            )
+
+
+def _is_built(model: Model) -> bool:
+    return model.optimizer is None or bool(model.optimizer.built)
+
+
+def _states() -> tuple[object, ...]:
+    """The states of the generators that the modules' own functions use."""
+    state = np.random.get_state(legacy=False)
+    parts = {**state, **state["state"], "state": None}
+    return random.getstate(), *(
+        value.tobytes() if isinstance(value, np.ndarray) else value
+        for value in parts.values()
+    )
