@@ -46,7 +46,7 @@ def weights(cluster: RigCluster, count: int, loses: bool) -> set[str]:
     running = cluster.start(
         *("-n", str(count), "--hosts", hosts, "--set", "backend=ssh"),
         *("--set", "runtime.shards=4", "--set", "env.LOSES=none", *PATHS),
-        *("--set", "restart.max=1", "--set", f"restart.min={max(1, count - 1)}"),
+        *("--set", "restart.max=1", "--set", f"tasks.worker.min={max(1, count - 1)}"),
         *("--", sys.executable, "train.py"),
     )
     if loses:
