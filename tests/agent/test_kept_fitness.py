@@ -1,4 +1,4 @@
-"""Which kept interpreters fit: pure comparisons of environments and surroundings."""
+"""Which kept interpreters fit: comparisons of environments and process attributes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from tfcluster.agent.kept.fitness import Wanted, misfit, program
-from tfcluster.agent.kept.surroundings import Surroundings, obstacle, surroundings
+from tfcluster.agent.kept.process_attributes import (
+    ProcessAttributes,
+    attributes_of,
+    obstacle,
+)
 from tfcluster.import_variables import difference, is_import_variable, relative_folder
 from tfcluster.isolated_import import module_argv
 
@@ -138,8 +142,8 @@ def test_one_that_cannot_be_examined_does_not_fit(told: dict[str, Any]) -> None:
     assert reason.startswith("it cannot be examined: ")
 
 
-def here(**changes: Any) -> Surroundings:
-    return Surroundings(**{**vars(surroundings(os.getpid())), **changes})
+def here(**changes: Any) -> ProcessAttributes:
+    return ProcessAttributes(**{**vars(attributes_of(os.getpid())), **changes})
 
 
 SOFT, HARD = here().limits[resource.RLIMIT_STACK]
@@ -149,7 +153,7 @@ STACK = (SOFT // 2 if SOFT > 0 else 1 << 20, HARD)
 def test_a_process_of_ones_own_fits() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
-        assert obstacle(here(), surroundings(process.pid)) is None
+        assert obstacle(here(), attributes_of(process.pid)) is None
     finally:
         process.kill()
         process.wait()

@@ -45,8 +45,8 @@ from tfcluster.agent.warm_interpreters import WarmInterpreters
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
+    from tfcluster.agent.kept.agent_link import NewEnd
     from tfcluster.agent.kept.keeping import Keeping
-    from tfcluster.agent.kept.leash import NewEnd
     from tfcluster.agent.kept.servers import Servers
     from tfcluster.agent.proc import Process
 

@@ -56,8 +56,8 @@ from tfcluster.wire import PROTOCOL, Frame, WireError, encode
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
+    from tfcluster.agent.kept.agent_link import NewEnd
     from tfcluster.agent.kept.handover import Taken
-    from tfcluster.agent.kept.leash import NewEnd
     from tfcluster.agent.result_sender import ResultSender
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
 

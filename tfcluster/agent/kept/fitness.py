@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from tfcluster.agent.kept.surroundings import obstacle, surroundings
+from tfcluster.agent.kept.process_attributes import attributes_of, obstacle
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.spawn import Environment
 from tfcluster.import_variables import difference, relative_folder
@@ -32,7 +32,7 @@ def misfit(about: Frame, wanted: Wanted) -> str | None:
             return "it was started by another copy of tfcluster, or by a changed one"
         if wanted.sure and (reason := _other_start(about, wanted)):
             return reason
-        return obstacle(surroundings(os.getpid()), surroundings(int(about["pid"])))
+        return obstacle(attributes_of(os.getpid()), attributes_of(int(about["pid"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         # It has ended, or is that of another version, which tells other things.
         return f"it cannot be examined: {type(error).__name__}: {error}"

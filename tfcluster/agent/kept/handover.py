@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tfcluster.agent import proc
 from tfcluster.agent.guard import AWAITED, IGNORED
+from tfcluster.agent.kept.agent_link import AGREE_S, OldEnd
 from tfcluster.agent.kept.client import Found, ask, found, receive
 from tfcluster.agent.kept.fitness import Wanted, misfit, text_environment
-from tfcluster.agent.kept.leash import AGREE_S, OldEnd
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.proc import Process
 from tfcluster.agent.spawn import (
@@ -114,7 +114,7 @@ def _process(pid: int, start_time: int) -> Process:
 
 def _request(run: str, count: int, package: str) -> Frame:
     def argv(role: str) -> tuple[str, ...]:
-        module = "tfcluster.agent.kept.taken"
+        module = "tfcluster.agent.kept.entry_points"
         options = ("-I", "-S")
         return module_argv(
             (sys.executable,), module, role, options=options, root=package

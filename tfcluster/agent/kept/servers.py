@@ -9,9 +9,9 @@ import signal
 import socket
 from collections.abc import Callable
 
+from tfcluster.agent.kept.agent_link import NewEnd, Server
 from tfcluster.agent.kept.fitness import Wanted, misfit, text_environment
 from tfcluster.agent.kept.handover import summary
-from tfcluster.agent.kept.leash import NewEnd, Server
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import Program
 from tfcluster.wire import WireError, encode

@@ -49,7 +49,7 @@ class DescentRequest:
     """Signals that guard and agent get blocked, until they have handlers."""
     streams: Sequence[int]
     """Descriptors that become the standard streams."""
-    leash: int
+    link: int
     """Descriptor of the socket to the process that asked for all this."""
 
     @classmethod
@@ -73,7 +73,7 @@ class DescentRequest:
                 ignored=[int(number) for number in frame["ignored"]],
                 blocked=[int(number) for number in frame["blocked"]],
                 streams=fds[:3],
-                leash=fds[3],
+                link=fds[3],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"an incomplete request: {error!r}") from error
@@ -101,7 +101,7 @@ def descend(request: DescentRequest) -> socket.socket | None:
 
 
 def _in_guard(request: DescentRequest) -> socket.socket:
-    leash = _take_descriptors(request)
+    link = _take_descriptors(request)
     os.setsid()
     _become_alike(request)
     ours, theirs = socket.socketpair()
@@ -109,14 +109,14 @@ def _in_guard(request: DescentRequest) -> socket.socket:
     agent = fork()
     if agent == 0:
         ours.close()
-        return _in_agent(request, leash, theirs, guard)
+        return _in_agent(request, link, theirs, guard)
     theirs.close()
-    words = (str(agent), str(leash), str(ours.fileno()))
-    return _execute(request, [*request.guard_argv, *words], keep=(leash, ours.fileno()))
+    words = (str(agent), str(link), str(ours.fileno()))
+    return _execute(request, [*request.guard_argv, *words], keep=(link, ours.fileno()))
 
 
 def _in_agent(
-    request: DescentRequest, leash: int, to_guard: socket.socket, guard: int
+    request: DescentRequest, link: int, to_guard: socket.socket, guard: int
 ) -> socket.socket:
     os.setsid()
     servers: list[tuple[int, socket.socket]] = []
@@ -130,7 +130,7 @@ def _in_agent(
             return _in_server(request, theirs.detach())
         theirs.close()
         servers.append((pid, ours))
-    keep = (leash, to_guard.fileno(), *(end.fileno() for _, end in servers))
+    keep = (link, to_guard.fileno(), *(end.fileno() for _, end in servers))
     words = [str(guard), *map(str, keep[:2])]
     words += [f"{pid}:{end.fileno()}" for pid, end in servers]
     return _execute(request, [*request.agent_argv, *words], keep=keep)
@@ -149,8 +149,8 @@ def _in_server(request: DescentRequest, end: int) -> socket.socket:
 
 
 def _take_descriptors(request: DescentRequest) -> int:
-    """Keep only the standard streams and the leash; returns the leash's number."""
-    high = [os.dup(fd) for fd in (*request.streams, request.leash)]
+    """Keep only the standard streams and the link; returns the link's number."""
+    high = [os.dup(fd) for fd in (*request.streams, request.link)]
     # Some of the given numbers may be those that are overwritten next.
     base = max(*high, 10) + 1
     lifted = [os.dup2(fd, base + index) for index, fd in enumerate(high)]

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from tfcluster.agent.guard import GuardSocket, become_agent, watch
-from tfcluster.agent.kept.leash import NewEnd, Server, say_code
+from tfcluster.agent.kept.agent_link import NewEnd, Server, say_code
 from tfcluster.agent.signals import adopt_orphans
 
 
@@ -18,23 +18,23 @@ def main(argv: Sequence[str]) -> int:
     return _guard(*words) if role == "guard" else _agent(*words)
 
 
-def _guard(agent: str, leash: str, end: str) -> int:
+def _guard(agent: str, link: str, end: str) -> int:
     adopt_orphans()
     code = watch(int(agent), _inherited(end))
-    say_code(int(leash), code)
+    say_code(int(link), code)
     return code
 
 
-def _agent(guard: str, leash: str, end: str, *servers: str) -> int:
+def _agent(guard: str, link: str, end: str, *servers: str) -> int:
     from tfcluster.agent.supervisor import serve
 
     pairs = (word.split(":") for word in servers)
     forks = [Server(int(pid), _inherited(fd)) for pid, fd in pairs]
-    leash_end = _inherited(leash)
+    link_end = _inherited(link)
 
     def supervise(guard_socket: GuardSocket) -> int:
-        code = serve(guard_socket, NewEnd(leash_end, forks))
-        say_code(leash_end.fileno(), code)
+        code = serve(guard_socket, NewEnd(link_end, forks))
+        say_code(link_end.fileno(), code)
         return code
 
     become_agent(supervise, GuardSocket(_inherited(end), int(guard)))

@@ -37,7 +37,7 @@ _SHELLS = ("/user.slice/user-",)
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProcessAttributes:
     """Of one process."""
 
     namespaces: Mapping[str, str]
@@ -56,14 +56,14 @@ class Surroundings:
     personality: str
 
 
-def surroundings(pid: int) -> Surroundings:
+def attributes_of(pid: int) -> ProcessAttributes:
     """Those of a process of ours. Raises OSError if it may not be examined."""
     folder = f"{proc.PROC}/{pid}"
     names = sorted(set(os.listdir(f"{folder}/ns")) - set(_LATER))
     status = dict(
         line.split(":", 1) for line in proc.text_of(f"{folder}/status").splitlines()
     )
-    return Surroundings(
+    return ProcessAttributes(
         namespaces={name: os.readlink(f"{folder}/ns/{name}") for name in names},
         rights={
             name: " ".join(sorted(status.get(name, "").split())) for name in _RIGHTS
@@ -100,7 +100,7 @@ def _memory_policy(path: str) -> str:
     return words[1].decode() if words[1:] else ""
 
 
-def obstacle(here: Surroundings, there: Surroundings) -> str | None:
+def obstacle(here: ProcessAttributes, there: ProcessAttributes) -> str | None:
     """Why a fork of ``there`` cannot be like a process that is started ``here``."""
     for name in here.namespaces.keys() | there.namespaces.keys():
         if here.namespaces.get(name) != there.namespaces.get(name):
