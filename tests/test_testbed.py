@@ -34,8 +34,8 @@ _WAIT_S = 40.0
 
 def test_nodes_are_numbered_from_one_and_found_by_both_names() -> None:
     text = hosts_file(stations(2, with_head=True))
-    assert "198.51.100.11 node1.cluster.test node1\n" in text
-    assert "198.51.100.3 head.cluster.test head\n" in text
+    assert "198.18.0.11 node1.cluster.test node1\n" in text
+    assert "198.18.0.3 head.cluster.test head\n" in text
     assert "node3" not in text
 
 
@@ -69,7 +69,7 @@ def test_a_setting_that_grid_engine_does_not_have_is_an_error() -> None:
 def test_each_host_has_its_own_name_and_address(testbed: Testbed) -> None:
     for node in testbed.nodes:
         assert node.output(("hostname",)) == f"{node.name}\n"
-        assert f" {node.address}/24 " in node.output(("ip", "-4", "addr"))
+        assert f" {node.address}/16 " in node.output(("ip", "-4", "addr"))
 
 
 def test_each_host_has_memory_and_temporary_files_of_its_own(
@@ -87,7 +87,7 @@ def test_each_host_has_memory_and_temporary_files_of_its_own(
 
 def test_no_way_leads_out_of_the_rig(testbed: Testbed) -> None:
     routes = testbed.login.output(("ip", "route"))
-    assert routes.split()[0] == "198.51.100.0/24"
+    assert routes.split()[0] == "198.18.0.0/16"
     assert len(routes.splitlines()) == 1
 
 
@@ -295,7 +295,7 @@ def test_the_commands(testbed_factory: Factory) -> None:
             _WAIT_S,
         )
         assert _command(name, "kill", "node2").returncode == 0
-        assert f"{name[7:]} node2 198.51.100.12 off\n" in _command("status").stdout
+        assert f"{name[7:]} node2 198.18.0.12 off\n" in _command("status").stdout
         assert "no host node7" in _command(name, "cut", "node7").stderr
     finally:
         assert _command(name, "down").returncode == 0

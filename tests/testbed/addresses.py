@@ -1,6 +1,7 @@
 """Names and addresses of a rig's hosts. Pure; they are the same in every rig.
 
-Rigs are isolated, so all of them can use the ranges reserved for documentation.
+Rigs are isolated, so all of them can use a range reserved for tests of networks
+(RFC 2544), and the IPv6 range reserved for documentation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 DOMAIN = "cluster.test"
-MOST_NODES = 200
+MOST_NODES = 1000
+"""A bridge of Linux has 1,024 ports."""
+NETWORK_BITS = 16
 
 _LOOPBACK = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 
@@ -23,7 +26,7 @@ class Station:
 
     @property
     def ipv4(self) -> str:
-        return f"198.51.100.{self.number}"
+        return f"198.18.{self.number >> 8}.{self.number & 255}"
 
     @property
     def ipv6(self) -> str:

@@ -5,7 +5,7 @@ The bridge has no route to the machine or to another rig.
 
 from __future__ import annotations
 
-from tests.testbed.addresses import Station
+from tests.testbed.addresses import NETWORK_BITS, Station
 from tests.testbed.commands import check, run
 from tests.testbed.namespaces import Namespaces, Where
 
@@ -46,7 +46,7 @@ class Cable:
             # A fixed address: after a restart with a new one, other hosts would send to
             # the old one for some seconds.
             f"link set {_NIC} address {_mac_of(self._station.ipv4)}",
-            f"addr add {self._station.ipv4}/24 dev {_NIC}",
+            f"addr add {self._station.ipv4}/{NETWORK_BITS} dev {_NIC}",
             f"addr add {self._station.ipv6}/64 dev {_NIC} nodad",
             f"link set {_NIC} up",
         )
