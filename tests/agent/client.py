@@ -112,6 +112,7 @@ class Agent:
             "log": str(self.log(task)),
             "port": None,
             "warm": None,
+            "parameter_port": None,
             "listens": False,
             "watched": False,
         }

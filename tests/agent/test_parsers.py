@@ -33,6 +33,7 @@ START: Frame = {
     "log": "/l",
     "port": None,
     "warm": None,
+    "parameter_port": None,
     "listens": False,
     "watched": False,
 }

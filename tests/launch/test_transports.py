@@ -13,6 +13,8 @@ from tfcluster.isolated_import import PACKAGE_ROOT
 
 DIGITS = f"{PACKAGE_ROOT}/examples/digits.py"
 LISTENING = f"{PACKAGE_ROOT}/tests/runtime/programs/listening.py"
+PS_PORTS = f"{PACKAGE_ROOT}/tests/runtime/programs/ps_ports.py"
+CONNECTS = f"{PACKAGE_ROOT}/tests/runtime/programs/connects.py"
 
 
 def figures(cluster: Cluster, *options: str) -> list[str]:
@@ -45,6 +47,38 @@ def test_ranks_on_one_host_listen_on_no_port(cluster: Cluster) -> None:
         found = told(running.text(f"worker:{index}"), "LISTENING")
         assert found == [{"addresses": []}]
     assert "may listen" not in running.err
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("strategy", ["parameter_server", "replicated"])
+def test_a_ps_of_keras_runs_no_server_of_tensorflow(
+    cluster: Cluster, strategy: str
+) -> None:
+    words = ("-n", "2", "--ps", "1", "--set", f"runtime.strategy={strategy}")
+    running = cluster.start(*words, "--", "python", PS_PORTS)
+    assert running.end(timeout_s=100) == 0, running.err
+    for index in range(2):
+        (found,) = told(running.text(f"worker:{index}"), "PORTS")
+        assert found == {"tensorflow": False, "ours": True}
+    assert "TensorFlow's server" not in running.err
+    assert "may listen" not in running.err
+    assert_nothing_left(running)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(120)
+def test_a_program_that_connects_to_a_ps_finds_its_server(cluster: Cluster) -> None:
+    words = ("-n", "1", "--ps", "1", "--set", "runtime.strategy=parameter_server")
+    more = ("--set", "runtime.require_exchange=false")
+    running = cluster.start(*words, *more, "--", "python", CONNECTS)
+    assert running.end(timeout_s=100) == 0, running.err
+    (found,) = told(running.text("worker:0"), "FOUND")
+    assert found["value"] == 6.0
+    assert found["device"].startswith("/job:ps/")
+    assert "ps:0: the program uses TensorFlow's server of this ps" in running.err
 
 
 @pytest.mark.tensorflow

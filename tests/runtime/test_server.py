@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,8 @@ from tests.runtime.harness import Running, WarmInterpreter, held_ports, start_co
 from tests.time_limits import allow_s
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.parameter_server.server_request import request_server
+from tfcluster.runtime.tf1.ps_reachability import Answer, probe
 from tfcluster.runtime.tf_server import device_filters, start
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -134,6 +137,46 @@ def test_sessions_of_old_use_a_ps(warm: WarmInterpreter, tmp_path: Path) -> None
         ).end()
         assert worker.output.splitlines()[-1].startswith("counted [1, 2, 3] /job:ps")
         assert stop(ps) < allow_s(1)
+
+
+def listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 5.0).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.tensorflow
+def test_the_server_of_a_ps_starts_when_a_task_of_the_run_asks(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
+    token = bytes(range(32))
+    with cluster_of(worker=2, ps=1) as cluster, held_ports(1) as (port,):
+        service = (f"127.0.0.1:{port}",)
+        env = {
+            **task_env(cluster, "ps"),
+            "TFCLUSTER_STRATEGY": "parameter_server",
+            "TFCLUSTER_PARAMETER_SERVERS": service[0],
+            "TFCLUSTER_TOKEN": token.hex(),
+        }
+        ps = warm.start(["server"], tmp_path, env)
+        ps.wait_for_event("phase", phase="serving")
+        (tensorflow,) = cluster["ps"]
+        assert listens(service[0])
+        assert not listens(tensorflow)
+        ask = partial(request_server, service, 0, size=2)
+        assert not ask(rank=0, token=token[::-1])
+        assert not listens(tensorflow)
+        assert ask(rank=1, token=token)
+        assert probe(tensorflow) is Answer.READY
+        assert ask(rank=0, token=token)  # It asks for the same server.
+        os.kill(ps.pid, signal.SIGTERM)
+        ended = ps.end()
+        assert ended.status == 0, ended.output
+        (warning,) = ended.said("warning")
+        assert f"now listens on {tensorflow}" in warning["text"]
 
 
 @pytest.mark.tensorflow

@@ -162,6 +162,7 @@ class Start:
     cwd: str
     log: str
     port: int | None
+    parameter_port: int | None
     warm: str | None
     listens: bool
     watched: bool
@@ -395,6 +396,7 @@ def _start(keys: _Keys) -> Start:
         cwd=keys.text("cwd"),
         log=keys.text("log"),
         port=keys.optional_whole("port"),
+        parameter_port=keys.optional_whole("parameter_port"),
         warm=keys.optional_text("warm"),
         listens=keys.flag("listens"),
         watched=keys.flag("watched"),

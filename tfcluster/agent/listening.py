@@ -33,13 +33,11 @@ _SLOWER = 1.4
 class _Watch:
     task: Task
     port: int
+    awaited: bool
+    """The task must listen there."""
     suspects: set[int] = field(default_factory=set)
     reported: set[int] = field(default_factory=set)
     noted: set[int] = field(default_factory=set)
-
-    @property
-    def awaited(self) -> bool:
-        return self.task.request.listens
 
 
 class Listening:
@@ -57,9 +55,16 @@ class Listening:
 
     def expect(self, task: Task) -> None:
         """Look for the task's listener from now on, if it must or may have one."""
-        wanted = task.request.listens or task.request.watched
-        if wanted and task.request.port is not None:
-            self._watches.append(_Watch(task, task.request.port))
+        request, wanted = task.request, []
+        service = request.parameter_port
+        if service is not None:
+            wanted.append(_Watch(task, service, awaited=request.listens))
+        if request.port is not None and (request.listens or request.watched):
+            # A parameter service lets TensorFlow's server start only on request.
+            awaited = request.listens and service is None
+            wanted.append(_Watch(task, request.port, awaited=awaited))
+        if wanted:
+            self._watches += wanted
             self._delay_s = LISTEN_POLL_S
             self._again()
 

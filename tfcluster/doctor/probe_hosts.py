@@ -241,6 +241,7 @@ class _Examination:
                 "log": "/dev/null",
                 "port": None,
                 "warm": None,
+                "parameter_port": None,
                 "listens": False,
                 "watched": False,
             },

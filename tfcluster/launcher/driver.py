@@ -470,7 +470,8 @@ class Driver:
                 self._say(warning)
             self._show.places(self._job, apart, hosts.files.copies())
         data_service = self._job.data_service(ports)
-        parameter_servers = self._job.parameter_servers(hosts.parameter_ports())
+        parameter_ports = hosts.parameter_ports()
+        parameter_servers = self._job.parameter_servers(parameter_ports)
         now = time.monotonic()
         for task, attempt in zip(tasks, attempts, strict=True):
             spec = self._job.specs[task]
@@ -492,6 +493,7 @@ class Driver:
                 "cwd": self._hosts.files.cwd(host, spec.cwd),
                 "log": self._job.log(task),
                 "port": ports.get(task),
+                "parameter_port": parameter_ports.get(task),
                 "warm": spec.warm if warm else None,
                 "listens": task in self._plan.listeners,
                 "watched": self._job.may_listen(task),

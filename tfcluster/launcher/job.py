@@ -256,7 +256,10 @@ class Job:
         spec = self.specs[task]
         transport = self.description.runtime.transport
         theirs = spec.strategy is Strategy.NONE or transport == TENSORFLOW
-        return spec.server or (spec.needs_port and (theirs or spec.has_own_gpu))
+        if spec.server:
+            # It is started later, with a warning, if a program needs it.
+            return not spec.serves_parameters
+        return spec.needs_port and (theirs or spec.has_own_gpu)
 
     def may_listen(self, task: TaskId) -> bool:
         """Whether the script may listen on its port: we only give it a TF_CONFIG."""

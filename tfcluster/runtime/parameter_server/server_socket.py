@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,13 +31,20 @@ _PS_GENERATION = 1 << 32
 """A generation that ranks never have: proofs for a ps are not valid between ranks."""
 
 
-def member(index: int, rank: int | None, size: int, token: bytes) -> Member:
+STARTED = b"\1"
+"""The answer to a rank that asks for TensorFlow's server."""
+
+
+def member(
+    index: int, rank: int | None, size: int, token: bytes, *, asks: bool = False
+) -> Member:
     """The handshake identity of ps ``index`` (rank None), or of a rank that dials it.
 
-    The ps is member 0, and rank r is member r + 1.
+    The ps is member 0, rank r is member r + 1, and member size + r + 1 if it only asks
+    for TensorFlow's server: such a connection is none of a client's.
     """
-    number = 0 if rank is None else rank + 1
-    return Member(number, size + 1, token, generation=_PS_GENERATION + index)
+    number = 0 if rank is None else rank + 1 + (size if asks else 0)
+    return Member(number, 2 * size + 1, token, generation=_PS_GENERATION + index)
 
 
 def tune(connection: socket.socket) -> None:
@@ -70,9 +77,16 @@ class ServerSocket:
         *,
         size: int,
         token: bytes,
+        start_server: Callable[[], bool] | None = None,
     ) -> None:
-        """Raises CollectiveError if it cannot listen on the address."""
+        """Raises CollectiveError if it cannot listen on the address.
+
+        ``start_server`` starts TensorFlow's server, unless it runs, and returns whether
+        it runs now. It is called by several threads.
+        """
         self._service = service
+        self._size = size
+        self._start_server = start_server
         self._pool = Pool()
         self._lock = threading.Lock()
         self._connections: set[socket.socket] = set()
@@ -94,12 +108,19 @@ class ServerSocket:
     def _accept_clients(self) -> None:
         while True:
             number, connection = self._acceptor.arrival()
+            asks, rank = divmod(number - 1, self._size)
             threading.Thread(
-                target=self._serve_client,
-                args=(number - 1, connection),
-                name=f"rank {number - 1}",
+                target=self._answer_request if asks else self._serve_client,
+                args=(rank, connection),
+                name=f"rank {rank}",
                 daemon=True,
             ).start()
+
+    def _answer_request(self, rank: int, connection: socket.socket) -> None:
+        """Start TensorFlow's server for a rank; closing means that it does not run."""
+        with connection, suppress(OSError):
+            if self._start_server is not None and self._start_server():
+                connection.sendall(STARTED)
 
     def _serve_client(self, rank: int, connection: socket.socket) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
 from tfcluster.runtime.parameter_server.sharded_model import Engine
+from tfcluster.runtime.task.server_on_request import ServerOnRequest
 from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
 
 
@@ -48,7 +49,7 @@ class ParameterService:
 
 
 def start(context: Context, reporter: Reporter) -> ParameterService:
-    """Start to serve on the address of this ps.
+    """Start to serve on the address of this ps, and TensorFlow's server on request.
 
     Raises ContextError if the environment has no address for it, and CollectiveError if
     it cannot listen there.
@@ -61,7 +62,12 @@ def start(context: Context, reporter: Reporter) -> ParameterService:
     size = len(rank_addresses(context.cluster))
     service = Service(size, _engine)
     listening = ServerSocket(
-        service, addresses, context.task_index, size=size, token=context.token
+        service,
+        addresses,
+        context.task_index,
+        size=size,
+        token=context.token,
+        start_server=ServerOnRequest(context, reporter).start,
     )
     return ParameterService(service, listening, reporter)
 

@@ -36,9 +36,9 @@ def serve(context: Context) -> NoReturn:
     if context.task_type == "data":
         producing = tf_data_service.start(context)
         _until_stopped(producing, None, lambda: tf_data_service.clear(context))
-    # TensorFlow's server is started last: when it listens, ours does, too.
     parameters = _parameters(context)
-    _until_stopped(tf_server.start(context), parameters)
+    server = tf_server.start(context) if parameters is None else None
+    _until_stopped(server, parameters)
 
 
 def _parameters(context: Context) -> ParameterService | None:

@@ -73,6 +73,13 @@ SYNC_HOOK = _patch(
     "sync_hook",
     "the chief of the run, exit of its workers",
 )
+CONNECT_TO_CLUSTER = _patch(
+    "tensorflow.compat.v1.config",
+    "experimental_connect_to_cluster",
+    "connect",
+    "servers of ps tasks, which start on request",
+    "function",
+)
 SERVER_INIT = Patch(
     f"{_TRAIN}.Server",
     "__init__",

@@ -1,13 +1,14 @@
 """Wait until the parameter servers listen before a session uses them; notice a loss.
 
-TensorFlow itself waits forever for a server, be it late or dead.
+TensorFlow itself waits forever for a server, be it late or dead. A ps starts
+TensorFlow's server only when it is asked to.
 """
 
 from __future__ import annotations
 
 import enum
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tfcluster.runtime.errors import PeerLostError
 from tfcluster.runtime.tf1.wait_policy import wait_policy
@@ -16,23 +17,33 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class PsReachability:
-    """Which parameter servers of ``cluster`` have been reached so far."""
+    """Which parameter servers of ``cluster`` have been reached so far.
 
-    def __init__(self, cluster: Mapping[str, Sequence[str]]) -> None:
+    ``ask`` asks the ps of an index to start its server; see ``request_server``.
+    """
+
+    def __init__(
+        self,
+        cluster: Mapping[str, Sequence[str]],
+        ask: Callable[[int], object] | None = None,
+    ) -> None:
         self._addresses = {
             f"ps:{index}": address
             for index, address in enumerate(cluster.get("ps", ()))
         }
+        self._ask = ask
         self._reached: set[str] = set()
 
     def require(self) -> None:
         """Return when all of them listen.
 
         Raises PeerLostError for one that was reached before and is gone,
-        CollectiveTimeoutError for one that does not come in time.
+        CollectiveTimeoutError for one that does not come in time, and CollectiveError
+        for one that cannot start TensorFlow's server.
         """
-        for task, address in self._addresses.items():
+        for index, (task, address) in enumerate(self._addresses.items()):
             waiting = wait_policy(f"waiting for {task} ({address}) to listen")
+            ask = self._ask
             while (answer := probe(address)) is not Answer.READY:
                 if task in self._reached and answer is Answer.CLOSED:
                     raise PeerLostError(
@@ -40,7 +51,10 @@ class PsReachability:
                         "restart the job from its last checkpoint (restart: {max: 1, "
                         "scope: job} does so automatically)"
                     )
-                waiting.wait()
+                if ask is not None and ask(index):
+                    ask = None  # It has started the server, which answers now or soon.
+                else:
+                    waiting.wait()
             self._reached.add(task)
 
     def lost(self) -> bool:

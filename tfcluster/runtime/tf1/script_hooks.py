@@ -22,6 +22,7 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
 )
+from tfcluster.runtime.parameter_server.server_request import request_server
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import claim
@@ -65,6 +66,7 @@ def install(context: Context) -> None:
             patches.INTERACTIVE_CLOSE: hooks.close,
             patches.SUPERVISOR_INIT: hooks.supervisor,
             patches.SYNC_HOOK: hooks.sync_hook,
+            patches.CONNECT_TO_CLUSTER: hooks.connect,
         }
     )
 
@@ -87,7 +89,8 @@ class ScriptHooks:
     def __post_init__(self) -> None:
         context = self.context
         self.server = SharedServer(context)
-        self.reachability = PsReachability(context.cluster)
+        ask = self._request_server if context.parameter_servers else None
+        self.reachability = PsReachability(context.cluster, ask)
         self.workers = Workers(
             dict(context.cluster),
             context.task_type,
@@ -232,6 +235,24 @@ class ScriptHooks:
             session_manager.guard(self.workers)
         # Only now, since the original finalises the graph.
         original(*bound.args, **bound.kwargs)
+
+    def connect(
+        self, original: Callable[..., object], *args: Any, **kwargs: Any
+    ) -> object:
+        """``tf.config.experimental_connect_to_cluster`` to servers that listen."""
+        self.reachability.require()
+        return original(*args, **kwargs)
+
+    def _request_server(self, index: int) -> bool:
+        context = self.context
+        assert context.rank_info is not None  # See ``has_tf1_cluster``.
+        return request_server(
+            context.parameter_servers,
+            index,
+            rank=context.rank_info.rank,
+            size=context.rank_info.size,
+            token=context.token,
+        )
 
     def _note_exchange(self, session: Session) -> None:
         """Report that a session on our servers ran a graph with variables on a ps."""

@@ -88,12 +88,12 @@ def import_libraries() -> float:
 def import_runtime(environ: Mapping[str, str]) -> None:
     """Import the hooks of all strategies, which every training task needs.
 
-    Errors are left to the tasks: they import it again, and say which part of Keras or
-    TensorFlow is missing.
+    Whatever an import raises is left to the tasks: they import it again, and say which
+    part of Keras or TensorFlow is missing.
     """
     if environ.get("TFCLUSTER_STRATEGY") == "none":
         return
-    with _uncollected(), suppress(ImportError, AttributeError):
+    with _uncollected(), suppress(Exception):
         importlib.import_module(_HOOKS)
 
 
