@@ -181,6 +181,8 @@ class ScriptHooks:
             config = self._config(config)
             contract.mark(session, _EXCHANGES, True)
             contract.mark(session, _TIMEOUT_MS, config.operation_timeout_in_ms)
+        elif target.removeprefix("grpc://") in self.context.cluster.get("ps", ()):
+            self.reachability.require()
         original(session, target, graph, config)
 
     def run(
