@@ -1,4 +1,4 @@
-"""Only what tasks warn of may explain a difference."""
+"""Only what training tasks warn of may explain a difference."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def test_notes_of_the_launcher_are_no_causes() -> None:
         "localhost: the kept interpreter with pid 7 is not used: it ends now",
         "stopping all tasks",
         "warning: running as root; your program will, too",
+        "warning: ps:0: the program uses TensorFlow's server of this ps",
         "warning: worker:1: the gradients do not match",
     )
     view = cast("RunView", Noted(notes))

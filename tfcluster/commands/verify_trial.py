@@ -26,7 +26,7 @@ from tfcluster.vocabulary import RANKED_TYPES
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""
-_OF_A_TASK = re.compile(r"warning: \w+:\d+: ")
+_OF_A_RANK = re.compile(rf"warning: ({'|'.join(RANKED_TYPES)}):\d+: ")
 _POLL_S = 0.05
 _GRACE_S = 2.0
 _LAUNCHER_S = 10.0
@@ -50,8 +50,8 @@ class Trial:
 
     @property
     def warnings(self) -> list[str]:
-        """What the runtime warned of in the tasks; other notes are the launcher's."""
-        return [note for note in self.view.notes if _OF_A_TASK.match(note)]
+        """What the runtime warned of in the training; other notes explain nothing."""
+        return [note for note in self.view.notes if _OF_A_RANK.match(note)]
 
     @property
     def failure(self) -> Failure | None:
