@@ -170,7 +170,12 @@ class ConnectedChannel:
         return self._connection.fileno()
 
     def read(self) -> bytes:
-        return self._connection.recv(READ_BYTES)
+        try:
+            return self._connection.recv(READ_BYTES)
+        except ConnectionResetError:
+            # The process ended before it had read all that we sent. ``diagnosis`` has
+            # its last words.
+            return b""
 
     def write(self, data: bytes) -> None:
         self._connection.sendall(data)
