@@ -104,10 +104,11 @@ class TaskSpec:
         return replace(self, place=place, own_env={**self.own_env, **found})
 
     def with_gpus(self, *, own: bool, shared: bool) -> TaskSpec:
-        """The same task, told whether each rank has a GPU to itself (``own``).
+        """The same task, with the variables that depend on the GPUs of all tasks.
 
-        ``shared``: another task uses a GPU of this task, too. Without the variable,
-        the first of them would take all of the GPU's memory.
+        ``own``: each rank has a GPU to itself. ``shared``: another task uses a GPU of
+        this task, too. Without its variable, the first of them would take all of the
+        GPU's memory.
         """
         told = {_OWN_GPUS, ALLOW_GROWTH}
         env = {k: v for k, v in self.own_env.items() if k not in told}
@@ -177,11 +178,11 @@ def tell_gpus(
     specs: Sequence[TaskSpec],
     machines: Mapping[str, str] | None = None,
 ) -> tuple[TaskSpec, ...]:
-    """The tasks, with what follows from the GPUs that all of them have.
+    """The tasks, with the variables that depend on the GPUs of all of them.
 
-    All ranks are told alike whether ``transport: auto`` may be ``tensorflow``. Tasks
-    that share a GPU take its memory as they need it. ``machines``: as for
-    ``chosen_transport``.
+    A variable says whether ``transport: auto`` may be ``tensorflow``; all ranks have the
+    same value. Tasks that share a GPU take its memory as they need it. ``machines``: as
+    for ``chosen_transport``.
     """
     choice = chosen_transport(runtime, [spec.place for spec in specs], machines)
     own = runtime.transport == AUTO and choice.transport == TENSORFLOW
