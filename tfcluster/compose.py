@@ -180,9 +180,9 @@ def tell_gpus(
 ) -> tuple[TaskSpec, ...]:
     """The tasks, with the variables that depend on the GPUs of all of them.
 
-    A variable says whether ``transport: auto`` may be ``tensorflow``; all ranks have the
-    same value. Tasks that share a GPU take its memory as they need it. ``machines``: as
-    for ``chosen_transport``.
+    One says whether ``transport: auto`` may be ``tensorflow``; all ranks have the same
+    value. Tasks that share a GPU take its memory as they need it. ``machines``: as for
+    ``chosen_transport``.
     """
     choice = chosen_transport(runtime, [spec.place for spec in specs], machines)
     own = runtime.transport == AUTO and choice.transport == TENSORFLOW
