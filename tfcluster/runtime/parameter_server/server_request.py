@@ -1,4 +1,4 @@
-"""Asks a ps to start TensorFlow's server, which only graphs of TensorFlow 1 need.
+"""Asks a ps to start TensorFlow's server, which Keras does not need.
 
 That server executes whatever anyone sends, so its port stays closed until a training
 task of the run has proven that it knows the run's token. The connection is the request;
