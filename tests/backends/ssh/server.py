@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.launch.machine import eventually
+from tests.launch.machine import eventually, title
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 USER = pwd.getpwuid(os.getuid()).pw_name
@@ -102,17 +103,22 @@ class Server:
         return (self.folder / "sshd.log").read_text(errors="replace")
 
     def sessions(self) -> list[int]:
-        """The processes that serve connections: all descendants of the daemon."""
+        """The processes that serve connections."""
+        return self.descendants("sshd")
+
+    def descendants(self, *titles: str) -> list[int]:
+        """The processes below the daemon whose command lines begin so."""
         import psutil
 
         assert self.process is not None
-        own = psutil.Process(self.process.pid).children(recursive=True)
-        return [process.pid for process in own if process.name().startswith("sshd")]
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [each.pid for each in below if title(each.pid).startswith(titles)]
 
     def cut(self) -> None:
         """Kill the processes that serve connections, as a fault of the host would."""
         for pid in self.sessions():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         if self.process is not None:

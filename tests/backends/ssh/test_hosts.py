@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.backends.ssh.conftest import USER, Site
 from tests.backends.ssh.server import Server, free_port, keygen
 from tests.launch.cluster import Running
-from tests.launch.machine import eventually
+from tests.launch.machine import cmdline, eventually, is_stopped, pids
 from tests.time_limits import allow_s
 
 
@@ -170,12 +169,7 @@ def test_nothing_secret_is_in_an_argument(site: Site) -> None:
         "command: [bash, -c, 'echo up; sleep 60']\n"
     )
     run = site.cluster.start(path).up()
-    arguments = [
-        line.read_bytes()
-        for line in Path("/proc").glob("[0-9]*/cmdline")
-        if _there(line)
-    ]
-    assert not any(b"canary" in line for line in arguments)
+    assert not any("canary" in word for pid in pids() for word in cmdline(pid))
     recorded = (run.folder / "plan.json").read_text()
     assert canary not in recorded
     assert canary not in "".join(server.log() for server in site.servers.values())
@@ -198,14 +192,6 @@ def test_a_host_without_our_files_keeps_its_logs_and_we_a_copy(site: Site) -> No
     assert run.log("worker:0").stat().st_mode & 0o777 == 0o600
     shown = site.cluster.command("logs", run.run, "worker:0")
     assert "said by worker:0" in shown.stdout
-
-
-def _there(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return True
 
 
 # --- what does not ----------------------------------------------------------------
@@ -453,17 +439,9 @@ def test_stop_says_which_hosts_it_cannot_sweep(site: Site) -> None:
 
 
 def _wait_until_stopped(pid: int) -> None:
-    process = psutil.Process(pid)
-    eventually(
-        lambda: process.status() == psutil.STATUS_STOPPED,
-        lambda: f"{pid} is {process.status()}",
-        20.0,
-    )
+    eventually(lambda: is_stopped(pid), lambda: f"{pid} runs", 20.0)
 
 
 def _agents(server: Server) -> list[int]:
     """The pids of the guard and of the agent that it forked, in this order."""
-    assert server.process is not None
-    below = psutil.Process(server.process.pid).children(recursive=True)
-    titles = ("tfcluster: guard", "tfcluster: agent")
-    return [each.pid for each in below if each.cmdline()[0].startswith(titles)]
+    return server.descendants("tfcluster: guard", "tfcluster: agent")
