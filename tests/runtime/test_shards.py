@@ -76,7 +76,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
             for size in (1, 2, 3)
         ),
         *(job(f"tiny-{size}", size, 8, "tiny") for size in (1, 6, 8)),
-        job("refused", 1, SHARDS, *REFUSED),
+        job("refused", 1, SHARDS, *REFUSED, "wide_matrix"),
     ]
     return Written(folder, Jobs(folder, jobs, timeout_s=800))
 
@@ -143,3 +143,13 @@ def test_a_step_that_needs_more_than_a_shard_is_refused(
 ) -> None:
     (values,) = found.of("refused", case)
     assert REFUSED[case] in str(values["raised"])
+
+
+@pytest.mark.slow
+def test_gradients_of_wide_matrices_do_not_copy_them(found: Written) -> None:
+    (values,) = found.of("refused", "wide_matrix")
+    for name in ("of_rows", "of_matrix", "of_gradient"):
+        expected = values[f"expected_{name}"]
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-6 * scale)
+    assert values["copies"] == 0

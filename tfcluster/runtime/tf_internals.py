@@ -133,6 +133,12 @@ NAMES = (
         "gradients from a tape",
         "gradients of gradients are wrong",
     ),
+    Name(
+        "tensorflow.python.framework.ops",
+        "_gradient_registry",
+        "runtime.shards",
+        "gradients of large matrices are slow",
+    ),
     *(
         Name("tensorflow.Graph", name, "runtime.shards", "shards do not share a graph")
         for name in ("_variable_creator_stack", "switch_to_thread_local")
@@ -566,6 +572,13 @@ def could_record() -> bool:
     except ImportError:
         return True
     return bool(getattr(record, "could_possibly_record", lambda: True)())
+
+
+def is_of_gradients(registry: object) -> bool:
+    """Whether a registry has the functions that compute gradients."""
+    from tensorflow.python.framework import ops
+
+    return registry is ops._gradient_registry
 
 
 # --- eager operations -----------------------------------------------------------------

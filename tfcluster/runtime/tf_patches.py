@@ -138,6 +138,12 @@ CONDITIONAL = Patch(
     (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
     "conditionals that run once for all shards",
 )
+GRADIENT_FUNCTIONS = Patch(
+    "tensorflow.python.framework.registry.Registry",
+    "lookup",
+    (in_keras("train.matmul_gradient.faster", "runtime.shards"),),
+    "fast gradients of large matrices for few rows",
+)
 # TensorFlow replaces the methods in ResourceVariable after its definition. Variables
 # that a graph makes are of another class. A call that passes both is handled once.
 ASSIGNMENTS = tuple(

@@ -40,6 +40,7 @@ from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import OF_A_CHECK, TRIAL_RANK, Session, Share
 from tfcluster.runtime.keras.state.shard_state import ShardState, graph_now
 from tfcluster.runtime.keras.tf_variables import is_ours, raw
+from tfcluster.runtime.keras.train import matmul_gradient
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch
 from tfcluster.runtime.keras.train.lockstep import Lockstep, Unlike
 from tfcluster.runtime.keras.train.shard_dependence import ShardDependence
@@ -562,6 +563,7 @@ def compute_alike(session: Session) -> None:
     tf.config.experimental.enable_op_determinism()
     # What it makes of a shard's operations depends on the other shards in the graph.
     tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
+    matmul_gradient.install()
 
 
 def require_alike(session: Session) -> None:
