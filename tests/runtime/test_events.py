@@ -59,12 +59,14 @@ def test_every_event_is_a_line(pair: Pair) -> None:
     reporter.phase("joining")
     reporter.step(3, 41.52345678, 0.25)
     reporter.warning("näh\nzwei")
+    reporter.note("drei")
     reporter.failure("worker:1 is gone")
     reporter.waiting(Waiting(1.23456, "allreduce dense/kernel", (1, 2)))
-    assert hear(agent, 5) == [
+    assert hear(agent, 6) == [
         {"type": "phase", "phase": "joining"},
         {"type": "step", "step": 3, "steps_per_s": 41.5235, "wait_share": 0.25},
         {"type": "warning", "text": "näh\nzwei"},
+        {"type": "note", "text": "drei"},
         {"type": "failure", "cause": "worker:1 is gone"},
         {
             "type": "waiting",

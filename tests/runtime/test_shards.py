@@ -40,6 +40,9 @@ REFUSED = {
     "loop_that_adds_up": "is a sum over the rows of a batch",
     "loop_with_the_largest": "this function returns is not a mean over the rows",
     "loop_that_counts": "that depends on the rows of the batch",
+    "step_that_draws": "draws random numbers of Python or numpy",
+    "layer_that_draws": "draws random numbers of Python or numpy",
+    "loop_that_draws": "draws random numbers of Python or numpy",
     "step_that_sums": "grow with the number of rows in a batch",
     "eager_step": "cannot run eagerly",
     "loss_that_sums": "sum_of_squares returns the sum over the rows of a batch",
@@ -51,6 +54,7 @@ REFUSED = {
     "kept_by_a_layer": "the program's own layer seen sets",
     "synchronized": "has synchronized=True",
 }
+FIRST_STEP = "built_by_its_first_step"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
             for size in (1, 2, 3)
         ),
         *(job(f"tiny-{size}", size, 8, "tiny") for size in (1, 6, 8)),
-        job("refused", 1, SHARDS, *REFUSED, "wide_matrix"),
+        job("refused", 1, SHARDS, *REFUSED, "wide_matrix", FIRST_STEP),
     ]
     return Written(folder, Jobs(folder, jobs, timeout_s=800))
 
@@ -153,3 +157,9 @@ def test_gradients_of_wide_matrices_do_not_copy_them(found: Written) -> None:
         scale = np.abs(expected).max()
         np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-6 * scale)
     assert values["copies"] == 0
+
+
+@pytest.mark.slow
+def test_a_first_step_may_draw_seeds(found: Written) -> None:
+    (values,) = found.of("refused", FIRST_STEP)
+    assert str(values["raised"]) == "nothing"

@@ -22,6 +22,7 @@ def test_notes_of_the_launcher_are_no_causes() -> None:
         "stopping all tasks",
         "warning: running as root; your program will, too",
         "warning: ps:0: the program uses TensorFlow's server of this ps",
+        "note: worker:0: the exchanges of 2 BatchNormalization layers take 20%",
         "warning: worker:1: the gradients do not match",
     )
     view = cast("RunView", Noted(notes))

@@ -227,8 +227,8 @@ class TaskFrames:
                     attempt=attempt,
                     **{key: said.get(key) for key in ("since_s", "what", "for")},
                 )
-            case "warning":
-                self._warn(task, str(event.get("text"))[:_MAX_TEXT])
+            case "warning" | "note":
+                self._warn(task, event["type"], str(event.get("text"))[:_MAX_TEXT])
             case "failure":
                 self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
             case "stack":
@@ -236,11 +236,11 @@ class TaskFrames:
                 self.answers[task] = Answer(stack=text, waiting=waiting)
                 self._journal.event("stack", task=str(task), text=text, waiting=waiting)
 
-    def _warn(self, task: TaskId, text: str) -> None:
-        """Show a warning once: ranks that run the same program all issue it."""
+    def _warn(self, task: TaskId, kind: str, text: str) -> None:
+        """Show a warning or note once: ranks that run the same program all issue it."""
         if text not in self._warned:
             self._warned.add(text)
-            self._note(f"warning: {task}: {text}")
+            self._note(f"{kind}: {task}: {text}")
 
     def _may_say_more(self, key: tuple[TaskId, int]) -> bool:
         """Limit a task's events, because they all go into the record."""

@@ -141,7 +141,11 @@ CONDITIONAL = Patch(
 GRADIENT_FUNCTIONS = Patch(
     "tensorflow.python.framework.registry.Registry",
     "lookup",
-    (in_keras("train.matmul_gradient.faster", "runtime.shards"),),
+    (
+        in_keras(
+            "train.matmul_gradient.MatmulGradient._lookup", "collective, several ranks"
+        ),
+    ),
     "fast gradients of large matrices for few rows",
 )
 # TensorFlow replaces the methods in ResourceVariable after its definition. Variables

@@ -174,6 +174,7 @@ _EVENTS: tuple[Frame, ...] = (
     },
     {"type": "phase", "phase": "importing"},
     {"type": "warning", "text": "w"},
+    {"type": "note", "text": "n"},
     {"type": "failure", "cause": "c"},
     {"type": "exchanged"},
     {"type": "versions", "versions": {"tensorflow": "2.20.0"}},

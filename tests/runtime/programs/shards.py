@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import random
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -538,6 +540,39 @@ def case_step_that_sums():
     return refused(with_step(Sums))
 
 
+class Draws(OwnStep):
+    """Scales the loss by a random number of Python."""
+
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) * (1.0 + random.random())
+
+
+def case_step_that_draws():
+    return refused(with_step(Draws))
+
+
+class Shakes(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs * float(np.random.uniform(0.9, 1.1))
+
+
+def case_layer_that_draws():
+    model = compiled(classifier(Shakes()))
+    model.run_eagerly = True
+    return refused(model)
+
+
+def case_built_by_its_first_step():
+    """Layers draw their seeds while they are built."""
+    layers = [
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(2, activation="softmax"),
+    ]
+    model = compiled(keras.Sequential(layers))
+    return refused(model)
+
+
 def case_eager_step():
     model = with_step(OwnStep)
     model.run_eagerly = True
@@ -586,6 +621,10 @@ def case_loop_that_adds_up():
 
 def case_loop_with_the_largest():
     return looped(own_loss, lambda loss, predictions: tf.reduce_max(predictions))
+
+
+def case_loop_that_draws():
+    return looped(lambda y, p: own_loss(y, p) * (1.0 + random.random()))
 
 
 def case_loop_that_counts():

@@ -507,6 +507,12 @@ class Session:
             if self.chief:
                 sys.stderr.write(f"tfcluster: warning: {text}\n")
 
+    def note(self, text: str) -> None:
+        """Tell the user on the console what does not affect the result."""
+        self.reporter.note(text)
+        if self.chief:
+            sys.stderr.write(f"tfcluster: note: {text}\n")
+
     def differs(self, text: str) -> None:
         """Report that the result would differ from that of one machine.
 

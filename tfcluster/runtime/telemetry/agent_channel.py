@@ -187,6 +187,10 @@ class Reporter:
         """Report a warning, which is shown at the console."""
         self._say({"type": "warning", "text": _cut(text)})
 
+    def note(self, text: str) -> None:
+        """Report what does not affect the result, which is shown at the console."""
+        self._say({"type": "note", "text": _cut(text)})
+
     def failure(self, cause: str) -> None:
         """Report one sentence that says why the task is about to exit."""
         self._say({"type": "failure", "cause": _cut(cause)})

@@ -36,6 +36,13 @@ def case_embedding():
     return results(model, model.fit(x, y, batch_size=11, epochs=2, verbose=0))
 
 
+def case_wide():
+    """Matrices that are large for the few rows of a rank."""
+    wide = [keras.layers.Dense(520, activation="tanh") for _ in range(2)]
+    model = compiled(classifier(*wide))
+    return results(model, model.fit(*data(), batch_size=16, epochs=2, verbose=0))
+
+
 def case_structures():
     """Dictionaries and ragged and sparse tensors are also divided by rows."""
     x, y = data(30)

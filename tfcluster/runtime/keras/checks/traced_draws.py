@@ -70,6 +70,45 @@ class TracedDraws:
                 "machine. Draw them by tf.random or keras.random, or before the step"
             )
 
+    @contextmanager
+    def watch_shards(self, model: Model) -> Iterator[None]:
+        """Surrounds a training step that runs shard by shard.
+
+        Raises CollectiveError if it draws such numbers. A model's first step may draw
+        them, as seeds of what it makes; then TensorFlow traces it again.
+        """
+        is_first = model not in self._traced
+        self._traced[model] = True
+        before = _states()
+        yield
+        if before == _states():
+            return
+        if not is_first:
+            _refuse(self._session)
+        elif not tf.executing_eagerly():
+            tf.Variable(False, trainable=False)
+
+
+@contextmanager
+def refusing_draws(session: Session) -> Iterator[None]:
+    """Surrounds a function of the program that runs shard by shard.
+
+    Raises CollectiveError if it draws random numbers of Python or numpy.
+    """
+    before = _states()
+    yield
+    if before != _states():
+        _refuse(session)
+
+
+def _refuse(session: Session) -> None:
+    session.refuse(
+        "a training step draws random numbers of Python or numpy. With runtime.shards, "
+        "every shard draws its own, and which these are depends on the number of "
+        "ranks. Draw with keras.random and a keras.random.SeedGenerator, or before the "
+        "step, or run the job without runtime.shards"
+    )
+
 
 def _is_built(model: Model) -> bool:
     return model.optimizer is None or bool(model.optimizer.built)

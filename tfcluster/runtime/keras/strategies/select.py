@@ -41,6 +41,7 @@ from tfcluster.runtime.keras.strategies.local_sgd import LocalSgdUpdate
 from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
+from tfcluster.runtime.keras.train import matmul_gradient
 from tfcluster.runtime.keras.train.shard_steps import compute_alike
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.net.handshake import Member
@@ -78,6 +79,8 @@ def _collective(context: Context) -> Session:
     session = _session(context)
     if session.shards is not None:
         compute_alike(session)
+    elif session.size > 1:
+        matmul_gradient.MatmulGradient().install()
     if session.divides and (session.size > 1 or session.shards):
         session.trials = loss_scaling_probe.LossScalingProbe(session)
     transport = session.group.transport

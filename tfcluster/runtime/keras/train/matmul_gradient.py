@@ -2,9 +2,9 @@
 
 TensorFlow computes the gradient of the rows ``x`` of ``x @ w`` as ``g @ w.T``. On a
 processor, Eigen then copies all of ``w`` column by column, which takes as long for 8
-rows as for 100: 40 ms for 2048 x 2048, where the product itself takes 3 ms. A step that
-computes shard by shard would pay for it once for each shard. ``(w @ g.T).T`` has the
-same terms, and ``w`` is read as it is stored.
+rows as for 100: 45 ms for 2048 x 2048, where the product itself takes 3 ms. Ranks that
+divide a batch have few rows each, and a step that computes shard by shard pays once for
+each shard. ``(w @ g.T).T`` has the same terms, and ``w`` is read as it is stored.
 """
 
 from __future__ import annotations
@@ -39,49 +39,70 @@ Gradients = tuple[Tensor | None, Tensor | None]
 Original = Callable[[Operation, Tensor], Gradients]
 
 
-def install() -> None:
-    """Use the faster gradient in this process, unless TensorFlow has a GPU.
+class MatmulGradient:
+    """Replaces TensorFlow's gradient of large matrices for few rows."""
 
-    On a GPU, no matrix is copied.
-    """
-    if not tf.config.list_physical_devices("GPU"):
-        tf_patches.TABLE.install({tf_patches.GRADIENT_FUNCTIONS: faster})
+    def __init__(self, *, unknown_are_few: bool = False) -> None:
+        """``unknown_are_few``: so are rows whose number a graph does not know.
 
+        Otherwise the graph decides when it runs.
+        """
+        self._unknown_are_few = unknown_are_few
 
-def faster(original: Callable[[object, str], Any], registry: object, kind: str) -> Any:
-    """The function that computes the gradients of a kind of operation."""
-    found = original(registry, kind)
-    if kind == "MatMul" and tf_internals.is_of_gradients(registry):
-        return partial(_gradients, found)
-    return found
+    def install(self) -> None:
+        """Install the hook in TensorFlow, unless it has a GPU, which copies nothing."""
+        if not tf.config.list_physical_devices("GPU"):
+            tf_patches.TABLE.install({tf_patches.GRADIENT_FUNCTIONS: self._lookup})
 
+    def _lookup(
+        self, original: Callable[[object, str], Any], registry: object, kind: str
+    ) -> Any:
+        """The function that computes the gradients of a kind of operation."""
+        found = original(registry, kind)
+        if kind == "MatMul" and tf_internals.is_of_gradients(registry):
+            return partial(self._gradients, found)
+        return found
 
-def _gradients(original: Original, product: Operation, gradient: Tensor) -> Gradients:
-    """The gradients of the two inputs, of which one may be None: it is not needed."""
-    rows, matrix = product.inputs
-    skipped = getattr(product, "skip_input_indices", None) or ()
-    if 0 in skipped or not _is_slow(product, rows, matrix):
-        return original(product, gradient)
-    of_rows = tf.transpose(tf.matmul(matrix, gradient, transpose_b=True))
-    if 1 in skipped:
-        return of_rows, None
-    return of_rows, tf.matmul(rows, gradient, transpose_a=True)
+    def _gradients(
+        self, original: Original, product: Operation, gradient: Tensor
+    ) -> Gradients:
+        """The gradients of both inputs; one that is not needed is None."""
+        skipped = getattr(product, "skip_input_indices", None) or ()
+        few = self._is_slow(product)
+        if 0 in skipped or few is False:
+            return original(product, gradient)
+        rows, matrix = product.inputs
 
+        def fast() -> Tensor:
+            return tf.transpose(tf.matmul(matrix, gradient, transpose_b=True))
 
-def _is_slow(product: Operation, rows: Tensor, matrix: Tensor) -> bool:
-    """Whether TensorFlow's own gradient of ``rows`` is slow.
+        def slow() -> Tensor:
+            return tf.matmul(gradient, matrix, transpose_b=True)
 
-    What a graph knows of the shapes is the same on all ranks, and so is the answer.
-    """
-    height, width = matrix.shape
-    count = rows.shape[0]
-    return (
-        not product.get_attr("transpose_a")
-        and not product.get_attr("transpose_b")
-        and matrix.dtype in (tf.float32, tf.float64)
-        and height is not None
-        and width is not None
-        and height * width >= _NUMBERS
-        and min(height, width) >= _NARROW
-        and (count is None or count < _MANY_ROWS)
-    )
+        of_rows = fast() if few is True else tf.cond(few, fast, slow)
+        of_rows.set_shape(rows.shape)
+        if 1 in skipped:
+            return of_rows, None
+        return of_rows, tf.matmul(rows, gradient, transpose_a=True)
+
+    def _is_slow(self, product: Operation) -> bool | Tensor:
+        """Whether TensorFlow's own gradient of the rows is slow.
+
+        What a graph knows of the shapes is the same on all ranks.
+        """
+        rows, matrix = product.inputs
+        height, width = matrix.shape
+        if (
+            product.get_attr("transpose_a")
+            or product.get_attr("transpose_b")
+            or matrix.dtype not in (tf.float32, tf.float64)
+            or height is None
+            or width is None
+            or height * width < _NUMBERS
+            or min(height, width) < _NARROW
+        ):
+            return False
+        count = rows.shape[0]
+        if count is not None:
+            return bool(count < _MANY_ROWS)
+        return self._unknown_are_few or tf.shape(rows)[0] < _MANY_ROWS

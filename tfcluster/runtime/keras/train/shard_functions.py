@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime.keras.checks.traced_draws import refusing_draws
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import MOST_TRIALS, Session
@@ -154,7 +155,7 @@ class ShardFunctions:
 
             parts = steps.parts([leaves[place] for place in places])
             trial = steps.trial(parts[0]) if tries else None
-            with session.stepping(steps.share(parts)):
+            with session.stepping(steps.share(parts)), refusing_draws(session):
                 return steps.run(parts, trial, [], of_shard, merged)
 
         by_shards.__name__ = f"{function.name}_by_shards"

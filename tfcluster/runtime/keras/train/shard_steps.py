@@ -477,12 +477,19 @@ class ShardSteps:
                     tf_internals.may_write(operation, tensor)
                     and not is_ours(handle)
                     and not self._state.has_seen(handle)
+                    and not _is_new(handle)
                 ):
                     self._session.refuse(
                         f"{user_line(operation)}: a training step sets a tf.Variable "
                         f"of the program ({operation.name}). With runtime.shards, "
                         f"every shard would set it once more. {_WITHOUT}"
                     )
+
+
+def _is_new(handle: Tensor) -> bool:
+    """Whether a variable has no value yet: the step sets it where it creates it."""
+    with tf.init_scope():
+        return not tf.raw_ops.VarIsInitializedOp(resource=handle)
 
 
 def _has_equal_shards(data: Nest, shards: int) -> bool:
@@ -563,7 +570,8 @@ def compute_alike(session: Session) -> None:
     tf.config.experimental.enable_op_determinism()
     # What it makes of a shard's operations depends on the other shards in the graph.
     tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
-    matmul_gradient.install()
+    # Not a conditional, which would depend on the rows of a shard.
+    matmul_gradient.MatmulGradient(unknown_are_few=True).install()
 
 
 def require_alike(session: Session) -> None:

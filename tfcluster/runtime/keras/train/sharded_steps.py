@@ -120,7 +120,10 @@ def _divided(
                 checks.row_terms.end_batch()
 
         trial = shards.trial(parts[0]) if checks.trial_steps.is_trying else None
-        with session.stepping(shards.share(parts), plain=plain):
+        with (
+            session.stepping(shards.share(parts), plain=plain),
+            checks.traced_draws.watch_shards(model),
+        ):
             state = model.non_trainable_variables
             logs = shards.run(
                 parts, trial, state, of_shard, lambda found: found[: len(parts)]

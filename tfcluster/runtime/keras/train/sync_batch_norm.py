@@ -46,7 +46,7 @@ class SyncBatchNorm:
 
     def _say(self, text: str) -> None:
         if self._session.chief:
-            self._session.warn(text)
+            self._session.note(text)
 
     def install(self) -> None:
         """Install the hook in Keras, once per process."""
