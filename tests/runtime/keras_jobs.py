@@ -55,7 +55,7 @@ IN_DEFAULT_TIER = {
         *("own_folders", "checkpoints_in_own_folders", "summaries"),
     ],
     "changed_gradients": [
-        *("clipped_by_global_norm_in_a_graph", "step_that_clips"),
+        *("clipped_by_global_norm_in_a_graph", "step_that_clips", "of_inputs"),
     ],
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [

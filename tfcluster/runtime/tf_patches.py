@@ -45,25 +45,41 @@ TAPE_GRADIENT = Patch(
         ),
         in_keras("checks.row_terms.RowTerms._before_gradient", IN_STEP, "before"),
         in_keras("train.tape_gradients.TapeGradients._gradient", IN_STEP),
+        in_keras("losses.input_gradients.InputGradients._of_tape", IN_STEP),
     ),
     "gradients from a tape over all ranks' rows",
+)
+_PLAIN = in_keras(
+    "train.matmul_gradient.MatmulGradient._plain", "collective, several ranks"
 )
 TAPE_JACOBIAN = Patch(
     "tensorflow.GradientTape",
     "jacobian",
-    (in_keras("train.tape_gradients.TapeGradients._jacobian", IN_STEP),),
+    (in_keras("train.tape_gradients.TapeGradients._jacobian", IN_STEP), _PLAIN),
+    "gradients of single rows",
+)
+TAPE_BATCH_JACOBIAN = Patch(
+    "tensorflow.GradientTape",
+    "batch_jacobian",
+    (_PLAIN,),
     "gradients of single rows",
 )
 GRADIENTS = Patch(
     "tensorflow",
     "gradients",
-    (in_keras("train.tape_gradients.TapeGradients._gradients", IN_STEP),),
+    (
+        in_keras("train.tape_gradients.TapeGradients._gradients", IN_STEP),
+        in_keras("losses.input_gradients.InputGradients._of_graph", IN_STEP),
+    ),
     "gradients of graphs",
 )
 GRADIENTS_1 = Patch(
     "tensorflow.compat.v1",
     "gradients",
-    (in_keras("train.tape_gradients.TapeGradients._gradients", IN_STEP),),
+    (
+        in_keras("train.tape_gradients.TapeGradients._gradients", IN_STEP),
+        in_keras("losses.input_gradients.InputGradients._of_graph", IN_STEP),
+    ),
     "gradients of graphs",
 )
 MAP_FN = Patch(

@@ -345,6 +345,80 @@ def case_penalty_of_gradients():
     return results(model)
 
 
+class Adversarial(keras.Model):
+    """Trains on rows that are moved along gradients of four kinds of losses."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = classifier()
+        self.of_sums = keras.losses.SparseCategoricalCrossentropy(reduction="sum")
+
+    def call(self, x):
+        return self.inner(x)
+
+    def slope(self, x, loss_of):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = loss_of(x)
+        return tape.gradient(loss, x)
+
+    def train_step(self, batch):
+        x, y = batch
+        moved = (
+            x
+            + 4.0 * self.slope(x, lambda z: self.compute_loss(z, y, self(z)))
+            + 0.1 * self.slope(x, lambda z: self.of_sums(y, self(z)))
+            + 3.0 * self.slope(x, lambda z: crossentropy(y, self(z)))
+            + 0.2 * self.slope(x, lambda z: tf.reduce_sum(self(z)[:, 0]))
+            + 0.3 * self.slope(x, lambda z: self(z)[:, 1])
+        )
+        moved = tf.stop_gradient(moved)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(moved, y, self(moved, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_of_inputs():
+    """The last batch has six rows."""
+    model = Adversarial()
+    model(data(2)[0])
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    model.fit(*data(ROWS), batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return results(model)
+
+
+def looped_over_inputs(function, loss_of):
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.5)
+
+    @function
+    def step(x, y):
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            loss = loss_of(y, model(x))
+        moved = x + 5.0 * inner.gradient(loss, x)
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(moved))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for _ in range(2):
+        for batch in batches():
+            step(*batch)
+    return results(model)
+
+
+def case_of_inputs_in_a_loop():
+    return looped_over_inputs(tf.function, crossentropy)
+
+
+def case_of_inputs_eagerly():
+    loss = keras.losses.SparseCategoricalCrossentropy()
+    return looped_over_inputs(lambda step: step, loss)
+
+
 def case_clipped_by_rows():
     """Clips the gradient of each row and takes the mean, without a batch gradient."""
     model = classifier()

@@ -18,12 +18,13 @@ from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.checks.op_replay import Holds, attached
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
+from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.step_rows import StepRows
-from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike
+from tfcluster.runtime.tensor_types import DTypeLike, Graph, Tensor, TensorLike
 
 _BY_WEIGHTS = "mean_with_sample_weight"
 
@@ -37,6 +38,8 @@ class LossRescaling:
         self._session = session
         self._holds = holds
         self._losses = losses
+        self._eager = ObjectMap[bool]()
+        """Losses that were computed eagerly."""
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
@@ -55,6 +58,17 @@ class LossRescaling:
         loss = original(values, sample_weight, mask, reduction, dtype)
         if loss.shape.rank != 0:
             return loss
+        return self._noted(self._of_batch(loss, values, sample_weight, mask, reduction))
+
+    def _of_batch(
+        self,
+        loss: Tensor,
+        values: TensorLike,
+        sample_weight: TensorLike | None,
+        mask: Tensor | None,
+        reduction: str | None,
+    ) -> Tensor:
+        """The loss whose mean over the ranks, by rows, is that of the batch."""
         if self._losses.returned(values):
             return loss
         if tf.convert_to_tensor(values).shape.rank == 0:
@@ -80,7 +94,30 @@ class LossRescaling:
         loss = original(per_example_loss, sample_weight, global_batch_size)
         if global_batch_size is None:
             return loss
-        return self._scaled(loss, self._whole())
+        return self._noted(self._scaled(loss, self._whole()))
+
+    # --- for gradients with respect to rows -------------------------------------------
+
+    def is_mean(self, tensor: Tensor) -> bool:
+        """Whether a tensor is such a loss: see ``_of_batch``."""
+        if tf.is_symbolic_tensor(tensor):
+            return str(tensor.name) in _noted_in(tensor.graph)
+        return tensor in self._eager
+
+    def fraction_of_batch(self) -> Tensor | None:
+        """This rank's rows per row of the batch, float64; None if that is 1."""
+        whole = self._whole()
+        if whole is None:
+            return None
+        fraction: Tensor = tf.math.divide_no_nan(tf.ones([], tf.float64), whole)
+        return fraction
+
+    def _noted(self, loss: Tensor) -> Tensor:
+        if tf.is_symbolic_tensor(loss):
+            _noted_in(loss.graph).add(str(loss.name))
+        else:
+            self._eager[loss] = True
+        return loss
 
     def _scaled(self, loss: Tensor, factor: Tensor | None) -> Tensor:
         if factor is None:
@@ -148,6 +185,12 @@ class LossRescaling:
             return np.float64(divisor / rows * total[1] / total[0])
 
         return _called(run, [divisor, *in_step.inputs])
+
+
+def _noted_in(graph: Graph) -> set[str]:
+    """The names of a graph's losses."""
+    found: set[str] = attached(graph, "tfcluster_losses", set)
+    return found
 
 
 def _float(number: TensorLike) -> Tensor:

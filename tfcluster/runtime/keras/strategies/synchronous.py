@@ -17,6 +17,7 @@ from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
+from tfcluster.runtime.keras.losses.input_gradients import InputGradients
 from tfcluster.runtime.keras.losses.loss_rescaling import LossRescaling
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch
 from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
@@ -109,7 +110,10 @@ def install(
     metrics.install()
     iteration.install()
     losses.install()
-    LossRescaling(session, losses, holds).install()
+    rescaling = LossRescaling(session, losses, holds)
+    rescaling.install()
+    if session.divides and (session.size > 1 or session.shards):
+        InputGradients(session, rescaling).install()
     saving.install()
     if session.divides and (session.size > 1 or session.shards):
         row_terms.install()

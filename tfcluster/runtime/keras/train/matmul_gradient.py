@@ -9,14 +9,17 @@ each shard. ``(w @ g.T).T`` has the same terms, and ``w`` is read as it is store
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.tensor_types import Tensor
+
+T = TypeVar("T")
 
 _NUMBERS = 1 << 18
 """From so many numbers on, a matrix is large."""
@@ -48,11 +51,30 @@ class MatmulGradient:
         Otherwise the graph decides when it runs.
         """
         self._unknown_are_few = unknown_are_few
+        self._local = threading.local()
 
     def install(self) -> None:
-        """Install the hook in TensorFlow, unless it has a GPU, which copies nothing."""
+        """Install the hooks in TensorFlow, unless it has a GPU: that copies nothing."""
         if not tf.config.list_physical_devices("GPU"):
-            tf_patches.TABLE.install({tf_patches.GRADIENT_FUNCTIONS: self._lookup})
+            tf_patches.TABLE.install(
+                {
+                    tf_patches.GRADIENT_FUNCTIONS: self._lookup,
+                    tf_patches.TAPE_JACOBIAN: self._plain,
+                    tf_patches.TAPE_BATCH_JACOBIAN: self._plain,
+                }
+            )
+
+    def _plain(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """A jacobian, in which no graph decides when it runs.
+
+        TensorFlow computes all of its rows at once, and warns of the conditional.
+        """
+        before = getattr(self._local, "is_plain", False)
+        self._local.is_plain = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._local.is_plain = before
 
     def _lookup(
         self, original: Callable[[object, str], Any], registry: object, kind: str
@@ -105,4 +127,8 @@ class MatmulGradient:
         count = rows.shape[0]
         if count is not None:
             return bool(count < _MANY_ROWS)
-        return self._unknown_are_few or tf.shape(rows)[0] < _MANY_ROWS
+        if self._unknown_are_few:
+            return True
+        if getattr(self._local, "is_plain", False):
+            return False
+        return tf.shape(rows)[0] < _MANY_ROWS
