@@ -31,6 +31,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     found = [
         Job("kinds", 1, "row_reduction.py"),
         Job("unknown", 2, "input_gradients.py"),
+        Job("by_hand", 2, "unowned_variable.py"),
+        Job("by_an_optimizer", 2, "unowned_variable.py", ("optimizer",)),
     ]
     folder = tmp_path_factory.mktemp("input-gradients")
     return Jobs(folder, found, timeout_s=100, must_succeed=True)
@@ -50,3 +52,14 @@ def test_the_gradient_of_another_number_is_pointed_out(
     chief = jobs["unknown"].outputs[0]
     text = f"input_gradients.py:{place}: this gradient with respect to the rows"
     assert chief.count(text) == 1
+
+
+def test_a_variable_that_is_set_by_its_gradient_is_pointed_out(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    lines = (PROGRAMS / "unowned_variable.py").read_text().splitlines()
+    place = 1 + next(i for i, line in enumerate(lines) if "tape.gradient" in line)
+    text = "gradients of variables that no optimizer applies"
+    (said,) = (line for line in jobs["by_hand"].outputs[0].splitlines() if text in line)
+    assert f"unowned_variable.py:{place}: Variable:0." in said
+    assert text not in jobs["by_an_optimizer"].outputs[0]

@@ -5,7 +5,7 @@ ranks, so they are those of the batch. But the gradient of a row stays where it 
 its part of the mean over few rows is greater than that of the mean over the batch: by
 as much as the batch has more rows. So it is scaled. What the program differentiates
 may also be a sum over the rows, or one number for each: their gradients are as on one
-machine. Of a number whose kind cannot be found, a warning tells.
+machine. If it cannot be found out which of these a number is, a warning says so.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ records, because their own gradient is exchanged; those of single rows (``tf.map
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck, Watch
 from tfcluster.runtime.keras.object_map import ObjectMap
+from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target
@@ -93,6 +95,8 @@ class TapeGradients:
         """By the first variable of a group; see ``_group``."""
         self._group_names = UniqueNames()
         self._calls: dict[int, int] = {}
+        self._unowned: dict[int, str] = {}
+        """Where a variable's gradient was computed that no optimizer has applied."""
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
 
     def install(
@@ -140,6 +144,7 @@ class TapeGradients:
         found = tf.nest.flatten(result)
         gradients = [found[i] for i in places]
         registered = all(map(self._is_registered, variables))
+        self._note_unowned(variables, gradients)
         if not registered or self._stay_local(gradients):
             self._remember(variables, gradients, exchanged=False)
             return result
@@ -151,6 +156,38 @@ class TapeGradients:
         for place, gradient in zip(places, averaged, strict=True):
             found[place] = gradient
         return tf.nest.pack_sequence_as(sources, found)
+
+    def _note_unowned(
+        self, variables: Sequence[Variable], gradients: Sequence[Gradient]
+    ) -> None:
+        """Keep in mind whose gradient no optimizer has applied yet."""
+        session = self._session
+        if (
+            session.size == 1
+            or not session.divides
+            or session.within(BY_ROWS)
+            or (session.share is None and not session.loop.divided)
+            or (session.share is not None and session.share.alone)
+        ):
+            return
+        for variable, gradient in zip(variables, gradients, strict=True):
+            if gradient is None or self._is_registered(variable):
+                continue
+            if not self._unowned:
+                atexit.register(self._warn_of_unowned)
+            where = f"{user_line()}: {name_of(variable)}"
+            self._unowned.setdefault(id(raw(variable)), where)
+
+    def _warn_of_unowned(self) -> None:
+        """Called at the end of the program."""
+        if self._unowned:
+            self._session.warn(
+                "gradients of variables that no optimizer applies are those of each "
+                f"rank's own rows: {'; '.join(self._unowned.values())}. If the program "
+                "sets the variable by such a gradient, its values differ from rank to "
+                "rank, and from those of one machine. Apply the gradient by a Keras "
+                "optimizer, or average it (tfc.allreduce)"
+            )
 
     def _gradients(
         self,
@@ -206,6 +243,7 @@ class TapeGradients:
         """Record that ``optimizer`` applies the gradients of ``variables``."""
         for variable in variables:
             self._owners[raw(variable)] = weakref.ref(optimizer)
+            self._unowned.pop(id(raw(variable)), None)
 
     def _is_trained(self, source: Leaf) -> bool:
         return isinstance(source, keras.Variable | tf.Variable) and source.trainable
