@@ -14,7 +14,7 @@ keras.utils.set_random_seed(1)
 x = np.ones((32, 3), "float32")
 weight = tf.Variable(tf.ones((3, 1)))
 moved = tf.Variable(tf.zeros((3,)))
-optimizer = keras.optimizers.SGD(0.1)
+optimizer, other = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.2)
 
 
 @tf.function
@@ -22,10 +22,12 @@ def step(x):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(((x + moved) @ weight - 1.0) ** 2)
     gradients = tape.gradient(loss, [weight, moved])
+    optimizer.apply(gradients[:1], [weight])
     if "optimizer" in sys.argv:
-        optimizer.apply(gradients, [weight, moved])
+        # They exchange it: when this is traced, it is not known whose variables these
+        # are. One rank traces again, for the rows of a trial.
+        other.apply(gradients[1:], [moved])
     else:
-        optimizer.apply(gradients[:1], [weight])
         moved.assign_add(gradients[1])
 
 

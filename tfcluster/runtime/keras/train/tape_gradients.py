@@ -95,6 +95,8 @@ class TapeGradients:
         """By the first variable of a group; see ``_group``."""
         self._group_names = UniqueNames()
         self._calls: dict[int, int] = {}
+        self._answers = ObjectMap[dict[tuple[str, tuple[int, ...]], bool]]()
+        """What ``_are_registered`` has answered, by first variable, line and all."""
         self._unowned: dict[int, str] = {}
         """Where a variable's gradient was computed that no optimizer has applied."""
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
@@ -143,7 +145,7 @@ class TapeGradients:
         variables = [flat[i] for i in places]
         found = tf.nest.flatten(result)
         gradients = [found[i] for i in places]
-        registered = all(map(self._is_registered, variables))
+        registered = self._are_registered(variables)
         self._note_unowned(variables, gradients)
         if not registered or self._stay_local(gradients):
             self._remember(variables, gradients, exchanged=False)
@@ -247,6 +249,19 @@ class TapeGradients:
 
     def _is_trained(self, source: Leaf) -> bool:
         return isinstance(source, keras.Variable | tf.Variable) and source.trainable
+
+    def _are_registered(self, variables: Sequence[Variable]) -> bool:
+        """Whether they all are; every trace of one line has the answer of the first.
+
+        A rank may trace a function when another does not (a trial has more rows), and
+        after the optimizer has been built. Yet all must exchange at the same places.
+        """
+        found = all(map(self._is_registered, variables))
+        if tf.executing_eagerly() or self._session.share is not None:
+            return found
+        ids = tuple(id(raw(variable)) for variable in variables)
+        answers = self._answers.of(raw(variables[0]), dict)
+        return answers.setdefault((user_line(), ids), found)
 
     def _is_registered(self, variable: Variable) -> bool:
         """Whether it is certainly a weight: some programs keep inputs in variables."""
