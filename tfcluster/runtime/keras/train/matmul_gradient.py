@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
@@ -54,15 +54,14 @@ class MatmulGradient:
         self._local = threading.local()
 
     def install(self) -> None:
-        """Install the hooks in TensorFlow, unless it has a GPU: that copies nothing."""
-        if not tf.config.list_physical_devices("GPU"):
-            tf_patches.TABLE.install(
-                {
-                    tf_patches.GRADIENT_FUNCTIONS: self._lookup,
-                    tf_patches.TAPE_JACOBIAN: self._plain,
-                    tf_patches.TAPE_BATCH_JACOBIAN: self._plain,
-                }
-            )
+        """Install the hooks in TensorFlow."""
+        tf_patches.TABLE.install(
+            {
+                tf_patches.GRADIENT_FUNCTIONS: self._lookup,
+                tf_patches.TAPE_JACOBIAN: self._plain,
+                tf_patches.TAPE_BATCH_JACOBIAN: self._plain,
+            }
+        )
 
     def _plain(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """A jacobian, in which no graph decides when it runs.
@@ -122,6 +121,7 @@ class MatmulGradient:
             or width is None
             or height * width < _NUMBERS
             or min(height, width) < _NARROW
+            or _has_gpu()
         ):
             return False
         count = rows.shape[0]
@@ -132,3 +132,13 @@ class MatmulGradient:
         if getattr(self._local, "is_plain", False):
             return False
         return tf.shape(rows)[0] < _MANY_ROWS
+
+
+@cache
+def _has_gpu() -> bool:
+    """Whether TensorFlow has a GPU, which copies no matrix.
+
+    It is asked when a step needs it: a program that does not train should not look for
+    devices, which takes time and prints messages.
+    """
+    return bool(tf.config.list_physical_devices("GPU"))
