@@ -152,11 +152,8 @@ def test_a_step_that_needs_more_than_a_shard_is_refused(
 @pytest.mark.slow
 def test_gradients_of_wide_matrices_do_not_copy_them(found: Written) -> None:
     (values,) = found.of("refused", "wide_matrix")
-    for name in ("of_rows", "of_matrix", "of_gradient"):
-        expected = values[f"expected_{name}"]
-        scale = np.abs(expected).max()
-        np.testing.assert_allclose(values[name], expected, rtol=0, atol=1e-6 * scale)
-    assert values["copies"] == 0
+    assert values["largest_error"] < 2e-6
+    assert values["copies"] == values["conditionals"] == 0
 
 
 @pytest.mark.slow

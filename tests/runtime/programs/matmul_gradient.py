@@ -24,6 +24,8 @@ def error(found, expected):
 
 
 def of(count):
+    """What becomes of the gradients for so many rows; None: the graph knows none."""
+
     @tf.function(input_signature=[tf.TensorSpec([count, 600])])
     def gradients(rows):
         with tf.GradientTape() as outer:
@@ -57,8 +59,9 @@ def of(count):
     return {
         "copies": len(copies),
         "conditionals": len(chosen),
-        "error": max(errors),
+        "largest_error": max(errors),
     }
 
 
-print(json.dumps({name: of(count) for name, count in KNOWN.items()}))
+if __name__ == "__main__":
+    print(json.dumps({name: of(count) for name, count in KNOWN.items()}))
