@@ -136,7 +136,7 @@ NAMES = (
     Name(
         "tensorflow.python.framework.ops",
         "_gradient_registry",
-        "runtime.shards",
+        "gradients of few rows",
         "gradients of large matrices are slow",
     ),
     *(

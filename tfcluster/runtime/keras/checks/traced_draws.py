@@ -86,7 +86,7 @@ class TracedDraws:
         if not is_first:
             _refuse(self._session)
         elif not tf.executing_eagerly():
-            tf.Variable(False, trainable=False)
+            tf.Variable(False, trainable=False)  # Makes TensorFlow trace again.
 
 
 @contextmanager

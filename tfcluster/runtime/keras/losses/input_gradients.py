@@ -59,13 +59,13 @@ class InputGradients:
     def _of_graph(
         self,
         original: Callable[..., Nest],
-        targets: Nest,
-        sources: Nest,
+        ys: Nest,
+        xs: Nest,
         *args: Any,
         **kwargs: Any,
     ) -> Nest:
-        result = original(targets, sources, *args, **kwargs)
-        return self._scaled(targets, sources, result)
+        """``tf.gradients``; the parameters have its names, for keywords."""
+        return self._scaled(ys, xs, original(ys, xs, *args, **kwargs))
 
     def _scaled(self, target: Nest, sources: Nest, result: Nest) -> Nest:
         session = self._session

@@ -173,12 +173,17 @@ class TapeGradients:
         ):
             return
         for variable, gradient in zip(variables, gradients, strict=True):
-            if gradient is None or self._is_registered(variable):
+            key = id(raw(variable))
+            # The line is looked up once: an eager loop comes here in every step.
+            if (
+                gradient is None
+                or key in self._unowned
+                or self._is_registered(variable)
+            ):
                 continue
             if not self._unowned:
                 atexit.register(self._warn_of_unowned)
-            where = f"{user_line()}: {name_of(variable)}"
-            self._unowned.setdefault(id(raw(variable)), where)
+            self._unowned[key] = f"{user_line()}: {name_of(variable)}"
 
     def _warn_of_unowned(self) -> None:
         """Called at the end of the program."""
@@ -194,8 +199,8 @@ class TapeGradients:
     def _gradients(
         self,
         original: Callable[..., Nest],
-        targets: Nest,
-        sources: Nest,
+        ys: Nest,
+        xs: Nest,
         *args: Any,
         **kwargs: Any,
     ) -> Nest:
@@ -204,8 +209,8 @@ class TapeGradients:
         Some programs differentiate the result, and TensorFlow cannot differentiate the
         exchange.
         """
-        result = original(targets, sources, *args, **kwargs)
-        pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result), strict=True)
+        result = original(ys, xs, *args, **kwargs)
+        pairs = zip(tf.nest.flatten(xs), tf.nest.flatten(result), strict=True)
         trained = [(one, gradient) for one, gradient in pairs if self._is_trained(one)]
         if trained and not self._session.within("apply"):
             variables, gradients = zip(*trained, strict=True)
