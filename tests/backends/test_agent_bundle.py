@@ -120,6 +120,17 @@ def test_what_killed_agents_have_left_half_unpacked_is_removed(tmp_path: Path) -
     assert "tmpnew" in names  # another agent may be unpacking it
 
 
+def test_another_agent_may_finish_between_listing_and_looking(tmp_path: Path) -> None:
+    # What is listed as unpacked by another agent has its final name a moment later.
+    late = (
+        b"import os\n"
+        b"listed = os.listdir\n"
+        b"os.listdir = lambda folder: [*listed(folder), 'tmpgone']\n"
+    )
+    done = ship(tmp_path, late + parcel().data)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("not a folder")
     done = ship(tmp_path, parcel().data)

@@ -41,6 +41,8 @@ _OUTSIDE = (
 )
 
 OLDEST_PYTHON = (3, 10)
+OWN_WORDS = "tfcluster: "
+"""How a line begins in which the program for hosts says why it ends."""
 
 SHIPPED = (
     "__init__.py",
@@ -106,12 +108,19 @@ def whole():
         return False
     return True
 
+def is_stale(name):
+    import time
+    try:
+        changed = os.lstat(os.path.join(folder, name)).st_mtime
+    except FileNotFoundError:  # another agent renamed or removed it just now
+        return False
+    return time.time() - changed > 3600
+
 def unpack():
-    import shutil, tempfile, time
+    import shutil, tempfile
     for name in os.listdir(folder):
-        old = os.path.join(folder, name)
-        if name.startswith("tmp") and time.time() - os.lstat(old).st_mtime > 3600:
-            shutil.rmtree(old, ignore_errors=True)
+        if name.startswith("tmp") and is_stale(name):
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     fresh = tempfile.mkdtemp(dir=folder)
     try:
         made = set()

@@ -156,6 +156,9 @@ def test_messages_have_a_meaning(said: str, expected: str) -> None:
 
 def test_other_words_stay_as_they_are() -> None:
     assert meaning("Traceback (most recent call last):") is None
+    own = "tfcluster: cannot store the agent in /a: No such file or directory"
+    assert meaning(own) is None
+    assert meaning(f" 3: {own}") is None
 
 
 def test_the_first_error_is_quoted_without_its_prefix() -> None:

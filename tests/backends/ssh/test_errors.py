@@ -121,6 +121,7 @@ def test_denied(tried: Tried, said: str, hint: str) -> None:
         (126, "sh: /p: Permission denied", "/p cannot be executed"),
         (2, "Unknown option: -I\nusage: ...", "too old"),
         (1, "Traceback", None),
+        (1, "tfcluster: cannot store the agent: No such file or directory", None),
         (0, "", None),
         (None, "", None),
     ],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tfcluster.backends.agent_bundle import OWN_WORDS
+
 BUSY_S = 60
 """How many seconds a step may wait until Slurm lets it begin."""
 
@@ -76,6 +78,7 @@ def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_OF_THE_AGENT = re.compile(rf"^(?:\s*\d+: )?{OWN_WORDS}.*$", re.MULTILINE)
 _OVER = (
     "the job is over",
     "its variables are still set in this shell: `unset ${!SLURM_@}`",
@@ -133,6 +136,7 @@ _MEANINGS = (
 
 def meaning(said: str) -> tuple[str, str | None] | None:
     """An explanation of srun's messages, and a hint or None; None if unknown."""
+    said = _OF_THE_AGENT.sub("", said)
     for pattern, found in _MEANINGS:
         if re.search(pattern, said):
             return found

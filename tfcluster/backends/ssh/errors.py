@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tfcluster.backends.agent_bundle import OWN_WORDS
 from tfcluster.backends.ssh.known_hosts import KnownKey, fingerprint
 from tfcluster.backends.ssh.route import Route, key_name
 from tfcluster.errors import HostError, StartError, TfclusterError
@@ -187,6 +188,8 @@ def no_session(route: Route, said: str) -> HostError:
 def no_agent(python: str, status: int | None, words: str) -> TfclusterError | None:
     """Why no agent could start, if the exit status or stderr of the shell tells."""
     last = words.splitlines()[-1].strip() if words else ""
+    if last.startswith(OWN_WORDS):
+        return None  # the interpreter ran
     said = f": {last[:200]}" if last else ""
     if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
         return StartError(
