@@ -23,7 +23,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations "
-    "import_variables",
+    "import_variables peer_filter",
     "schemas",
     "host_patterns task_id file_patterns",
     "model",
@@ -138,6 +138,7 @@ AGENT_MAY_IMPORT = {
     "wire",
     "isolated_import",
     "import_variables",
+    "peer_filter",
 }
 
 

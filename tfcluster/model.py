@@ -253,6 +253,8 @@ class Description:
     start_timeout_s: float
     progress_timeout_s: float | None
     grace_s: float
+    expose: str = "run"
+    """Who can connect to TensorFlow's servers: ``run``, its hosts, or ``any``."""
     sync: Sync | None = None
     results: Results | None = None
     on_end: tuple[str, ...] = ()

@@ -7,9 +7,10 @@ import pytest
 
 from tfcluster.agent import proc
 from tfcluster.agent.frames import Close, Hold, Ping, Start, Stop, parse_request
+from tfcluster.agent.listening_sockets import Listener, parse
 from tfcluster.agent.oom import counter_files, parse_count
 from tfcluster.agent.ports import candidates, parse_reserved, shuffled
-from tfcluster.agent.proc import Listener, Process
+from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import Identity, members
 from tfcluster.agent.sweep import belongings
 from tfcluster.agent.task import signal_name
@@ -66,7 +67,7 @@ def test_environ_of_anything() -> None:
 
 
 def test_listeners_of_both_families() -> None:
-    found = list(proc.parse_listeners(TCP.splitlines()))
+    found = list(parse(TCP.splitlines()))
     assert found == [Listener(40002, 1000, 123), Listener(40004, 0, 125)]
 
 

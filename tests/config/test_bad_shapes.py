@@ -182,6 +182,16 @@ BAD = [
         "range 40010-40000 is reversed (wri",
     ),
     Bad(
+        f"{SMALLEST}ports: {{expose: all}}\n",
+        "3:17",
+        "unknown expose 'all' (one of: run, any)",
+    ),
+    Bad(
+        f"{SMALLEST}ports: {{range: 40000}}\n",
+        "3:16",
+        "'range' must be auto or a range like 400",
+    ),
+    Bad(
         f"{SMALLEST}ports: 40000-40000\n",
         "3:8",
         "range has 1 port, 2 tasks on this",

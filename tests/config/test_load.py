@@ -123,6 +123,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
     )
     assert description.launcher == "auto"
     assert description.ports == PortRange(40000, 41000)
+    assert description.expose == "run"
     assert description.restart == Restart(max=2)
     assert description.start_timeout_s == 300.0
     assert description.progress_timeout_s is None

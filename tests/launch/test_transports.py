@@ -21,7 +21,7 @@ def figures(cluster: Cluster, *options: str) -> list[str]:
     """Run the example and return the results that the chief prints."""
     running = cluster.start(*options, "--", "python", DIGITS, "--epochs", "1")
     assert running.end(timeout_s=80) == 0
-    exposed = "transport=tensorflow" in " ".join(options)
+    exposed = "ports.expose=any" in options
     assert ("TensorFlow servers may listen" in running.err) == exposed
     assert_nothing_left(running)
     text = running.text("worker:0")
@@ -32,7 +32,8 @@ def figures(cluster: Cluster, *options: str) -> list[str]:
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
 def test_digits_over_tensorflow(cluster: Cluster) -> None:
-    two = figures(cluster, "-n", "2", "--set", "runtime.transport=tensorflow")
+    words = ("--set", "runtime.transport=tensorflow", "--set", "ports.expose=any")
+    two = figures(cluster, "-n", "2", *words)
     assert len(two) == 6
     assert two == figures(cluster, "-n", "1")
 
@@ -88,7 +89,8 @@ def test_a_program_that_connects_to_a_ps_finds_its_server(
 @pytest.mark.timeout(180)
 def test_auto_is_host_if_tensorflow_cannot_use_the_gpus(cluster: Cluster) -> None:
     """The launcher believes CUDA_VISIBLE_DEVICES; TensorFlow finds no such GPU."""
-    words = ["-n", "2", "--", "python", DIGITS, "--epochs", "1"]
+    exposed = ("--set", "ports.expose=any")
+    words = ["-n", "2", *exposed, "--", "python", DIGITS, "--epochs", "1"]
     running = cluster.start(*words, environ={"CUDA_VISIBLE_DEVICES": "0,1"})
     assert running.end(timeout_s=80) == 0
     assert "transport: tensorflow, because each rank has a GPU to itself" in running.err

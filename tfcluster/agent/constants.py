@@ -46,6 +46,11 @@ EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
 LISTEN_POLL_S = 0.05
 LISTEN_POLL_MAX_S = 2.0
 LISTEN_POLL_IDLE_S = 10.0  # if no task has to listen, and perhaps none ever will
+GUARD_POLL_S = 0.2  # for how long strangers may reach a server that was just started
+GUARD_POLL_SLOW_S = 1.0  # once each task's server is guarded
+GUARD_POLL_SHARE = 0.02  # the most that looking may take of the agent's time
+GUARD_FRESH_S = 3.0  # for how long after a change more listeners may follow
+BOUNCER_RETRY_S = 0.5
 OPEN_FILES = 8192
 
 SYNC_PART_BYTES = 256 * KIB

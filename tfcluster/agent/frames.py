@@ -166,6 +166,7 @@ class Start:
     warm: str | None
     listens: bool
     watched: bool
+    peers: str | None
     prepend: Mapping[str, str]
 
 
@@ -400,6 +401,7 @@ def _start(keys: _Keys) -> Start:
         warm=keys.optional_text("warm"),
         listens=keys.flag("listens"),
         watched=keys.flag("watched"),
+        peers=keys.optional_text("peers"),
         prepend=keys.folders("prepend"),
     )
 

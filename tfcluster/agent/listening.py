@@ -18,8 +18,8 @@ from tfcluster.agent.constants import (
     LISTEN_POLL_S,
 )
 from tfcluster.agent.light_dataclasses import dataclass, field
+from tfcluster.agent.listening_sockets import Listener, listeners
 from tfcluster.agent.loop import Loop, Timer
-from tfcluster.agent.proc import Listener
 from tfcluster.agent.task import Task
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
@@ -44,9 +44,14 @@ class Listening:
     """Polls as long as there is a task whose listener is not proven yet."""
 
     def __init__(
-        self, loop: Loop, reports: Reports, tree: Callable[[Task], set[int]]
+        self,
+        loop: Loop,
+        reports: Reports,
+        tree: Callable[[Task], set[int]],
+        ours: Callable[[], set[int]],
     ) -> None:
         self._loop = loop
+        self._ours = ours
         self._reports = reports
         self._tree = tree
         self._watches: list[_Watch] = []
@@ -76,7 +81,7 @@ class Listening:
     def _look(self) -> None:
         self._watches = [w for w in self._watches if w.task.running]
         by_port: dict[int, list[Listener]] = {}
-        for listener in proc.listeners() if self._watches else ():
+        for listener in listeners() if self._watches else ():
             by_port.setdefault(listener.port, []).append(listener)
         self._watches = [
             watch for watch in self._watches if not self._proven(watch, by_port)
@@ -88,7 +93,8 @@ class Listening:
             self._again()
 
     def _proven(self, watch: _Watch, by_port: dict[int, list[Listener]]) -> bool:
-        listeners = by_port.get(watch.port, [])
+        ours = self._ours()
+        listeners = [e for e in by_port.get(watch.port, []) if e.inode not in ours]
         if not listeners:
             return False
         own = _sockets(self._tree(watch.task))

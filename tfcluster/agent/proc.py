@@ -7,7 +7,7 @@ that is gone or that we may not inspect. Sends no signals.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from tfcluster.agent.light_dataclasses import dataclass
@@ -51,15 +51,6 @@ class Usage:
 Table = Mapping[int, Process]
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A listening TCP socket."""
-
-    port: int
-    uid: int
-    inode: int
-
-
 def parse_stat(text: bytes) -> Process:
     """Parse /proc/PID/stat; the name may hold spaces, newlines and parentheses."""
     head, _, tail = text.rpartition(b")")
@@ -87,15 +78,6 @@ def parse_environ(data: bytes) -> dict[str, str]:
     """Parse /proc/PID/environ; a process may have written anything there."""
     pairs = (entry.partition(b"=") for entry in data.split(b"\0") if entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
-
-
-def parse_listeners(lines: Iterable[str]) -> Iterator[Listener]:
-    """The listening sockets of /proc/net/tcp or tcp6."""
-    for line in lines:
-        fields = line.split()
-        if len(fields) > 9 and fields[3] == _LISTEN:
-            port = int(fields[1].rpartition(":")[2], 16)
-            yield Listener(port, uid=int(fields[7]), inode=int(fields[9]))
 
 
 def family(
@@ -187,15 +169,6 @@ def descriptors(pid: int) -> set[str]:
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
             with suppress(*_GONE):
                 found.add(os.readlink(entry.path))
-    return found
-
-
-def listeners() -> list[Listener]:
-    """Every listening TCP socket of this network namespace, IPv4 and IPv6."""
-    found: list[Listener] = []
-    for name in ("tcp", "tcp6"):
-        with suppress(*_GONE), open(f"{PROC}/net/{name}") as lines:
-            found += parse_listeners(lines)
     return found
 
 

@@ -35,6 +35,7 @@ from tfcluster.agent.output_capture import (
     Notice,
     OutputCapture,
 )
+from tfcluster.agent.port_guard import PortGuard
 from tfcluster.agent.preparation import Preparation
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
@@ -101,8 +102,10 @@ class Run:
         self._keeping: Keeping | None = None
         self._shared, self._spare = shared, spare
         self._preparation = Preparation(shared, self._tasks.foreign)
-        self._listening = Listening(loop, channel, self._tree)
-        self._warmer.on_begun = self._listening.expect
+        self._guard = PortGuard(loop, channel, self._tree)
+        self._tasks.on_server = self._guard.serves
+        self._listening = Listening(loop, channel, self._tree, self._guard.inodes)
+        self._warmer.on_begun = self._expect_listener
 
     def obey(self, request: Request, *, closing: bool) -> None:
         match request:
@@ -111,7 +114,7 @@ class Run:
             case Start(warm=None):
                 task = self._tasks.start(request)
                 if task is not None:
-                    self._listening.expect(task)
+                    self._expect_listener(task)
             case Start():
                 self._warmer.fork(request)
             case Warm():
@@ -190,6 +193,10 @@ class Run:
         whose = task.name if task is not None else "a warm interpreter"
         text = cause or f"can be written again; {lost} bytes are missing"
         self._channel.send("note", text=f"the log of {whose}: {text}")
+
+    def _expect_listener(self, task: Task) -> None:
+        self._listening.expect(task)
+        self._guard.expect(task)
 
     def _tree(self, task: Task) -> set[int]:
         """The pids of the task's processes. If its script may listen, also orphans that

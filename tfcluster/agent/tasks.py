@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
@@ -89,6 +89,7 @@ class Tasks:
         self._oom = OomCounter()
         self._deaths = itertools.count()
         self.foreign: set[int] = set()  # pids of children that are not tasks
+        self.on_server: Callable[[Task, int], None] = lambda task, port: None
         self._usage = UsageReports(
             shared.loop, self._running, self._send_usage, shared.base
         )
@@ -244,6 +245,8 @@ class Tasks:
         def say(event: Frame) -> None:
             if event["type"] == "exchanged":
                 task.exchanged = True
+            elif event["type"] == "server":
+                self._guard_server(task, event)
             else:
                 reports.send_event("event", **task.key, event=event)
 
@@ -260,6 +263,11 @@ class Tasks:
             began=loop.now(),
         )
         return task
+
+    def _guard_server(self, task: Task, event: Frame) -> None:
+        port = event.get("port")
+        if isinstance(port, int):
+            self.on_server(task, port)
 
     def _report(self, task: Task) -> None:
         if not task.reported:

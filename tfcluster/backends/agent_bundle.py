@@ -54,6 +54,7 @@ SHIPPED = (
     "model.py",
     "task_id.py",
     "vocabulary.py",
+    "peer_filter.py",
     "process_title.py",
     "versions.py",
     "runtime",

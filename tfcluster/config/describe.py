@@ -84,7 +84,8 @@ class _Describer:
             slurm=self._slurm(),
             sge=self._sge(),
             launcher=cluster.launcher,
-            ports=cluster.ports,
+            ports=cluster.ports.range,
+            expose=cluster.ports.expose,
             restart=self._restart(),
             on_end=self._on_end(),
             start_timeout_s=cluster.start_timeout,
@@ -364,4 +365,4 @@ def check_ports(description: model.Description, findings: Findings) -> None:
     if room < tasks:
         ports = "1 port" if size == 1 else f"{size} ports"
         message = f"range has {ports}, {tasks} tasks on {where} need more"
-        findings.error(("ports",), message, "or ports: auto")
+        findings.error(("ports", "range"), message, "or ports: auto")

@@ -501,6 +501,23 @@ class Restart(_Section):
     ]
 
 
+class Ports(_Section):
+    """The ports of the tasks. Plain text is `range`."""
+
+    range: Annotated[
+        field_types.Ports,
+        Field(default="auto", description="auto, or the ports to use: 40000-41000."),
+    ]
+    expose: Annotated[
+        Literal["run", "any"],
+        Field(
+            default="run",
+            description="Who can connect to TensorFlow's servers: the hosts of the "
+            "run, or any machine.",
+        ),
+    ]
+
+
 class Requirements(_Section):
     """An environment that is made on hosts that lack it. Plain text is the file."""
 
@@ -602,8 +619,13 @@ class Cluster(_Section):
         Field(default="auto", description="What starts the agents on the hosts."),
     ]
     ports: Annotated[
-        field_types.Ports,
-        Field(default="auto", description="auto, or the range of ports to use."),
+        Ports,
+        field_types.Shorthand("range", {"type": "string"}),
+        Field(
+            default={},
+            description="The ports of the tasks. Default: free ones, to which only "
+            "hosts of the run can connect.",
+        ),
     ]
     restart: Annotated[
         Restart, Field(default={}, description="What happens after a failure.")

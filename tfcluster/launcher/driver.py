@@ -472,6 +472,8 @@ class Driver:
         data_service = self._job.data_service(ports)
         parameter_ports = hosts.parameter_ports()
         parameter_servers = self._job.parameter_servers(parameter_ports)
+        closed = self._job.description.expose == "run"
+        peers = ",".join(hosts.peers()) if closed else None
         now = time.monotonic()
         for task, attempt in zip(tasks, attempts, strict=True):
             spec = self._job.specs[task]
@@ -497,6 +499,7 @@ class Driver:
                 "warm": spec.warm if warm else None,
                 "listens": task in self._plan.listeners,
                 "watched": self._job.may_listen(task),
+                "peers": peers,
                 "prepend": search_paths(self._job, package),
             }
             try:

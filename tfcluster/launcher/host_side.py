@@ -20,6 +20,9 @@ class HostSide:
     """When its turn came to be connected to (Unix time); set by another thread."""
     contact: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
+    """What its name, or its configured address, resolves to here."""
+    local: tuple[str, ...] = ()
+    """The addresses that it says it has."""
     package: str = PACKAGE_ROOT
     """The folder on the host that holds this package."""
     address: str = ""

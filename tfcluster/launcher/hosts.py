@@ -50,6 +50,7 @@ from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Interpreter, Strategy
+from tfcluster.peer_filter import compact
 from tfcluster.task_id import TaskId
 from tfcluster.wire import (
     PROTOCOL,
@@ -112,7 +113,7 @@ class Hosts:
             self._post(Unopened(host.name, error))
         else:
             connected_s = time.time()
-            resolved = resolve(host.name) if host.address is None else ()
+            resolved = resolve(host.address or host.name)
             begun_s = began_s, connected_s, time.time()
             self._post(Opened(host.name, contact, resolved, begun_s))
 
@@ -444,12 +445,12 @@ class Hosts:
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
         side.gpus = tuple(str(found) for found in entries(frame, "gpus"))
         side.machine = machine_of(frame)
-        local = [str(found) for found in entries(frame, "addresses")]
+        side.local = tuple(str(found) for found in entries(frame, "addresses"))
         side.reachable, side.address = (
             choose_address(
                 side.host,
                 way_in=frame.get("way_in"),
-                local=local,
+                local=side.local,
                 resolved=side.resolved,
                 alone=alone,
             )
@@ -520,6 +521,15 @@ class Hosts:
         return {
             name: side.reachable or side.address for name, side in self._sides.items()
         }
+
+    def peers(self) -> tuple[str, ...]:
+        """The networks that the hosts of the run are in, as in ``peer_filter``."""
+        sides = self._sides.values()
+        return compact(
+            address
+            for side in sides
+            for address in (*side.local, *side.resolved, side.address, side.reachable)
+        )
 
     def pythons(self) -> dict[str, Interpreter]:
         """The interpreter of each host where its preparation has changed it."""

@@ -1,4 +1,4 @@
-"""A warning about TensorFlow servers, which listen on all interfaces of a machine."""
+"""A warning about TensorFlow servers, which obey every client that can connect."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tfcluster.host_patterns import fold
 
 
-def exposure_warning(ports: Iterable[int], away: Collection[str] = ()) -> str | None:
-    """The warning for these ports; None if there are none.
+def exposure_warning(
+    ports: Iterable[int], away: Collection[str] = (), *, anyone: bool
+) -> str | None:
+    """The warning for these ports; None if only the user can connect to them.
 
-    ``away`` are the hosts that have them, if it is not this one.
+    ``away`` are the hosts that have them, if it is not this one. ``anyone``: any
+    machine can connect, and not only the hosts of the run.
     """
     wanted = sorted(ports)
     if not wanted:
         return None
     if away:
-        return describe(wanted, fold(sorted(away)), 0)
+        return describe(wanted, fold(sorted(away)), None, anyone=anyone)
     import psutil  # imported here: most launches open no such port
 
     addresses = {
@@ -25,8 +28,10 @@ def exposure_warning(ports: Iterable[int], away: Collection[str] = ()) -> str | 
         for name, entries in psutil.net_if_addrs().items()
     }
     others = len({user.name for user in psutil.users()} - {psutil.Process().username()})
+    if not anyone:
+        return describe(wanted, "localhost", others, anyone=False) if others else None
     here = ", ".join(["localhost", *reachable(addresses)[:4]])
-    return describe(wanted, here, others)
+    return describe(wanted, here, others, anyone=True)
 
 
 def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
@@ -46,11 +51,17 @@ def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
     return public + private
 
 
-def describe(ports: Sequence[int], where: str, others: int) -> str:
-    """The text of the warning."""
+def describe(
+    ports: Sequence[int], where: str, others: int | None, *, anyone: bool
+) -> str:
+    """The text; ``others`` is how many other users are logged in, if that is known."""
     shown = ", ".join(map(str, ports[:6])) + (", ..." if ports[6:] else "")
+    begin = f"warning: TensorFlow servers may listen on port {shown} of {where} and "
     users = f"; other users are logged in: {others}" if others else ""
-    return (
-        f"warning: TensorFlow servers may listen on port {shown} of {where} and accept "
-        f"commands from any client{users} (see SECURITY.md)"
-    )
+    if anyone:
+        what = f"accept commands from any client{users}"
+    elif others is None:
+        what = "accept commands from every user of these hosts"
+    else:
+        what = f"accept commands from every user of this machine{users}"
+    return f"{begin}{what} (see SECURITY.md)"

@@ -62,13 +62,15 @@ class RunOutput:
             self._screen.say("warning: running as root; your program will, too")
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
-        """Warn about TensorFlow's servers: they obey anybody who can reach them."""
+        """Warn about TensorFlow's servers: they obey anybody who can connect."""
         self._job = job
         exposed = [task for task in ports if job.runs_tensorflow_server(task)]
         away = {job.specs[task].place.host.name for task in exposed}
         if job.description.backend == "local":
             away = set()
-        if warning := exposure_warning([ports[task] for task in exposed], away):
+        found = [ports[task] for task in exposed]
+        anyone = job.description.expose == "any"
+        if warning := exposure_warning(found, away, anyone=anyone):
             self._screen.say(warning)
 
     def places(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.tf1_types import Server
 
 
@@ -30,7 +31,13 @@ def start(context: Context) -> Server:
         protocol="grpc",
         config=tf.compat.v1.ConfigProto(device_filters=filters_of(context)),
     )
+    report(cluster[context.task_type][context.task_index])
     return server
+
+
+def report(address: str) -> None:
+    """Tell the agent that a server listens at this ``host:port`` of ours."""
+    reporter().server(int(address.rpartition(":")[2]))
 
 
 def filters_of(context: Context) -> tuple[str, ...]:

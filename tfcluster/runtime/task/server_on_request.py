@@ -43,5 +43,5 @@ class ServerOnRequest:
         address = context.cluster[context.task_type][context.task_index]
         self._reporter.warning(
             "the program uses TensorFlow's server of this ps, which now listens on "
-            f"{address} and accepts commands from any client (see SECURITY.md)"
+            f"{address} and obeys every client that can connect (see SECURITY.md)"
         )

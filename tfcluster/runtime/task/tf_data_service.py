@@ -10,10 +10,13 @@ import shutil
 import socket
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.telemetry.agent_channel import reporter
 
 _CONNECT_TIMEOUT_S = 60.0
 
@@ -48,16 +51,32 @@ def start(context: Context) -> list[object]:
             worker_timeout_ms=_WORKER_TIMEOUT_MS,
         )
         servers.append(service.DispatchServer(config))
+        reporter().server(int(port))
     else:
         host = _own_address(host, int(port))
-    config = service.WorkerConfig(
-        dispatcher_address=address,
-        worker_address=f"{host}:%port%",
-        protocol=protocol,
-        heartbeat_interval_ms=_HEARTBEAT_MS,
-    )
-    servers.append(service.WorkerServer(config))
+    with _held_port() as own:
+        config = service.WorkerConfig(
+            dispatcher_address=address,
+            worker_address=f"{host}:{own}",
+            port=own,
+            protocol=protocol,
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+        )
+        servers.append(service.WorkerServer(config))
+    reporter().server(own)
     return servers
+
+
+@contextmanager
+def _held_port() -> Iterator[int]:
+    """A free port, which only servers of the same user can open meanwhile.
+
+    TensorFlow does not tell which port it chooses itself, and the agent has to know.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("", 0))
+        yield int(held.getsockname()[1])
 
 
 def clear(context: Context) -> None:

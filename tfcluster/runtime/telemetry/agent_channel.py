@@ -179,6 +179,10 @@ class Reporter:
         said = {key: _finite(value) for key, value in counts.items()}
         self._say({"type": "serving", **said})
 
+    def server(self, port: int) -> None:
+        """Report a server of TensorFlow, which the agent then guards."""
+        self._say({"type": "server", "port": port})
+
     def waiting(self, waiting: Waiting) -> None:
         """Report that the task has been waiting for other ranks for long."""
         self._say({"type": "waiting", **waiting.as_event()})

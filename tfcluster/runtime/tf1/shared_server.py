@@ -73,6 +73,7 @@ class SharedServer:
         elif self._server is None:
             options = self.config(config)
             original(server, definition, job_name, task_index, protocol, options)
+            tf_server.report(self._address)
             self._server = server
         else:
             # These two attributes are all that its clients use.

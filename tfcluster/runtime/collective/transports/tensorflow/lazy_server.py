@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime import tf_internals, tf_patches, tf_server
 from tfcluster.runtime.errors import CollectiveError
 
 _CHUNK_BYTES = 1 << 16
@@ -86,10 +86,13 @@ def arrange(task: Task, before: Callable[[], bool]) -> None:
         with lock:
             # A forked child is not a rank.
             is_first = os.getpid() == pid and not tf_internals.is_running(context)
-            if is_first and before():
+            has_server = is_first and before()
+            if has_server:
                 _configure(context, task)
             tf_patches.TABLE.restore(tf_patches.ONE_CONTEXT_INITIALIZED, context)
             start()
+            if has_server:
+                tf_server.report(task.cluster[task.job][task.index])
 
     tf_patches.TABLE.replace(
         tf_patches.ONE_CONTEXT_INITIALIZED, context, start_with_server

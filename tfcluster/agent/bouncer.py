@@ -1,0 +1,112 @@
+"""A listener that turns strangers away from the other listeners on its port.
+
+Sockets of one user that listen on one port with SO_REUSEPORT form a group, of which the
+kernel chooses one for each connection. A program in the kernel sends the connections of
+strangers to our socket, and leaves the others to the sockets that were there before. It
+needs neither privileges nor the cooperation of the program that listens.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from array import array
+from contextlib import suppress
+
+from tfcluster.agent.constants import BOUNCER_RETRY_S
+from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.agent.loop import Loop
+from tfcluster.peer_filter import INSTRUCTION, program
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfcluster.peer_filter import Network
+
+_SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What sockets have in common among which the kernel chooses."""
+
+    family: int
+    host: str
+    port: int
+    only_ipv6: bool
+
+    @classmethod
+    def of(cls, listener: socket.socket) -> Group:
+        host, port = listener.getsockname()[:2]
+        only_ipv6 = listener.family == socket.AF_INET6 and bool(
+            listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        )
+        return cls(listener.family, host, port, only_ipv6)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only programs of this host can connect anyway."""
+        return self.host == "::1" or self.host.startswith("127.")
+
+
+class Bouncer:
+    """Joins a group of ``count`` sockets; ``networks`` are those that it lets through.
+
+    Raises OSError if that is impossible, such as for a group without SO_REUSEPORT.
+    """
+
+    def __init__(
+        self, loop: Loop, group: Group, count: int, networks: Iterable[Network]
+    ) -> None:
+        self._loop = loop
+        self._socket = socket.socket(group.family, socket.SOCK_STREAM)
+        try:
+            self._join(group)
+            self._socket.listen()
+            # struct sock_fprog: a number of instructions, and where they are.
+            code = array("B", program(networks, count))
+            argument = struct.pack(
+                "@HP", len(code) // INSTRUCTION.size, code.buffer_info()[0]
+            )
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, argument
+            )
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        self._watch()
+
+    def _join(self, group: Group) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if group.family == socket.AF_INET6:
+            self._socket.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(group.only_ipv6)
+            )
+        self._socket.bind((group.host, group.port))
+
+    @property
+    def inode(self) -> int:
+        return os.fstat(self._socket.fileno()).st_ino
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _watch(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.watch(self._socket.fileno(), self._turn_away)
+
+    def _turn_away(self) -> None:
+        try:
+            while True:
+                self._socket.accept()[0].close()
+        except BlockingIOError:
+            return
+        except OSError:  # such as no free descriptor: it would be tried at once again
+            with suppress(KeyError, ValueError):
+                self._loop.unwatch(self._socket.fileno())
+            self._loop.later(BOUNCER_RETRY_S, self._watch)

@@ -1,0 +1,73 @@
+"""The sockets of tasks, as duplicates that the agent can set options on.
+
+By pidfd_getfd(2), which exists since Linux 5.6. It requires the right to trace the
+process; the agent has it, because tasks are its descendants and run as the same user.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterable, Iterator
+
+from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.agent.proc import PROC
+
+_PIDFD_GETFD = 438
+"""The number of the system call, the same on every architecture of Linux."""
+_SOCKET = "socket:["
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A socket that a process has open."""
+
+    pid: int
+    number: int
+    inode: int
+
+
+def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
+    """The sockets that these processes have open."""
+    found: list[Descriptor] = []
+    for pid in pids:
+        folder = f"{PROC}/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue  # the process has ended
+        for name in names:
+            try:
+                target = os.readlink(f"{folder}/{name}")
+            except OSError:
+                continue  # closed meanwhile
+            if target.startswith(_SOCKET):
+                inode = int(target.removeprefix(_SOCKET).rstrip("]"))
+                found.append(Descriptor(pid, int(name), inode))
+    return found
+
+
+def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
+    """Yield each socket, and close it again; those closed meanwhile are left out.
+
+    Raises OSError if the kernel does not allow it.
+    """
+    import ctypes  # only for programs that may listen: it takes long to import
+
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    for each in descriptors:
+        try:
+            process = os.pidfd_open(each.pid)
+        except ProcessLookupError:
+            continue
+        try:
+            copy = call(_PIDFD_GETFD, process, each.number, 0)
+            code = ctypes.get_errno()
+        finally:
+            os.close(process)
+        if copy >= 0:
+            with socket.socket(fileno=copy) as found:
+                yield found
+        elif code not in (errno.EBADF, errno.ESRCH):
+            raise OSError(code, os.strerror(code))

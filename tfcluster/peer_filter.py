@@ -1,0 +1,134 @@
+"""Which machines may connect to a port: networks, and a program for the kernel.
+
+The program is classic BPF (Linux's Documentation/networking/filter.rst). It chooses one
+of the sockets that listen on one port: SO_ATTACH_REUSEPORT_CBPF in socket(7). Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+TYPE_CHECKING = False  # as in typing, which takes long to import
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
+    from typing import TypeAlias
+
+    Network: TypeAlias = IPv4Network | IPv6Network
+    Instruction: TypeAlias = tuple[int, int, int, int]
+    """Operation, jumps if true and if false, and a number."""
+
+MOST_NETWORKS = 128
+"""A program for more could be larger than older kernels allow (optmem_max, 20 KiB)."""
+
+INSTRUCTION = struct.Struct("=HBBI")
+
+_LOOPBACK = ("127.0.0.0/8", "::1/128")
+_WIDTHS = ((32, 128), (24, 64), (16, 48), (8, 32))
+"""Lengths of prefixes, of IPv4 and IPv6, from single addresses to wide networks."""
+
+_IP_HEADER = (1 << 32) - 0x100000  # SKF_NET_OFF
+_RANDOM = (1 << 32) - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
+_SOURCE_4, _SOURCE_6 = 12, 8  # offsets of the source address in the IP header
+_LOAD_BYTE, _LOAD_WORD, _SHIFT, _AND, _MODULO = 0x30, 0x20, 0x74, 0x54, 0x94
+_EQUAL, _GO, _RETURN, _RETURN_LOADED = 0x15, 0x05, 0x06, 0x16
+_WHOLE = (1 << 32) - 1
+_ADMIT = (_GO, 0, 0, _WHOLE)
+"""Stands for a jump to the end of the program, which is not known yet."""
+
+
+def compact(addresses: Iterable[str]) -> tuple[str, ...]:
+    """Networks that contain these IP addresses, and loopback, in CIDR form.
+
+    They are single addresses, or wider networks if there were more than MOST_NETWORKS.
+    What is no address is left out.
+    """
+    from ipaddress import ip_address, ip_network
+
+    known = set()
+    for text in addresses:
+        try:
+            known.add(ip_address(text.partition("%")[0]))
+        except ValueError:
+            continue
+    for widths in _WIDTHS:
+        found = {
+            str(ip_network((each, widths[each.version == 6]), strict=False))
+            for each in known
+        }
+        if len(found) <= MOST_NETWORKS - len(_LOOPBACK):
+            break
+    return (*_LOOPBACK, *sorted(found))
+
+
+def parse(text: str) -> tuple[Network, ...]:
+    """Networks in CIDR form, separated by commas. Raises ValueError for others."""
+    from ipaddress import ip_network
+
+    return tuple(ip_network(each) for each in text.split(",") if each)
+
+
+def admits(networks: Iterable[Network], address: str) -> bool:
+    """Whether an IP address, also an IPv4 one in IPv6's form, is in a network."""
+    from ipaddress import ip_address
+
+    found = ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    return any(found.version == each.version and found in each for each in networks)
+
+
+def program(networks: Iterable[Network], count: int) -> bytes:
+    """The instructions, 8 bytes each, for a group of ``count`` + 1 sockets.
+
+    One of the first ``count`` sockets, at random, gets the connections from
+    ``networks``, and the last socket gets all others.
+    """
+    parts: dict[int, list[Instruction]] = {4: [], 6: []}
+    for network in networks:
+        start = _SOURCE_4 if network.version == 4 else _SOURCE_6
+        parts[network.version] += _admit(
+            start, network.network_address.packed, network.netmask.packed
+        )
+    refuse = (_RETURN, 0, 0, count)
+    code = [
+        (_LOAD_BYTE, 0, 0, _IP_HEADER),
+        (_SHIFT, 0, 0, 4),
+        (_EQUAL, 1, 0, 4),  # the version of IP
+        (_GO, 0, 0, len(parts[4]) + 1),
+        *parts[4],
+        refuse,
+        *parts[6],
+        refuse,
+    ]
+    code = [
+        (_GO, 0, 0, len(code) - at - 1) if each == _ADMIT else each
+        for at, each in enumerate(code)
+    ]
+    code += [
+        (_LOAD_WORD, 0, 0, _RANDOM),
+        (_MODULO, 0, 0, count),
+        (_RETURN_LOADED, 0, 0, 0),
+    ]
+    return b"".join(INSTRUCTION.pack(*each) for each in code)
+
+
+def _admit(start: int, address: bytes, mask: bytes) -> Iterator[Instruction]:
+    """Go to the end if the source is in this network, else to the next instruction."""
+    words = [
+        (start + 4 * index, value, bits)
+        for index, (value, bits) in enumerate(
+            zip(_words(address), _words(mask), strict=True)
+        )
+        if bits
+    ]
+    sizes = [3 if bits != _WHOLE else 2 for _, _, bits in words]
+    for index, (offset, value, bits) in enumerate(words):
+        yield (_LOAD_WORD, 0, 0, _IP_HEADER + offset)
+        if bits != _WHOLE:
+            yield (_AND, 0, 0, bits)
+        yield (_EQUAL, 0, sum(sizes[index + 1 :]) + 1, value)
+    yield _ADMIT
+
+
+def _words(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"!{len(data) // 4}I", data)
