@@ -191,7 +191,8 @@ def test_what_the_chief_prints_is_compared(cluster: Cluster) -> None:
     code, found = verified(cluster, printed)
     assert code == 1
     assert found["first_difference"]["kind"] == "printed"
-    assert "covers only that rank's rows" in found["causes"][0]
+    assert "train.py:21 reads a number that the step at" in found["causes"][0]
+    assert "covers only that rank's rows" in found["causes"][1]
 
 
 def v1_graph(**words: str) -> str:

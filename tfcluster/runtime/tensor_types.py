@@ -264,6 +264,9 @@ class Graph(Protocol):
         """Keep scopes for each thread from now on."""
         ...
 
+    structured_outputs: Nest
+    """What the function returns; of graphs of a ``tf.function`` only."""
+
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Pairs of an outer tensor and the placeholder that stands for it."""

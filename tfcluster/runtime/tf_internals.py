@@ -30,9 +30,11 @@ _CONTEXT = "tensorflow.python.eager.context.Context"
 _DATASET = "tensorflow.data.Dataset"
 _DATASETS = "tensorflow.python.data.ops"
 _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function"
+_GRAPH = "tensorflow.python.framework.func_graph.FuncGraph"
 _MANAGER = "tensorflow.train.CheckpointManager"
 _TRAIN_1 = "tensorflow.compat.v1.train"
 
+_LOOP_NUMBERS = "the warning of numbers that a loop reads"
 _LOOPS = "the batches of loops"
 _OWN_LOSSES = "the check of custom losses"
 _TRANSPORT = "transport: tensorflow"
@@ -76,6 +78,8 @@ without the hooks on Keras."""
 
 NAMES = (
     *NAMES_WITHOUT_KERAS,
+    Name(_GRAPH, "captures", _LOOP_NUMBERS, "ends with an error"),
+    Name(f"{_GRAPH}.__init__", "structured_outputs", _LOOP_NUMBERS, "the same"),
     Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
     Name(
         _DATASET,
@@ -552,6 +556,19 @@ def is_generated(file: str) -> bool:
 def is_of_autograph(error: BaseException) -> bool:
     """Whether AutoGraph raised this in place of an error during tracing."""
     return type(error).__name__ == "StagingError"
+
+
+# --- graphs of functions --------------------------------------------------------------
+
+
+def outermost_graph() -> Graph:
+    """The graph of the outermost ``tf.function`` that is being traced."""
+    import tensorflow as tf
+
+    graph: Graph = tf.compat.v1.get_default_graph()
+    while getattr(graph.outer_graph, "building_function", False):
+        graph = graph.outer_graph
+    return graph
 
 
 # --- tapes ----------------------------------------------------------------------------

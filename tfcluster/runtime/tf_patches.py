@@ -113,12 +113,55 @@ FUNCTION_CALL = Patch(
     "__call__",
     (
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
+        in_keras("checks.own_row_numbers.OwnRowNumbers._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
         in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
         in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
     "functions without XLA, unchanged errors of an exchange, exchanges in graphs, "
     "functions of loops that compute a batch by shards",
+)
+_EAGER = "tensorflow.python.framework.ops._EagerTensorBase"
+_NUMBERS = "numbers that a loop has computed from a rank's rows"
+TENSOR_READS = tuple(
+    Patch(
+        _EAGER,
+        name,
+        (in_keras("checks.own_row_numbers.OwnRowNumbers._read", IN_STEP),),
+        _NUMBERS,
+    )
+    for name in (
+        "numpy",
+        "__array__",
+        "__bool__",
+        "__float__",
+        "__format__",
+        "__int__",
+        "__repr__",
+        "__str__",
+    )
+)
+TENSOR_ARITHMETIC = tuple(
+    Patch(
+        "tensorflow.Tensor",
+        name,
+        (in_keras("checks.own_row_numbers.OwnRowNumbers._computed", IN_STEP),),
+        _NUMBERS,
+    )
+    for name in (
+        "__add__",
+        "__radd__",
+        "__sub__",
+        "__rsub__",
+        "__mul__",
+        "__rmul__",
+        "__truediv__",
+        "__rtruediv__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+    )
 )
 SCATTER_ADD = Patch(
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
@@ -405,6 +448,8 @@ STRATEGIES_OF_ONE_HOST = tuple(
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
     *ASSIGNMENTS,
+    *TENSOR_READS,
+    *TENSOR_ARITHMETIC,
     *DRAWS_BY_PARAMETERS,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,

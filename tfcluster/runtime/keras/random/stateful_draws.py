@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras.random.drawn_rows import DrawnRows, Part
 from tfcluster.runtime.keras.random.persistent_op import PersistentOp
 from tfcluster.runtime.keras.session import Session
@@ -305,7 +305,7 @@ class StatefulDraws:
         """What identifies an op over all traces; None if TensorFlow keeps its state."""
         if tf.executing_eagerly() or seed == seed2 == 0:
             return None  # There is no trace, or TensorFlow chooses a seed.
-        graph = _program_graph()
+        graph = tf_internals.outermost_graph()
         step: Hashable
         if self._session.share is not None:
             # It is traced once for batches of all sizes.
@@ -393,14 +393,6 @@ def _draw_uniform(
     return tf.raw_ops.StatelessRandomUniformV2(
         shape=shape, key=key, counter=counter, alg=alg, dtype=dtype, name=name
     )
-
-
-def _program_graph() -> Graph:
-    """The graph of the outermost ``tf.function`` that is being traced."""
-    graph: Graph = tf.compat.v1.get_default_graph()
-    while getattr(graph.outer_graph, "building_function", False):
-        graph = graph.outer_graph
-    return graph
 
 
 def _as_uint64(seed: int) -> int:

@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck, Watch
+from tfcluster.runtime.keras.checks.own_row_numbers import OwnRowNumbers
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import BY_ROWS, Session
@@ -84,6 +85,7 @@ class TapeGradients:
         divergence_check: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
+        self._own_numbers = OwnRowNumbers(session)
         self._shard_steps: ShardSteps | None = None
         self._divergence_check = divergence_check
         self._averages_state = averages_state
@@ -113,6 +115,7 @@ class TapeGradients:
         """
         self._state_of = state_of
         self._shard_steps = shard_steps
+        self._own_numbers.install()
         patches.TABLE.install({patches.OPTIMIZER_BUILD: self._build})
         tf_patches.TABLE.install(
             {
@@ -142,6 +145,7 @@ class TapeGradients:
         places = [i for i, source in enumerate(flat) if self._is_trained(source)]
         if not places or self._session.within("apply"):
             return result
+        self._own_numbers.differentiated(target)
         variables = [flat[i] for i in places]
         found = tf.nest.flatten(result)
         gradients = [found[i] for i in places]
