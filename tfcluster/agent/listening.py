@@ -9,7 +9,7 @@ behalf. Knows ports and processes; starts and stops nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tfcluster.agent import proc
 from tfcluster.agent.constants import (
@@ -21,6 +21,7 @@ from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.listening_sockets import Listener, listeners
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import Task
+from tfcluster.agent.task_sockets import descriptors_of
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Listening:
         listeners = [e for e in by_port.get(watch.port, []) if e.inode not in ours]
         if not listeners:
             return False
-        own = _sockets(self._tree(watch.task))
+        own = {each.inode for each in descriptors_of(self._tree(watch.task))}
         strange = {entry for entry in listeners if entry.inode not in own}
         inodes = {entry.inode for entry in strange}
         shared = watch.awaited or len(strange) < len(listeners)
@@ -125,15 +126,6 @@ class Listening:
             f"{watch.port} of that task"
         )
         self._reports.send("note", text=text)
-
-
-def _sockets(pids: Iterable[int]) -> set[int]:
-    found: set[int] = set()
-    for pid in pids:
-        for words in proc.descriptors(pid):
-            if words.startswith("socket:["):
-                found.add(int(words[8:-1]))
-    return found
 
 
 def _owner(inode: int) -> int | None:

@@ -53,7 +53,10 @@ def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
 
     Raises OSError if the kernel does not allow it.
     """
-    import ctypes  # only for programs that may listen: it takes long to import
+    try:
+        import ctypes  # only for programs that may listen: it takes long to import
+    except ImportError as error:  # Python can be built without it
+        raise OSError("the agent's Python has no ctypes") from error
 
     call = ctypes.CDLL(None, use_errno=True).syscall
     for each in descriptors:
