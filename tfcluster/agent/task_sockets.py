@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.proc import PROC
 
-_PIDFD_GETFD = 438
-"""The number of the system call, the same on every architecture of Linux."""
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+"""Numbers of system calls, the same on every architecture of Linux."""
 _SOCKET = "socket:["
 
 
@@ -60,15 +60,14 @@ def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
 
     call = ctypes.CDLL(None, use_errno=True).syscall
     for each in descriptors:
-        try:
-            process = os.pidfd_open(each.pid)
-        except ProcessLookupError:
-            continue
-        try:
+        # Not os.pidfd_open: a Python that was built for old kernels has none.
+        process = call(_PIDFD_OPEN, each.pid, 0)
+        if process >= 0:
             copy = call(_PIDFD_GETFD, process, each.number, 0)
             code = ctypes.get_errno()
-        finally:
             os.close(process)
+        else:
+            copy, code = -1, ctypes.get_errno()
         if copy >= 0:
             with socket.socket(fileno=copy) as found:
                 yield found
