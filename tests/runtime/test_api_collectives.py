@@ -1,8 +1,8 @@
 """The Python API on one to five ranks.
 
 The ranks run the checks in ``programs/api_*.py``, and the tests read their results.
-Each program runs once for each number of ranks. The default tier uses the first,
-``make test-all`` a single rank, too, and ``make test-exhaustive`` all of them.
+Each program runs once for each number of ranks. The default tier uses the first number,
+``make test-all`` those in ``SLOW_SIZES``, and ``make test-exhaustive`` all.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ SIZES = {
     "api_graph.py": (2, 1, 3),
     "api_differing.py": (3,),
 }
-EXAMPLES = ("ranks.py", "linear_regression.py")
-EXAMPLE_SIZES = (2, 1, 4)
+EXAMPLE_SIZES = {"ranks.py": (2, 1, 4), "linear_regression.py": (2, 1, 4)}
+SLOW_SIZES = {"api_tensors.py": 1, "api_graph.py": 2, "linear_regression.py": 1}
 # The servers of TF1 sessions listen on the ports that the ranks use.
 ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "true"}
 
@@ -131,8 +131,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     ]
     examples = [
         Job(f"{script}-{size}", size, str(ROOT / "examples" / script))
-        for script in EXAMPLES
-        for size in EXAMPLE_SIZES
+        for script, sizes in EXAMPLE_SIZES.items()
+        for size in sizes
     ]
     folder = tmp_path_factory.mktemp("a")
     return Jobs(folder, [*checks, *examples], timeout_s=580)
@@ -154,10 +154,11 @@ def passed(jobs: Mapping[str, Ranks], script: str, check: str, size: int) -> Non
         assert said == "ok", f"rank {rank} of {size}: {said}"
 
 
-def of_tier(size: int, sizes: Sequence[int]) -> Sequence[pytest.MarkDecorator]:
-    if size == sizes[0] and sizes is not SIZES["api_graph.py"]:
-        return ()
-    return (pytest.mark.slow if size in sizes[:2] else pytest.mark.exhaustive,)
+def of_tier(script: str, size: int) -> Sequence[pytest.MarkDecorator]:
+    if size == SLOW_SIZES.get(script):
+        return (pytest.mark.slow,)
+    default = size == {**SIZES, **EXAMPLE_SIZES}[script][0]
+    return () if default else (pytest.mark.exhaustive,)
 
 
 def of_subject(item: str) -> pytest.MarkDecorator:
@@ -170,7 +171,7 @@ def of_subject(item: str) -> pytest.MarkDecorator:
                 check,
                 size,
                 id=f"{check}-{size}",
-                marks=of_tier(size, SIZES[script]),
+                marks=of_tier(script, size),
             )
             for script, items in CHECKS.items()
             for check in items.get(item, ())
@@ -179,10 +180,15 @@ def of_subject(item: str) -> pytest.MarkDecorator:
     )
 
 
-EACH_SIZE = pytest.mark.parametrize(
-    "size",
-    [pytest.param(size, marks=of_tier(size, EXAMPLE_SIZES)) for size in EXAMPLE_SIZES],
-)
+def each_size(example: str) -> pytest.MarkDecorator:
+    """Parametrize with the numbers of ranks that an example runs on."""
+    return pytest.mark.parametrize(
+        "size",
+        [
+            pytest.param(size, marks=of_tier(example, size))
+            for size in EXAMPLE_SIZES[example]
+        ],
+    )
 
 
 @of_subject("init")
@@ -290,7 +296,7 @@ def test_files_are_loaded_where_there_is_no_tfcluster(
     assert done.stdout == "Adam 2\n"
 
 
-@EACH_SIZE
+@each_size("ranks.py")
 def test_every_rank_says_who_it_is(jobs: Mapping[str, Ranks], size: int) -> None:
     ranks = jobs[f"ranks.py-{size}"]
     assert ranks.exit_codes == [0] * size, ranks.outputs
@@ -299,7 +305,7 @@ def test_every_rank_says_who_it_is(jobs: Mapping[str, Ranks], size: int) -> None
     assert f"there are {size} ranks on 1 hosts" in ranks.outputs[0]
 
 
-@EACH_SIZE
+@each_size("linear_regression.py")
 def test_a_regression_is_the_same_on_any_number_of_ranks(
     jobs: Mapping[str, Ranks], size: int
 ) -> None:
