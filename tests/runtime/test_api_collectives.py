@@ -267,6 +267,7 @@ def test_operations(
     passed(jobs, script, check, size)
 
 
+@pytest.mark.slow  # it waits for every program
 def test_no_check_is_left_out(jobs: Mapping[str, Ranks]) -> None:
     for script, items in CHECKS.items():
         (found, *_) = outcomes(jobs[f"{script}-{SIZES[script][0]}"])
