@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 from array import array
-from contextlib import suppress
 
 from tfcluster.agent.constants import BOUNCER_RETRY_S
 from tfcluster.agent.light_dataclasses import dataclass
@@ -107,6 +106,5 @@ class Bouncer:
         except BlockingIOError:
             return
         except OSError:  # such as no free descriptor: it would be tried at once again
-            with suppress(KeyError, ValueError):
-                self._loop.unwatch(self._socket.fileno())
+            self._loop.unwatch(self._socket.fileno())
             self._loop.later(BOUNCER_RETRY_S, self._watch)
