@@ -202,7 +202,7 @@ def _script(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
         env=cluster.environ,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=2 * DEADLINE_S,  # two ranks import TensorFlow
         check=False,
     )
 

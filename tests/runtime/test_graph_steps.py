@@ -403,6 +403,6 @@ def test_ranks_that_no_longer_train_the_same_are_noticed(
     assert len(ranks) == 3
     for rank in ranks:
         kind, text = rank["error"]
-        assert kind == "CollectiveError"
+        assert kind == "CollectiveError", repr(text)
         assert "learning_rate of sgd is 0.01 on rank 0, 1 and 0.02 on rank 2" in text
         assert "in step 12 of sgd" in text
