@@ -42,6 +42,15 @@ def _is_reachable(text: str) -> bool:
     return not (address.is_loopback or address.is_link_local or address.is_unspecified)
 
 
+def is_address(text: str) -> bool:
+    """Whether it is an IP address, and not a name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def resolve(name: str) -> tuple[str, ...]:
     """The addresses that a name resolves to here; () if it does not resolve."""
     try:

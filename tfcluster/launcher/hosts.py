@@ -29,7 +29,7 @@ from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.fan_out import open_all
-from tfcluster.launcher.host_address import choose_address, resolve
+from tfcluster.launcher.host_address import choose_address, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.host_side import HostSide, key_of, machine_of
 from tfcluster.launcher.host_stages import (
@@ -113,7 +113,9 @@ class Hosts:
             self._post(Unopened(host.name, error))
         else:
             connected_s = time.time()
-            resolved = resolve(host.address or host.name)
+            given = host.address
+            known = given is not None and is_address(given)
+            resolved = () if known else resolve(given or host.name)
             begun_s = began_s, connected_s, time.time()
             self._post(Opened(host.name, contact, resolved, begun_s))
 
