@@ -14,8 +14,8 @@ from tests.agent.test_ports import hold
 
 ANSWER_S = 20.0
 
-# Sends a byte to whoever connects, from a child, and keeps the connection. Twice: the
-# second listener opens when the first one is closed, as soon as a file exists.
+# A child sends a byte to each client, and keeps the connection. Once a file exists, the
+# parent closes the listener, opens another one, and does the same there.
 ANSWER = """
 import os, pathlib, socket, sys, time
 def listen():

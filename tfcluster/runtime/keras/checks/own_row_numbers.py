@@ -45,6 +45,7 @@ class OwnRowNumbers:
         self._session = session
         self._told = False
         self._watches = False
+        self._eager_line = ""
         self._marks = ObjectMap[str]()
         """Where an eager tensor was computed."""
         self._traced: list[tuple[Graph, str]] = []
@@ -64,8 +65,12 @@ class OwnRowNumbers:
         if not tf.executing_eagerly():
             self._traced.append((tf_internals.outermost_graph(), user_line()))
             return
+        if not self._session.loop.divided:
+            return  # All ranks have the same rows.
+        # Looked up once: an eager loop comes here in every step.
+        self._eager_line = self._eager_line or user_line()
         for each in tf.nest.flatten(target):
-            self._mark(each, user_line)
+            self._mark(each, self._eager_line)
 
     def _concerns(self) -> bool:
         session = self._session
@@ -95,7 +100,7 @@ class OwnRowNumbers:
         if places and self._session.loop.divided:
             for place, each in enumerate(tf.nest.flatten(result)):
                 if place in places:
-                    self._mark(each, lambda: where)
+                    self._mark(each, where)
         return result
 
     def _study(self, function: Function) -> None:
@@ -109,7 +114,7 @@ class OwnRowNumbers:
 
     # --- at eager tensors -----------------------------------------------------------
 
-    def _mark(self, tensor: Any, where: Callable[[], str]) -> None:
+    def _mark(self, tensor: Any, where: str) -> None:
         if not tf_internals.is_eager(tensor) or not tensor.dtype.is_floating:
             return
         if not self._watches:
@@ -120,7 +125,7 @@ class OwnRowNumbers:
                     **dict.fromkeys(tf_patches.TENSOR_ARITHMETIC, self._computed),
                 }
             )
-        self._marks[tensor] = where()
+        self._marks[tensor] = where
 
     def _computed(
         self, original: Callable[..., Tensor], tensor: Tensor, *args: Any
