@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tfcluster.peer_filter import INSTRUCTION, admits, compact, parse, program
@@ -38,6 +38,7 @@ def near(draw: st.DrawFn) -> tuple[list[Network], str]:
     return found, str(one[draw(st.integers(0, one.num_addresses - 1))])
 
 
+@example((list(parse("0.0.0.0/0")), "::ffff:10.0.0.7"), 1, 0)
 @given(near(), st.integers(1, 5), st.integers(0, (1 << 32) - 1))
 def test_the_program_does_what_admits_says(
     found: tuple[list[Network], str], count: int, number: int
@@ -54,6 +55,8 @@ def run(code: bytes, source: str, number: int) -> int:
     ``number`` is what the kernel draws at random.
     """
     address = ip_address(source)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped  # its packets are those of IPv4
     header = bytearray(40)
     header[0] = address.version << 4
     start = 12 if address.version == 4 else 8
@@ -91,6 +94,7 @@ def run(code: bytes, source: str, number: int) -> int:
 def test_an_address_of_ipv4_in_the_form_of_ipv6() -> None:
     assert admits(parse("10.0.0.0/24"), "::ffff:10.0.0.7")
     assert not admits(parse("10.0.0.0/24"), "::ffff:10.0.1.7")
+    assert compact(["::ffff:10.0.0.7"]) == (*LOOPBACK, "10.0.0.7/32")
 
 
 def test_few_hosts_are_admitted_by_address() -> None:

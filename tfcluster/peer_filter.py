@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from ipaddress import IPv4Network, IPv6Network
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
     from typing import TypeAlias
 
     Network: TypeAlias = IPv4Network | IPv6Network
@@ -43,12 +43,12 @@ def compact(addresses: Iterable[str]) -> tuple[str, ...]:
     They are single addresses, or wider networks if there were more than MOST_NETWORKS.
     What is no address is left out.
     """
-    from ipaddress import ip_address, ip_network
+    from ipaddress import ip_network
 
     known = set()
     for text in addresses:
         try:
-            known.add(ip_address(text.partition("%")[0]))
+            known.add(_address(text))
         except ValueError:
             continue
     for widths in _WIDTHS:
@@ -70,11 +70,19 @@ def parse(text: str) -> tuple[Network, ...]:
 
 def admits(networks: Iterable[Network], address: str) -> bool:
     """Whether an IP address, also an IPv4 one in IPv6's form, is in a network."""
+    found = _address(address)
+    return any(found.version == each.version and found in each for each in networks)
+
+
+def _address(text: str) -> IPv4Address | IPv6Address:
+    """An address without its zone; an IPv4 one in IPv6's form is one of IPv4.
+
+    Such an address names packets of IPv4. Raises ValueError for what is no address.
+    """
     from ipaddress import ip_address
 
-    found = ip_address(address.partition("%")[0])
-    found = getattr(found, "ipv4_mapped", None) or found
-    return any(found.version == each.version and found in each for each in networks)
+    found = ip_address(text.partition("%")[0])
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def program(networks: Iterable[Network], count: int) -> bytes:
