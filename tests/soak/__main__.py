@@ -101,6 +101,7 @@ class _Training:
     def _write(self, epochs: int, pace_s: float) -> str:
         program = REPOSITORY / "tests" / "soak" / "program.py"
         words = ["--epochs", str(epochs), "--pace", str(pace_s)]
+        words += ["--began", str(time.time())]
         content: dict[str, Any] = {
             **self._site.keys(),
             "command": ["python", str(program), *words, "--output", str(self.output)],

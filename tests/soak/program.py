@@ -1,8 +1,9 @@
 """Trains on digits, and continues from its checkpoint as docs/how-to/resume.md says.
 
-Each epoch takes at least ``--pace`` seconds, so that a soak of an hour has as many
-epochs as its undisturbed counterpart, which needs no pace. Rank 0 appends a line for
-each epoch that it completes, and writes the weights at the end.
+Epoch n ends at the earliest n times ``--pace`` seconds after ``--began`` (by the wall
+clock), so that a soak of an hour has as many epochs as its undisturbed counterpart,
+which needs no pace. Epochs after an interruption therefore catch up. Rank 0 appends a
+line for each epoch that it completes, and writes the weights at the end.
 """
 
 from __future__ import annotations
@@ -23,17 +24,15 @@ BATCH = 64
 
 
 class Pace(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Makes each epoch last long enough, and notes the completed ones."""
+    """Lets no epoch end too early, and notes the completed ones."""
 
-    def __init__(self, pace_s: float, epochs: Path | None) -> None:
+    def __init__(self, began_s: float, pace_s: float, epochs: Path | None) -> None:
         super().__init__()
-        self._pace_s, self._epochs = pace_s, epochs
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._began = time.monotonic()
+        self._began_s, self._pace_s, self._epochs = began_s, pace_s, epochs
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        time.sleep(max(0.0, self._began + self._pace_s - time.monotonic()))
+        due_s = self._began_s + (epoch + 1) * self._pace_s
+        time.sleep(max(0.0, due_s - time.time()))
         if self._epochs is not None:
             with self._epochs.open("a") as file:
                 line = {"epoch": epoch, "loss": float(logs["loss"])}
@@ -43,10 +42,12 @@ class Pace(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no type
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--began", type=float, required=True)
     parser.add_argument("--pace", type=float, required=True)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     first = os.environ["TFCLUSTER_RANK"] == "0"
+    epochs = given.output / "epochs.jsonl"
 
     keras.utils.set_random_seed(1797)
     images, labels = load_digits(return_X_y=True)
@@ -68,7 +69,7 @@ def main() -> None:
         epochs=given.epochs,
         shuffle=False,
         callbacks=[
-            Pace(given.pace, given.output / "epochs.jsonl" if first else None),
+            Pace(given.began, given.pace, epochs if first else None),
             keras.callbacks.BackupAndRestore(given.output / "backup"),
         ],
         verbose=2,
