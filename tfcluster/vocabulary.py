@@ -22,4 +22,7 @@ It changes only if a key is removed or changes its meaning; ``schemas`` describe
 
 BACKENDS = ("local", "ssh", "slurm", "sge")
 
+RECORDING = "TFCLUSTER_RECORDING"
+"""The variable that makes a task record the steps of its training, for ``verify``."""
+
 STRATEGIES = ("collective", "parameter_server", "replicated", "local_sgd", "none")

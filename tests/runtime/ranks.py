@@ -219,6 +219,14 @@ def _start(descriptor: int) -> None:
         # Several ranks share few cores: more threads would only compete for them.
         "TF_NUM_INTRAOP_THREADS": "1",
     }
+    if os.environ.get("TFCLUSTER_TEST_GPU") == "1":
+        env |= {
+            "TFCLUSTER_TEST_GPU": "1",
+            # The ranks share its memory.
+            "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+            # Else products have eleven bits, and shapes decide on their rounding.
+            "NVIDIA_TF32_OVERRIDE": "0",
+        }
     started = subprocess.Popen(
         [sys.executable, str(PROGRAMS / "fork_ranks.py"), str(descriptor)],
         env=env,

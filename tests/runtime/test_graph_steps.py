@@ -6,6 +6,7 @@ A job runs when a test first needs its results.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,10 @@ HALVES: dict[str, tuple[Any, float]] = {
 }
 """By compression: the dtype, and the largest relative error of rounding once."""
 KILLED = ("killed", "killed_in_a_step")
+on_a_gpu = pytest.mark.skipif(
+    os.environ.get("TFCLUSTER_TEST_GPU") != "1",
+    reason="without TFCLUSTER_TEST_GPU=1, which needs a GPU and root",
+)
 
 
 def environment(**options: object) -> dict[str, str]:
@@ -110,6 +115,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     for deed in deeds:
         stall = {"stall_timeout_s": STALL_S} if deed.startswith("late") else {}
         found.append(Job(deed, 3, PROGRAM, (deed,), environment(**stall)))
+    told = environment() | {"NCCL_DEBUG": "INFO"}
+    found.append(Job("reduced_by_nccl", 3, PROGRAM, ("placed",), told))
     for name in HALVES:
         rounding = environment(compression=name)
         found.append(Job(name, 3, PROGRAM, ("rounded",), rounding))
@@ -218,6 +225,16 @@ def test_a_step_contains_collective_ops_and_no_python(
         assert len(set(keys[-1])) == len(keys[-1])
         assert rank["weights"] == ranks[0]["weights"]
     assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
+
+
+@on_a_gpu
+def test_nccl_reduces_gradients_on_gpus(jobs: Mapping[str, Ranks]) -> None:
+    for rank in said(jobs, "reduced_by_nccl", [0, 0, 0]):
+        places = {op[1].rpartition("device:")[2] for op in rank["ops"]}
+        assert places == {"CPU:0", "GPU:0"}
+    for output in jobs["reduced_by_nccl"].outputs:
+        assert "nranks 3" in output
+        assert "Init COMPLETE" in output
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -290,3 +292,27 @@ def test_tensorflow_knows_each_rank_by_its_task(outcomes: Outcomes) -> None:
             "worker/replica:0/task:1",
         )
     ]
+
+
+def test_hints_are_those_that_tensorflow_compares_with() -> None:
+    # TensorFlow takes an unknown hint for a ring.
+    program = """
+import tensorflow as tf
+from tensorflow.python.ops import collective_ops
+from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.collective.transports.tensorflow import ops
+
+kinds = tf.distribute.experimental.CommunicationImplementation
+for kind, hint in (kinds.NCCL, ops.NCCL), (kinds.RING, ops.RING):
+    with tf.Graph().as_default() as graph:
+        collective_ops.all_reduce_v2(
+            tf.constant(1.0), 2, 1, 1, communication_hint=kind.value
+        )
+        ops.all_reduce(tf.constant(1.0), ops.Devices(1, 2, "", hint), 1, ReduceOp.SUM)
+    reduced = [op for op in graph.get_operations() if op.type == "CollectiveReduceV2"]
+    print(*(op.get_attr("communication_hint").decode() for op in reduced))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == ["nccl", "nccl", "ring", "ring"]

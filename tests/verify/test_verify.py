@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,11 +165,16 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     assert not carrying(f"TMPDIR={tmp_path / 'tmp'}"), "verify left processes"
 
 
-def verified(cluster: Cluster, program: str, *words: str) -> tuple[int, Any]:
+def verified(
+    cluster: Cluster,
+    program: str,
+    *words: str,
+    command: Sequence[str] = ("python", "train.py"),
+) -> tuple[int, Any]:
     """The exit code and the JSON answer."""
     (cluster.folder / "train.py").write_text(program)
-    command = ["verify", *(words or ("-n", "2")), "--json", "--", "python", "train.py"]
-    done = cluster.command(*command, timeout_s=DEADLINE_S)
+    words = ("verify", *(words or ("-n", "2")), "--json", "--", *command)
+    done = cluster.command(*words, timeout_s=DEADLINE_S)
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     assert_format("verify", found)
@@ -183,6 +189,12 @@ def test_fit_is_equal_to_its_end(cluster: Cluster) -> None:
     kinds = {"learning_rate", "weight", "slot", "logs"}
     assert kinds == found["compared"].keys()
     assert not (cluster.folder / "model.keras").exists(), "it ran in its own folder"
+
+
+def test_a_wrapped_program_is_recorded_alone_as_on_the_ranks(cluster: Cluster) -> None:
+    wrapped = ("sh", "-c", f"exec {sys.executable} train.py")
+    code, found = verified(cluster, DATA + MODEL + FIT, command=wrapped)
+    assert (code, found["first_difference"], found["steps"]) == (0, None, 8)
 
 
 @pytest.mark.slow

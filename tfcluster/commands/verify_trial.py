@@ -22,7 +22,7 @@ from tfcluster.states import RunState
 from tfcluster.task_id import TaskId
 from tfcluster.verify.recorded import Recorded, read
 from tfcluster.verify.verdict import Failure, failure
-from tfcluster.vocabulary import RANKED_TYPES
+from tfcluster.vocabulary import RANKED_TYPES, RECORDING
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""
@@ -145,7 +145,7 @@ def run_trial(
     recording = scratch / "recording"
     recording.mkdir()
     wanted = {"folder": str(recording), "steps": steps, "seed": SEED}
-    env = {**description.env, "TFCLUSTER_RECORDING": json.dumps(wanted)}
+    env = {**description.env, RECORDING: json.dumps(wanted)}
     own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
     ready = check(replace(description, env=env, workdir=workdir, on_end=()), own)
     run = detached(lambda begun: ready.run(begun, own), orphaned=orphaned)

@@ -30,6 +30,7 @@ from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.placement import place_again, place_anew, share_machines
 from tfcluster.task_id import TaskId
 from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
+from tfcluster.vocabulary import RECORDING
 
 DISPATCHER = TaskId("data", 0)
 """The data task that runs the tf.data service's dispatcher."""
@@ -287,8 +288,10 @@ def search_paths(job: Job, package: str) -> dict[str, str]:
 
     Every Python below the command of a training task finds the runtime there. Other
     tasks get it as well, because they may share a warm interpreter with such a task.
+    With the strategy ``none``, only a program whose steps are recorded needs it.
     """
-    if job.description.runtime.strategy is Strategy.NONE:
+    recorded = RECORDING in job.description.env
+    if job.description.runtime.strategy is Strategy.NONE and not recorded:
         return {}
     return {"PYTHONPATH": f"{package}/{HOOK_FOLDER}"}
 

@@ -10,6 +10,9 @@ are written to FOLDER/NAME/R.out and R.exit; the ranks run in FOLDER/NAME/work. 
 answer is one line, sent after all ranks have ended: "ended", or "timed out" if ranks
 were still there after TIMEOUT_S seconds. Those ranks have been ended then, and the
 stacks of their threads are in their output. The program ends with the last connection.
+
+With TFCLUSTER_TEST_GPU=1, each rank has a host name of its own, so that NCCL accepts
+several ranks on one GPU, and Keras does not choose XLA, which ranks cannot use.
 """
 
 from __future__ import annotations
@@ -34,11 +37,16 @@ from pathlib import Path
 FIRST_S = 30.0
 """How long to wait for the first connection: longer than connecting takes."""
 
+GPU = os.environ.get("TFCLUSTER_TEST_GPU") == "1"
+
 Job = tuple[str, int, str, list[str], dict[str, str], int]
 
 
 def main(listening: socket.socket) -> None:
     __import__("keras")
+    if GPU:
+        trainer = sys.modules["keras.src.trainers.trainer"]
+        trainer.model_supports_jit = lambda model: False  # type: ignore[attr-defined]  # of a module
     gc.collect()
     gc.freeze()  # Else collections in the ranks would copy the libraries' pages.
     served: dict[int, int] = {}
@@ -96,6 +104,8 @@ def run_ranks(channel: socket.socket, folder: Path, job: Job, timeout_s: float) 
                 os.close(channel.detach())
                 _redirect(folder / f"{rank}.out")
                 faulthandler.enable()  # A SIGABRT makes it write the stacks.
+                if GPU:
+                    _use_own_hostname(f"rank-{rank}")
                 os.chdir(folder / "work")
                 os.environ.update(_environment(rank, addresses, token) | env)
                 os._exit(_run(script, args))
@@ -162,6 +172,14 @@ def _redirect(path: Path) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+
+
+def _use_own_hostname(name: str) -> None:
+    """Enter a UTS namespace; only root may. Raises OSError."""
+    new_uts_namespace = 0x04000000
+    if ctypes.CDLL(None, use_errno=True).unshare(new_uts_namespace) < 0:
+        raise OSError(ctypes.get_errno(), "cannot make a UTS namespace")
+    socket.sethostname(name)
 
 
 def _environment(rank: int, addresses: list[str], token: str) -> dict[str, str]:

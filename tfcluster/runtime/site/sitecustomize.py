@@ -31,10 +31,14 @@ all of ``analysis.NAMES``; to parse the program would take too long."""
 def _is_below_a_training_task() -> bool:
     """Whether this Python is part of a training task, but not the task's own.
 
+    A program whose steps are recorded, without a strategy, counts as a training task.
     The task's own interpreter has loaded the runtime already.
     """
     return (
-        os.environ.get("TFCLUSTER_STRATEGY", "none") != "none"
+        (
+            os.environ.get("TFCLUSTER_STRATEGY", "none") != "none"
+            or "TFCLUSTER_RECORDING" in os.environ
+        )
         and "TFCLUSTER_RANK" in os.environ
         and not any(name in _started_as() for name in _OURS)
     )

@@ -24,7 +24,7 @@ def begin(*, seed_random: bool) -> None:
     """
     be_silent()
     context = bootstrap.own_context()
-    if not context.trains:
+    if not context.trains and context.recording is None:
         return
     if seed_random:
         random.seed(injection.common_seed(context))

@@ -15,8 +15,9 @@ import tensorflow as tf
 from tfcluster.runtime.collective.transports.base import ReduceOp
 from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
-RING = "RING"
-NCCL = "NCCL"
+RING = "ring"
+NCCL = "nccl"
+"""Communication hints. In capitals, TensorFlow ignores them and uses a ring."""
 
 MERGE_OPS = {
     ReduceOp.SUM: "Add",
