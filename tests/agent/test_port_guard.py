@@ -54,7 +54,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def connects(port: int, source: str) -> bool:
-    """Whether the task, and not a bouncer, answers a client."""
+    """Whether the task, and not the guard, answers a client."""
     with socket.socket() as client:
         client.settimeout(ANSWER_S)
         client.bind((source, 0))
@@ -65,7 +65,7 @@ def connects(port: int, source: str) -> bool:
             return False
 
 
-def turned_away(port: int) -> bool:
+def rejected(port: int) -> bool:
     """Whether somebody listens there, and hangs up on 127.0.0.1."""
     with socket.socket() as client:
         client.settimeout(ANSWER_S)
@@ -88,7 +88,7 @@ def start(agent: Agent, peers: str | None, **keys: object) -> int:
 def test_strangers_are_kept_out_of_a_program_s_server(agent: Agent) -> None:
     port = start(agent, PEERS)
     agent.wait("listening", timeout_s=20)
-    eventually(lambda: turned_away(port), "the guard")
+    eventually(lambda: rejected(port), "the guard")
     assert connects(port, "127.0.0.2")
     assert not [f for f in agent.frames if f["type"] == "intruder"]
 
@@ -115,16 +115,16 @@ def _first_connection(port: int) -> socket.socket:
 
 def test_a_second_listener_is_guarded_as_well(agent: Agent) -> None:
     port = start(agent, PEERS)
-    eventually(lambda: turned_away(port), "the guard")
+    eventually(lambda: rejected(port), "the guard")
     (agent.folder / "again").touch()
     log = agent.log("worker:0")
     eventually(lambda: "again" in log.read_text(), "the second listener")
-    eventually(lambda: turned_away(port) and connects(port, "127.0.0.2"), "its guard")
+    eventually(lambda: rejected(port) and connects(port, "127.0.0.2"), "its guard")
 
 
 def test_the_port_is_free_when_the_task_has_ended(agent: Agent) -> None:
     port = start(agent, PEERS)
-    eventually(lambda: turned_away(port), "the guard")
+    eventually(lambda: rejected(port), "the guard")
     agent.stop("worker:0", grace_s=0)
     agent.wait("settled", timeout_s=20)
     eventually(lambda: _is_refused(port), "nobody listens")
@@ -145,7 +145,7 @@ def test_a_server_that_the_runtime_tells_of(agent: Agent) -> None:
     code = ANSWER.replace("s = listen()\n", f"s = listen()\n{code}", 1)
     argv = (PYTHON, "-c", code, str(port), str(agent.folder / "again"))
     agent.start("ps:0", *argv, port=port, peers=PEERS)
-    eventually(lambda: turned_away(port), "the guard")
+    eventually(lambda: rejected(port), "the guard")
     assert connects(port, "127.0.0.2")
 
 

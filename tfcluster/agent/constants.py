@@ -50,7 +50,7 @@ GUARD_POLL_S = 0.2  # for how long strangers may reach a server that was just st
 GUARD_POLL_SLOW_S = 1.0  # once each task's server is guarded
 GUARD_POLL_SHARE = 0.02  # the most that looking may take of the agent's time
 GUARD_FRESH_S = 3.0  # for how long after a change more listeners may follow
-BOUNCER_RETRY_S = 0.5
+ACCEPT_RETRY_S = 0.5
 OPEN_FILES = 8192
 
 SYNC_PART_BYTES = 256 * KIB

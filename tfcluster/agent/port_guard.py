@@ -2,8 +2,8 @@
 
 A runtime tells the agent that it has started a server. A program without a runtime is
 left alone; the agent looks from time to time whether it listens on its task's port. In
-both cases a ``Bouncer`` turns strangers away from then on, and the connections that
-they already have are cut.
+both cases a ``RejectingListener`` rejects the connections of strangers from then on,
+and those that they already have are cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 
 from tfcluster import peer_filter
 from tfcluster.agent import task_sockets
-from tfcluster.agent.bouncer import Bouncer, Group
 from tfcluster.agent.constants import (
     GUARD_FRESH_S,
     GUARD_POLL_S,
@@ -25,6 +24,7 @@ from tfcluster.agent.constants import (
 from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.listening_sockets import listeners
 from tfcluster.agent.loop import Loop, Timer
+from tfcluster.agent.rejecting_listener import Group, RejectingListener
 from tfcluster.agent.task import Task
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
@@ -40,15 +40,15 @@ class _Watch:
     networks: tuple[Network, ...]
     listeners: set[int] = field(default_factory=set)
     """Inodes of the task's sockets that listen there."""
-    bouncers: list[Bouncer] = field(default_factory=list)
+    rejecting_listeners: list[RejectingListener] = field(default_factory=list)
     changed_s: float = 0.0
     """When the listeners last changed, by the loop's clock."""
 
     def open(self) -> None:
         """Let strangers connect again."""
-        for each in self.bouncers:
+        for each in self.rejecting_listeners:
             each.close()
-        self.bouncers.clear()
+        self.rejecting_listeners.clear()
 
 
 class PortGuard:
@@ -76,7 +76,9 @@ class PortGuard:
 
     def inodes(self) -> set[int]:
         """Our own listening sockets."""
-        return {each.inode for watch in self._watches for each in watch.bouncers}
+        return {
+            each.inode for watch in self._watches for each in watch.rejecting_listeners
+        }
 
     def _add(self, task: Task, port: int, delay_s: float) -> None:
         if not task.request.peers:
@@ -132,7 +134,9 @@ class PortGuard:
         try:
             if own != watch.listeners:
                 watch.open()
-                self._post_bouncers(watch, [each for each in held if each.inode in own])
+                self._reject_strangers(
+                    watch, [each for each in held if each.inode in own]
+                )
                 watch.listeners, watch.changed_s = own, now_s
             if own:
                 _cut_strangers(watch, task_sockets.duplicates(held))
@@ -141,7 +145,7 @@ class PortGuard:
             self._watches.remove(watch)
             self._give_up(watch.task, watch.port, error.strerror or str(error))
 
-    def _post_bouncers(
+    def _reject_strangers(
         self, watch: _Watch, listeners: list[task_sockets.Descriptor]
     ) -> None:
         groups: dict[Group, set[int]] = {}
@@ -150,8 +154,8 @@ class PortGuard:
             groups.setdefault(Group.of(each), set()).add(inode)
         for group, members in groups.items():
             if not group.is_private:
-                watch.bouncers.append(
-                    Bouncer(self._loop, group, len(members), watch.networks)
+                watch.rejecting_listeners.append(
+                    RejectingListener(self._loop, group, len(members), watch.networks)
                 )
 
     def _give_up(self, task: Task, port: int, why: str) -> None:

@@ -22,7 +22,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as li
     except TimeoutError:
         sys.exit(0)
 """
-ANSWERED, TURNED_AWAY = 0, 7
+ANSWERED, REJECTED = 0, 7
 
 # The ports on which others can connect to this host, but for sshd's.
 PORTS = """
@@ -68,10 +68,10 @@ def answers(rig: Testbed) -> list[int]:
     ("strategy", "expose", "expected"),
     [
         # Each worker starts a server, and uses those of the other tasks and the ps.
-        ("none", "run", [TURNED_AWAY] * 3),
+        ("none", "run", [REJECTED] * 3),
         ("none", "any", [ANSWERED] * 3),
         # A server for each worker, a dispatcher, and a worker of the data service.
-        ("collective", "run", [TURNED_AWAY] * 4),
+        ("collective", "run", [REJECTED] * 4),
     ],
 )
 def test_another_machine_reaches_no_server_of_tensorflow(

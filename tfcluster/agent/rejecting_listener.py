@@ -1,4 +1,4 @@
-"""A listener that turns strangers away from the other listeners on its port.
+"""A listener that rejects the connections of strangers to the others on its port.
 
 Sockets of one user that listen on one port with SO_REUSEPORT form a group, of which the
 kernel chooses one for each connection. A program in the kernel sends the connections of
@@ -13,7 +13,7 @@ import socket
 import struct
 from array import array
 
-from tfcluster.agent.constants import BOUNCER_RETRY_S
+from tfcluster.agent.constants import ACCEPT_RETRY_S
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.peer_filter import INSTRUCTION, program
@@ -50,7 +50,7 @@ class Group:
         return self.host == "::1" or self.host.startswith("127.")
 
 
-class Bouncer:
+class RejectingListener:
     """Joins a group of ``count`` sockets; ``networks`` are those that it lets through.
 
     Raises OSError if that is impossible, such as for a group without SO_REUSEPORT.
@@ -97,9 +97,9 @@ class Bouncer:
 
     def _watch(self) -> None:
         if self._socket.fileno() >= 0:
-            self._loop.watch(self._socket.fileno(), self._turn_away)
+            self._loop.watch(self._socket.fileno(), self._reject)
 
-    def _turn_away(self) -> None:
+    def _reject(self) -> None:
         try:
             while True:
                 self._socket.accept()[0].close()
@@ -107,4 +107,4 @@ class Bouncer:
             return
         except OSError:  # such as no free descriptor: it would be tried at once again
             self._loop.unwatch(self._socket.fileno())
-            self._loop.later(BOUNCER_RETRY_S, self._watch)
+            self._loop.later(ACCEPT_RETRY_S, self._watch)

@@ -1,4 +1,4 @@
-"""The kernel sends the connections of strangers to the bouncer, and no others."""
+"""The kernel sends only the connections of strangers to the rejecting listener."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from tfcluster.agent.bouncer import Bouncer, Group
 from tfcluster.agent.loop import Loop
+from tfcluster.agent.rejecting_listener import Group, RejectingListener
 from tfcluster.peer_filter import compact, parse
 
 SOON_S = 0.3
@@ -41,13 +41,13 @@ def listeners(
 
 
 @contextmanager
-def guarded(found: list[socket.socket], networks: str) -> Iterator[Bouncer]:
+def guarded(found: list[socket.socket], networks: str) -> Iterator[RejectingListener]:
     group = Group.of(found[0])
-    bouncer = Bouncer(Loop(), group, len(found), parse(networks))
+    rejecting = RejectingListener(Loop(), group, len(found), parse(networks))
     try:
-        yield bouncer
+        yield rejecting
     finally:
-        bouncer.close()
+        rejecting.close()
 
 
 def connect(found: list[socket.socket], source: str) -> list[int]:
@@ -102,7 +102,7 @@ def test_several_listeners_share_what_is_admitted() -> None:
         assert not connect(found, "127.0.0.1")
 
 
-def test_without_a_bouncer_everybody_is_admitted_again() -> None:
+def test_without_it_everybody_is_admitted_again() -> None:
     with listeners() as found:
         with guarded(found, "127.0.0.2/32"):
             assert not connect(found, "127.0.0.1")
