@@ -32,6 +32,7 @@ def _is_in_keras(handler: Handler) -> bool:
 
 
 SAVED = in_keras("train.chief_only_saving.ChiefOnlySaving._saved_as", EACH)
+_PROGRAM_VARIABLES = "checks.program_variables.ProgramVariables"
 _ALL_SLOTS = in_keras("strategies.ps_models.ServerModels._with_all_slots", SERVED)
 
 # --- gradients and graphs -------------------------------------------------------------
@@ -44,6 +45,7 @@ TAPE_GRADIENT = Patch(
             "exchange.reduced_tensors.ReducedTensors.gradients", EACH, called="after"
         ),
         in_keras("checks.row_terms.RowTerms._before_gradient", IN_STEP, "before"),
+        in_keras(f"{_PROGRAM_VARIABLES}._before_gradient", IN_STEP, "before"),
         in_keras("train.tape_gradients.TapeGradients._gradient", IN_STEP),
         in_keras("losses.input_gradients.InputGradients._of_tape", IN_STEP),
     ),
@@ -114,6 +116,7 @@ FUNCTION_CALL = Patch(
     (
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         in_keras("checks.own_row_numbers.OwnRowNumbers._call", IN_STEP),
+        in_keras(f"{_PROGRAM_VARIABLES}._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
         in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
         in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
@@ -213,11 +216,32 @@ ASSIGNMENTS = tuple(
     Patch(
         f"tensorflow.python.ops.resource_variable_ops.{kind}",
         name,
-        (in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),),
-        "variables that a step sets once for all shards",
+        (
+            in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),
+            in_keras(f"{_PROGRAM_VARIABLES}._assign", IN_STEP),
+        ),
+        "variables that a step sets once for all shards, or from the rows of one rank",
     )
     for kind in ("BaseResourceVariable", "ResourceVariable")
     for name in ("assign", "assign_add", "assign_sub")
+)
+SCATTERED_ASSIGNMENTS = tuple(
+    Patch(
+        "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
+        name,
+        (in_keras(f"{_PROGRAM_VARIABLES}._assign", IN_STEP),),
+        "variables that a step sets from the rows of one rank",
+    )
+    for name in (
+        "_strided_slice_assign",
+        "batch_scatter_update",
+        "scatter_max",
+        "scatter_min",
+        "scatter_nd_add",
+        "scatter_nd_sub",
+        "scatter_nd_update",
+        "scatter_update",
+    )
 )
 
 _RECORD_CLIP = in_keras(
@@ -448,6 +472,7 @@ STRATEGIES_OF_ONE_HOST = tuple(
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
     *ASSIGNMENTS,
+    *SCATTERED_ASSIGNMENTS,
     *TENSOR_READS,
     *TENSOR_ARITHMETIC,
     *DRAWS_BY_PARAMETERS,

@@ -34,7 +34,11 @@ _APPLY = "train.optimizer_hook.OptimizerHook._apply"
 OPTIMIZER_APPLY = Patch(
     "keras.optimizers.Optimizer",
     "apply",
-    (_RECORD_APPLY, in_keras(_APPLY, EACH)),
+    (
+        _RECORD_APPLY,
+        in_keras("checks.program_variables.ProgramVariables._apply", IN_STEP),
+        in_keras(_APPLY, EACH),
+    ),
     "exchange of gradients",
 )
 LOSS_SCALE_APPLY = Patch(

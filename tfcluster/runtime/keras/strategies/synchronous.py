@@ -10,6 +10,7 @@ from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
+from tfcluster.runtime.keras.checks.program_variables import ProgramVariables
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.checks.traced_draws import TracedDraws
@@ -115,6 +116,8 @@ def install(
     if session.divides and (session.size > 1 or session.shards):
         InputGradients(session, rescaling).install()
     saving.install()
+    if session.divides and session.size > 1 and session.waits_in_steps:
+        ProgramVariables(session).install()
     if session.divides and (session.size > 1 or session.shards):
         row_terms.install()
     shape_errors.install()
