@@ -576,6 +576,9 @@ def case_tape_that_draws_with_a_state():
             "truncated": tf.random.truncated_normal((rows,)),
             "dropout": tf.nn.dropout(x, 0.5),
             "common": tf.random.normal((7,)),
+            "common_number": tf.random.uniform(()),
+            "common_integer": tf.random.uniform((), 0, 9, tf.int32),
+            "common_choice": tf.random.categorical([[0.0, 1.0]], 1),
         }
 
     return loop_with_draws(draw, compile_step=True)

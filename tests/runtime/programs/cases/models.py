@@ -213,6 +213,8 @@ class Denoises(keras.Sequential):
             counts = tf.random.poisson([], tf.abs(x))
             kept = tf.random.categorical(tf.zeros([tf.shape(x)[0], 2]), 6)
             noise += 0.1 * counts * tf.cast(kept, x.dtype)
+            noise += tf.random.uniform(()) + tf.random.normal((6,))
+            noise *= 1 + tf.cast(tf.random.categorical([[0.0, 1.0]], 1), x.dtype)
             loss = self.compute_loss(x, y, self(x + noise, training=True))
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)

@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
-from tfcluster.runtime.keras.random.drawn_rows import DrawnRows, Part
+from tfcluster.runtime.keras.random.drawn_rows import ALIKE, DrawnRows, Part
 from tfcluster.runtime.keras.random.persistent_op import PersistentOp
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
@@ -77,9 +77,12 @@ class StatefulDraws:
     ) -> Tensor:
         self._refuse_in_shard()
         part = self._rows.part(shape, may_be_noise=True)
+        state = self._state("normal", part, shape, seed, seed2)
         if part is None:
-            return original(shape, dtype, seed, seed2, name)
-        if (state := self._state("normal", part, seed, seed2)) is None:
+            if state is None:
+                return original(shape, dtype, seed, seed2, name)
+            return _draw_normal(shape, *state, _PHILOX, dtype, name)
+        if state is None:
             return _of_whole(part, original, dtype, seed, seed2, name)
         return part.skip_to(_draw_normal, *state, _PHILOX, dtype)
 
@@ -94,9 +97,12 @@ class StatefulDraws:
     ) -> Tensor:
         self._refuse_in_shard()
         part = self._rows.part(shape)
+        state = self._state("uniform", part, shape, seed, seed2)
         if part is None:
-            return original(shape, dtype, seed, seed2, name)
-        if (state := self._state("uniform", part, seed, seed2)) is None:
+            if state is None:
+                return original(shape, dtype, seed, seed2, name)
+            return _draw_uniform(shape, *state, _PHILOX, dtype, name)
+        if state is None:
             return _of_whole(part, original, dtype, seed, seed2, name)
         return part.skip_to(_draw_uniform, *state, _PHILOX, dtype)
 
@@ -111,18 +117,19 @@ class StatefulDraws:
     ) -> Tensor:
         self._refuse_in_shard()
         part = self._rows.part(shape)
-        if part is None:
-            return original(shape, dtype, seed, seed2, name)
-        if (state := self._state("truncated normal", part, seed, seed2)) is None:
+        state = self._state("truncated normal", part, shape, seed, seed2)
+        if state is None:
+            if part is None:
+                return original(shape, dtype, seed, seed2, name)
             return _of_whole(part, original, dtype, seed, seed2, name)
 
-        def draw(shape: Tensor) -> Tensor:
+        def draw(shape: ShapeLike) -> Tensor:
             key, counter = state
             return tf.raw_ops.StatelessTruncatedNormalV2(
                 shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=dtype
             )
 
-        return part.slice_of(draw)
+        return draw(shape) if part is None else part.slice_of(draw)
 
     def _uniform_int(
         self,
@@ -136,12 +143,13 @@ class StatefulDraws:
     ) -> Tensor:
         self._refuse_in_shard()
         part = self._rows.part(shape)
-        if part is None:
-            return original(shape, minval, maxval, seed, seed2, name)
-        if (state := self._state("integers", part, seed, seed2)) is None:
+        state = self._state("integers", part, shape, seed, seed2)
+        if state is None:
+            if part is None:
+                return original(shape, minval, maxval, seed, seed2, name)
             return _of_whole(part, original, minval, maxval, seed, seed2, name)
 
-        def draw(shape: Tensor) -> Tensor:
+        def draw(shape: ShapeLike) -> Tensor:
             key, counter = state
             return tf.raw_ops.StatelessRandomUniformIntV2(
                 shape=shape,
@@ -152,7 +160,7 @@ class StatefulDraws:
                 maxval=maxval,
             )
 
-        return part.slice_of(draw)
+        return draw(shape) if part is None else part.slice_of(draw)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _gamma(
@@ -217,17 +225,19 @@ class StatefulDraws:
             return original(logits, samples, seed, seed2, output_dtype, name)
 
         self._refuse_in_shard()
-        samples = tf.convert_to_tensor(num_samples)
-        part = self._rows.part(tf.shape(logits)[:1])
-        if part is None:
-            return plain(logits, samples)
-        whole = part.of_whole(logits)
+        logits, samples = map(tf.convert_to_tensor, (logits, num_samples))
+        # A fixed number is no number of rows in a step for batches of any size.
+        fixed = logits.shape[:1]
+        shape = fixed if fixed.is_fully_defined() else tf.shape(logits)[:1]
+        part = self._rows.part(shape)
+        whole = logits if part is None else part.of_whole(logits)
         op = self._op("categorical", seed, seed2)
         if op is None:
-            return part.own(plain(whole, samples))
-        found = self._persistent_op(op, plain, output_dtype)(whole, samples)
-        found.set_shape([None, tf.get_static_value(samples)])
-        return part.own(found)
+            found = plain(whole, samples)
+        else:
+            found = self._persistent_op(op, plain, output_dtype)(whole, samples)
+            found.set_shape([whole.shape[0], tf.get_static_value(samples)])
+        return found if part is None else part.own(found)
 
     def _per_parameter(
         self,
@@ -289,22 +299,27 @@ class StatefulDraws:
     # --- states -----------------------------------------------------------------------
 
     def _state(
-        self, kind: str, part: Part, seed: int, seed2: int
+        self, kind: str, part: Part | None, shape: ShapeLike, seed: int, seed2: int
     ) -> tuple[Tensor, Tensor] | None:
         """The key and the counter (uint64) for stateless ops; advances the state.
 
-        None if the op keeps its state, as on one machine. ``seed`` and ``seed2`` are
-        those of the op.
+        None if the op keeps its state, as on one machine. ``part`` is the rank's of an
+        array of this ``shape``; None if all ranks draw the same one. ``seed`` and
+        ``seed2`` are those of the op.
         """
         op = self._op(kind, seed, seed2)
         if op is None:
             return None
-        return self._advanced(op, part.shape(part.whole), seed, seed2)
+        whole = shape if part is None else part.shape(part.whole)
+        sizes = tf.convert_to_tensor(whole, tf.int32 if part is None else None)
+        return self._advanced(op, sizes, seed, seed2)
 
     def _op(self, kind: str, seed: int, seed2: int) -> Hashable:
         """What identifies an op over all traces; None if TensorFlow keeps its state."""
         if tf.executing_eagerly() or seed == seed2 == 0:
             return None  # There is no trace, or TensorFlow chooses a seed.
+        if self._session.within(ALIKE):
+            return None  # The function of a dataset is not traced again.
         graph = tf_internals.outermost_graph()
         step: Hashable
         if self._session.share is not None:
@@ -370,7 +385,7 @@ def _of_whole(
 
 
 def _draw_normal(
-    shape: Tensor,
+    shape: ShapeLike,
     key: Tensor,
     counter: Tensor,
     alg: int | Tensor,
@@ -383,7 +398,7 @@ def _draw_normal(
 
 
 def _draw_uniform(
-    shape: Tensor,
+    shape: ShapeLike,
     key: Tensor,
     counter: Tensor,
     alg: int | Tensor,
