@@ -225,7 +225,7 @@ def test_a_rank_that_is_late_for_the_first_op_is_named(outcomes: Outcomes) -> No
 
 def test_the_communication_hint_is_taken(outcomes: Outcomes) -> None:
     for rank in outcomes.ranks:
-        assert rank["hint/RING"].tolist() == rank["hint/AUTO"].tolist() == [3.0] * 5000
+        assert rank["hint/ring"].tolist() == rank["hint/auto"].tolist() == [3.0] * 5000
 
 
 def test_a_dtype_without_an_op_is_refused(outcomes: Outcomes) -> None:

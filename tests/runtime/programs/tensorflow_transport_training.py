@@ -151,7 +151,7 @@ def retraced_ops():
     own = tf.fill([5000], float(RANK + 1))
     total = ops.all_reduce(own, group, key, ReduceOp.SUM, timeout_s=20)
     found["eager"] = total.numpy()
-    for hint in (ops.RING, "AUTO"):
+    for hint in (ops.RING, "auto"):
         key = instance_key(["hint", hint])
         hinted = ops.Devices(group.key, group.size, group.own, hint)
         total = ops.all_reduce(own, hinted, key, ReduceOp.MAX, timeout_s=20)
