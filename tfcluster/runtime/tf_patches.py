@@ -116,7 +116,7 @@ FUNCTION_CALL = Patch(
     (
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         in_keras("checks.own_row_numbers.OwnRowNumbers._call", IN_STEP),
-        in_keras(f"{_PROGRAM_VARIABLES}._call", IN_STEP),
+        in_keras(f"{_PROGRAM_VARIABLES}._step", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
         in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
         in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),

@@ -36,7 +36,7 @@ OPTIMIZER_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras("checks.program_variables.ProgramVariables._apply", IN_STEP),
+        in_keras("checks.program_variables.ProgramVariables._step", IN_STEP),
         in_keras(_APPLY, EACH),
     ),
     "exchange of gradients",

@@ -33,9 +33,8 @@ from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import is_of_the_user, user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import is_ours
-from tfcluster.runtime.keras.types import Optimizer, Tape
+from tfcluster.runtime.keras.types import Tape
 from tfcluster.runtime.tensor_types import Graph, Nest, Tensor, Variable
-from tfcluster.runtime.tf_internals import Function
 
 _MOST_VARIABLES = 100
 _MOST_BYTES = 1 << 20
@@ -75,13 +74,13 @@ class ProgramVariables:
         self._steps = 0
 
     def install(self) -> None:
-        patches.TABLE.install({patches.OPTIMIZER_APPLY: self._apply})
+        patches.TABLE.install({patches.OPTIMIZER_APPLY: self._step})
         tf_patches.TABLE.install(
             {
                 **dict.fromkeys(tf_patches.ASSIGNMENTS, self._assign),
                 **dict.fromkeys(tf_patches.SCATTERED_ASSIGNMENTS, self._assign),
                 tf_patches.TAPE_GRADIENT: self._before_gradient,
-                tf_patches.FUNCTION_CALL: self._call,
+                tf_patches.FUNCTION_CALL: self._step,
             }
         )
 
@@ -111,29 +110,12 @@ class ProgramVariables:
         for handle in _handles_below(tf.nest.flatten(target), seen):
             self._read[handle] = True
 
-    def _call(
-        self,
-        original: Callable[..., Nest],
-        function: Function,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Nest:
-        return self._stepping(lambda: original(function, *args, **kwargs))
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function or an eager optimizer, and compare after some of the steps.
 
-    def _apply(
-        self,
-        original: Callable[..., Any],
-        optimizer: Optimizer,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if self._session.within("apply"):
-            return original(optimizer, *args, **kwargs)
-        return self._stepping(lambda: original(optimizer, *args, **kwargs))
-
-    def _stepping(self, act: Callable[[], Any]) -> Any:
-        """Call ``act``. After an exchange of gradients, all ranks come this far."""
-        result = act()
+        After an exchange of gradients, all ranks come this far.
+        """
+        result = original(*args, **kwargs)
         if tf.executing_eagerly() and self._session.applies > self._applies:
             self._applies = self._session.applies
             self._steps += 1
