@@ -15,6 +15,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 from benchmarks.measure import HERE, Row, show
 from benchmarks.rigs import USER, Bench, Cost, Usage, bench
@@ -26,7 +30,9 @@ OVERHEAD_S = 1.0
 SCHEDULED = 4
 LINES_PER_S = 20_000
 LINES_S = 10
-SETTLE_S = 60.0
+SETTLE_S = 120.0
+STATUS_S = 0.3
+LEFT_S = 10.0
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -113,7 +119,10 @@ def _hosts(site: Bench, given: argparse.Namespace) -> None:
         rows.append(Row(what, ours_s, "mpirun over ssh", peer_s, 1.2))
     for less, more in itertools.pairwise(counts):
         pair = (found[f"tfcluster {count}"].seconds for count in (more, less))
-        rows.append(Row(f"{more} hosts", next(pair), f"{less} hosts", next(pair), 2.2))
+        growth = 1.1 * more / less
+        rows.append(
+            Row(f"{more} hosts", next(pair), f"{less} hosts", next(pair), growth)
+        )
     show("Fan-out", rows)
     _table(
         "Fan-out: CPU",
@@ -134,39 +143,70 @@ def _hosts(site: Bench, given: argparse.Namespace) -> None:
 
 
 def _launcher(site: Bench, given: argparse.Namespace) -> None:
-    """The CPU, memory, threads and descriptors that each host costs the launcher."""
+    """What each host costs the launcher, and how fast a large run answers and ends."""
     counts: list[int] = sorted(given.hosts)
     if len(counts) == 1:
         counts = [max(1, counts[0] // 2), *counts]
-    used = {count: _while_running(site, count) for count in counts}
+    found = {count: _while_running(site, count) for count in counts}
     rows: list[Sequence[object]] = [
         (
             f"{count} hosts",
-            f"{usage.cpu_s:.2f} s",
-            f"{usage.rss_kib >> 10} MiB",
-            usage.threads,
-            usage.files,
-            f"{1e3 * idle:.0f} ms",
+            f"{running.usage.cpu_s:.2f} s",
+            f"{running.usage.rss_kib >> 10} MiB",
+            running.usage.threads,
+            running.usage.files,
+            f"{1e3 * running.idle_cpu:.0f} ms",
         )
-        for count, (usage, idle) in used.items()
+        for count, running in found.items()
     ]
-    (few, (less, idle_less)), *_, (many, (more, idle_more)) = used.items()
+    (few, less), *_, (many, more) = found.items()
+    used, usage = less.usage, more.usage
     rows.append(
         (
             "for each host",
-            f"{(more.cpu_s - less.cpu_s) / (many - few) * 1e3:.0f} ms",
-            f"{(more.rss_kib - less.rss_kib) / (many - few):.0f} KiB",
-            f"{(more.threads - less.threads) / (many - few):.1f}",
-            f"{(more.files - less.files) / (many - few):.1f}",
-            f"{(idle_more - idle_less) / (many - few) * 1e3:.1f} ms",
+            f"{(usage.cpu_s - used.cpu_s) / (many - few) * 1e3:.0f} ms",
+            f"{(usage.rss_kib - used.rss_kib) / (many - few):.0f} KiB",
+            f"{(usage.threads - used.threads) / (many - few):.1f}",
+            f"{(usage.files - used.files) / (many - few):.1f}",
+            f"{(more.idle_cpu - less.idle_cpu) / (many - few) * 1e3:.1f} ms",
         )
     )
     header = "what | CPU to start | memory | threads | descriptors | CPU in each second"
     _table("Launcher", header, rows)
+    _table(
+        "A running launch",
+        f"what | `status` (target: {STATUS_S} s) | same, CPU | from Ctrl-C to its "
+        f"end | until nothing is left (target: {LEFT_S:.0f} s)",
+        (
+            (
+                f"{count} hosts",
+                f"{running.status.seconds:.2f} s",
+                f"{running.status.cpu_s:.2f} s",
+                f"{running.ended_s:.1f} s",
+                f"{running.nothing_left_s:.1f} s",
+            )
+            for count, running in found.items()
+        ),
+    )
 
 
-def _while_running(site: Bench, count: int) -> tuple[Usage, float]:
-    """The launcher's usage once all tasks run, and its CPU per second afterwards."""
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A launch whose tasks all run, and then its end."""
+
+    usage: Usage
+    """Of the launcher, once all tasks run."""
+    idle_cpu: float
+    """The CPU seconds that the launcher uses in each second afterwards."""
+    status: Cost
+    """Of ``tfcluster status`` of the run."""
+    ended_s: float
+    """From Ctrl-C to the end of the launcher."""
+    nothing_left_s: float
+    """From Ctrl-C until no host has a process of the user's."""
+
+
+def _while_running(site: Bench, count: int) -> _Running:
     output = site.folder / "launched"
     process = site.start(site.launch(count, "sh", "-c", "echo up; sleep 600"), output)
     try:
@@ -174,18 +214,38 @@ def _while_running(site: Bench, count: int) -> tuple[Usage, float]:
         usage, begin = Usage.of(process.inside_pid), time.monotonic()
         time.sleep(10)  # measures an idle launcher; no event to wait for
         later = Usage.of(process.inside_pid)
-        idle = (later.cpu_s - usage.cpu_s) / (time.monotonic() - begin)
+        idle_cpu = (later.cpu_s - usage.cpu_s) / (time.monotonic() - begin)
+        status = site.cost(site.tfcluster("status", _newest_run(site).name))
     finally:
-        process.send_signal(signal.SIGTERM)
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
         process.wait(SETTLE_S)
-    return usage, idle
+    ended_s = time.monotonic() - interrupted
+    _until(lambda: not _of_user(site), lambda: "\n".join(_of_user(site)))
+    left_s = time.monotonic() - interrupted
+    return _Running(usage, idle_cpu, status, ended_s, left_s)
+
+
+def _of_user(site: Bench) -> list[str]:
+    """The user's processes on all hosts, which share this machine's kernel."""
+    number = site.rig.accounts[USER].number
+    return [
+        " ".join(process.info["cmdline"] or [process.info["name"]])
+        for process in psutil.process_iter(["uids", "cmdline", "name"])
+        if process.info["uids"] and process.info["uids"].real == number
+    ]
+
+
+def _newest_run(site: Bench) -> Path:
+    runs = (site.folder / "state" / "runs").iterdir()
+    return max(runs, key=lambda path: path.stat().st_mtime)
 
 
 def _until(done: Callable[[], bool], said: Callable[[], str]) -> None:
     deadline = time.monotonic() + SETTLE_S
     while not done():
         if time.monotonic() > deadline:
-            raise SystemExit(f"the tasks did not start:\n{said()[-2000:]}")
+            raise SystemExit(f"waited in vain:\n{said()[-2000:]}")
         time.sleep(0.1)  # polls a file that another process writes
 
 
@@ -209,9 +269,7 @@ def _lines(site: Bench, given: argparse.Namespace) -> None:
     elapsed = time.monotonic() - begin
     if process.returncode:
         raise SystemExit(f"{argv} failed:\n{output.read_text()[-2000:]}")
-    runs = (site.folder / "state" / "runs").iterdir()
-    newest = max(runs, key=lambda path: path.stat().st_mtime)
-    logs = sorted(newest.glob("logs/worker*.log"))
+    logs = sorted(_newest_run(site).glob("logs/worker*.log"))
     lost = count * each - sum(_in_order(path.read_text(), each) for path in logs)
     shown = output.read_text().count(" line ")
     header = "what | target | found"

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from enum import Enum
 
+_FINAL = frozenset({"succeeded", "failed", "stopped", "lost"})
+
 
 class _Ordered(str, Enum):
-    """A state is its word; no other state follows one that is ``final``."""
+    """A state is its word; the final ones come last."""
 
-    @property
-    def final(self) -> bool:
-        return self.value in {"succeeded", "failed", "stopped", "lost"}
+    final: bool
+    """Whether no other state follows."""
+    order: int
+    """Position in the sequence; all final states share the last one."""
 
-    @property
-    def order(self) -> int:
-        """Position in the sequence; all final states share the last one."""
-        words = [member.value for member in type(self) if not member.final]
-        return len(words) if self.final else words.index(self.value)
+    def __init__(self, word: object) -> None:
+        # Attributes, since status compares the states of thousands of events.
+        earlier = type(self).__members__.values()
+        self.final = word in _FINAL
+        self.order = sum(not state.final for state in earlier)
 
     def __str__(self) -> str:
         return str(self.value)
