@@ -54,7 +54,11 @@ class Site(ABC):
 
     @abstractmethod
     def left(self, running: Running, run: str) -> list[str]:
-        """What the run has left, without processes of sshd."""
+        """What the run has left, without processes of sshd and jobs."""
+
+    def jobs(self) -> list[str]:
+        """The numbers of jobs that the scheduler has."""
+        return []
 
     @abstractmethod
     def sessions(self, cluster: Cluster) -> list[str]:
@@ -179,7 +183,7 @@ class RigSite(Site):
             number = self.rig.accounts[USER].number
             kept = (proc / "root" / "tmp").glob(_kept(number, run))
             found += [f"{host.name}: {path}" for path in kept]
-        return found + [f"job {job}" for job in self.jobs()]
+        return found
 
     def sessions(self, cluster: Cluster) -> list[str]:
         return [

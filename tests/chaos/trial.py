@@ -30,6 +30,8 @@ _END_S = 45.0
 """From the moment when a run is to end (or its loss has been noticed) to its end."""
 _CLEAN_S = 15.0
 _LEASE_S = 30.0
+_REJOIN_S = 60.0
+"""From the mending of a cable until a scheduler hears of its host again."""
 _UNSURE_S = 4.0
 """How long a fault that may be harmless has time to be noticed."""
 
@@ -348,7 +350,8 @@ class _Attempt:
     def _wait_clean(self, run: str, fatal: bool, ended: float) -> None:
         """Hosts that are cut off clean up by themselves, before the cable is mended.
 
-        An agent that is stopped cannot: it does once it goes on.
+        An agent that is stopped cannot: it does once it goes on. A scheduler may keep a
+        job until the host that ran its script answers again.
         """
         cut = any(i.fault.name.startswith("cut") for _, _, i in self._struck)
         limit_s = allow_s(_CLEAN_S) + (_LEASE_S if cut or "stop" in self._kind else 0)
@@ -359,6 +362,8 @@ class _Attempt:
             if self._lasted_long_enough():
                 self.undo()
             left = self._site.left(self._running, run)
+            if not cut:
+                left += [f"job {job}" for job in self._site.jobs()]
             if run and machine.is_locked(self._running.folder / "lock"):
                 left.append("the lock")
             return not left
@@ -368,15 +373,17 @@ class _Attempt:
         since = self._struck[0][1] if fatal else ended
         self._result.clean_s = max(0.0, time.time() - since)
         self.undo()
-        sessions: list[str] = []
+        still: list[str] = []
 
         def closed() -> bool:
-            nonlocal sessions
-            sessions = self._site.sessions(self._cluster)
-            return not sessions
+            nonlocal still
+            still = self._site.sessions(self._cluster)
+            still += [f"job {job}" for job in self._site.jobs()]
+            return not still
 
-        if not self._wait(closed, allow_s(_CLEAN_S)):
-            self._result.violations.append(f"open connections: {sessions}")
+        limit_s = allow_s(_CLEAN_S) + (_REJOIN_S if cut else 0)
+        if not self._wait(closed, limit_s):
+            self._result.violations.append(f"open connections, or jobs: {still}")
 
     def _lasted_long_enough(self) -> bool:
         pause_s = self._trial.pause_s

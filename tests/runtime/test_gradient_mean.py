@@ -229,6 +229,45 @@ def test_what_is_handed_over_bit_by_bit_has_the_same_mean(
             assert one.tobytes() == other.tobytes()
 
 
+def test_means_arrive_before_the_last_gradients_are_there() -> None:
+    def act(group: Group) -> tuple[list[Array], tuple[bytes, ...]]:
+        first, second = gradients(group.rank)[3:]
+        exchange = begun(group, [first, second], MeanOptions(1))
+        last, *others = MeanOptions(1).buckets(items([first, second]), 0)[::-1]
+        early: list[Array] = []
+        for bucket in others:
+            exchange.hand_over(bucket, [(first, second)[place] for place in bucket])
+            early += exchange.means(bucket)
+        notes = exchange.notes()
+        exchange.hand_over(last, [(first, second)[place] for place in last])
+        whole = exchange.result([], []).dense
+        places = [place for bucket in others for place in bucket]
+        for place, mean in zip(places, early, strict=True):
+            np.testing.assert_array_equal(mean, whole[place])
+        return early, notes
+
+    for early, notes in results(as_threads(2, act, ["", ""])):
+        assert early
+        assert len(notes) == 2
+
+
+def test_whoever_waits_for_means_gets_the_error() -> None:
+    def act(group: Group) -> str:
+        arrays = [np.ones(9000, "float32"), np.ones(9000, "float32")]
+        signature = Signature("gradients", (f"of rank {group.rank}",))
+        exchange = BackgroundExchange(
+            group, items(arrays), 0, MeanOptions(1), 1.0, signature
+        )
+        with pytest.raises(CollectiveMismatchError):
+            exchange.notes()
+        with pytest.raises(CollectiveMismatchError) as caught:
+            exchange.means((1,))
+        return str(caught.value)
+
+    here, there = results(as_threads(2, act, ["", ""]))
+    assert here == there
+
+
 def test_ranks_see_who_is_still_computing() -> None:
     sent = threading.Event()
     seen = threading.Event()

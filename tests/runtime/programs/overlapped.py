@@ -35,12 +35,16 @@ def wide(*extra, first=True):
     return keras.Sequential([keras.Input((6,)), *layers])
 
 
-def begun():
-    """The number of exchanges that a thread has begun so far."""
-    return np.array(len(_begun))
+def counts():
+    """How many exchanges a thread has begun, and how many means came before the last.
+
+    These are means of buckets that the program got while others were on their way.
+    """
+    return {"begun": np.array(len(_begun)), "early": np.array(len(_early))}
 
 
 _begun: list[str] = []
+_early: list[tuple[int, ...]] = []
 if os.environ.get("TFCLUSTER_STRATEGY", "none") != "none":
     from tfcluster.runtime.collective import background_exchange
 
@@ -55,6 +59,10 @@ if os.environ.get("TFCLUSTER_STRATEGY", "none") != "none":
             if os.environ.get("DIES") and RANK == 1 and len(_begun) == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+        def means(self, bucket):
+            _early.append(bucket)
+            return super().means(bucket)
+
     from tfcluster.runtime.keras.train import allreduce_step
 
     its_module: Any = allreduce_step
@@ -66,7 +74,7 @@ def case_fit():
     x, y = data(49)
     model = compiled(wide())
     history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
-    return {**results(model, history), "begun": begun()}
+    return {**results(model, history), **counts()}
 
 
 def case_normalized():
@@ -74,7 +82,7 @@ def case_normalized():
     x, y = data(49)
     model = compiled(wide(keras.layers.BatchNormalization()))
     history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
-    return {**results(model, history), "begun": begun()}
+    return {**results(model, history), **counts()}
 
 
 def case_several_steps():
@@ -82,7 +90,7 @@ def case_several_steps():
     x, y = data(49)
     model = compiled(wide(), steps_per_execution=2)
     history = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
-    return {**results(model, history), "begun": begun()}
+    return {**results(model, history), **counts()}
 
 
 def case_tape():
@@ -104,7 +112,7 @@ def case_tape():
     for _ in range(3):
         for rows, labels in tf.data.Dataset.from_tensor_slices((x, y)).batch(16):
             step(rows, labels)
-    return {**results(model), "begun": begun()}
+    return {**results(model), **counts()}
 
 
 def case_mismatch():

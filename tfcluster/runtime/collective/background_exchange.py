@@ -1,15 +1,18 @@
 """The mean of gradients in a thread of its own, while the rest is being computed.
 
-The program hands over each bucket when it is there, and waits for the means at the end.
-The thread ends with the exchange: with its result, with its error, or when the program
-does something else instead of handing over the rest.
+The program hands over each bucket when it is there. Then it waits for the means, bucket
+after bucket: it can use the first ones while the others are on their way. The thread
+ends with the exchange: with its result, with its error, or when the program does
+something else instead of handing over the rest.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 from tfcluster.runtime.collective.buckets import Bucket, Item
 from tfcluster.runtime.collective.collectives import Check
@@ -81,6 +84,44 @@ class Arrivals:
             )
 
 
+class _Results:
+    """A ``Receiver`` from which another thread takes what has arrived."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._notes: tuple[bytes, ...] | None = None
+        self._averaged: dict[Bucket, Sequence[Array]] = {}
+        self._ended = False
+
+    def began(self, notes: tuple[bytes, ...]) -> None:
+        with self._changed:
+            self._notes = notes
+            self._changed.notify_all()
+
+    def averaged(self, bucket: Bucket, means: Sequence[Array]) -> None:
+        with self._changed:
+            self._averaged[bucket] = means
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """Nothing else will come."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def notes(self) -> tuple[bytes, ...] | None:
+        """All ranks' notes, once the exchange has begun; None: it has failed before."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._notes is not None)
+            return self._notes
+
+    def means(self, bucket: Bucket) -> Sequence[Array] | None:
+        """The means of a bucket; waits for them. None: it has ended without them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or bucket in self._averaged)
+            return self._averaged.get(bucket)
+
+
 class BackgroundExchange:
     """``gradient_mean.mean_of`` in a thread. Only one at a time in a group."""
 
@@ -99,20 +140,29 @@ class BackgroundExchange:
             other.give_up()
         self._group = group
         self._arrivals = Arrivals(items, late)
+        self._results = _Results()
         self._means: Means | None = None
         self._error: BaseException | None = None
         self._waited_s = group.waited_s
+        self._blocked_s = 0.0
 
         def run() -> None:
             try:
                 self._means = mean_of(
-                    group, self._arrivals, options, weight, signature, check
+                    group,
+                    self._arrivals,
+                    options,
+                    weight,
+                    signature,
+                    check,
+                    self._results,
                 )
             except BaseException as error:
                 self._error = error
             finally:
                 if group.background is self:
                     group.background = None
+                self._results.end()
 
         self._thread = threading.Thread(
             target=run, daemon=True, name="tfcluster-exchange"
@@ -129,18 +179,47 @@ class BackgroundExchange:
             raise self._error
         self._arrivals.hand_over(bucket, arrays)
 
+    def notes(self) -> tuple[bytes, ...]:
+        """The notes of all ranks. Raises the error if the exchange could not begin."""
+        with self._blocked():
+            notes = self._results.notes()
+        if notes is None:
+            self._fail()
+        return notes
+
+    def means(self, bucket: Bucket) -> Sequence[Array]:
+        """The means of a bucket between hosts; waits. Raises what ``mean_of`` raises.
+
+        Every bucket must have been handed over before.
+        """
+        with self._blocked():
+            means = self._results.means(bucket)
+        if means is None:
+            self._fail()
+        return means
+
     def result(self, late: Sequence[Array], sparse: Sequence[Slices]) -> Means:
         """Give it the rest; wait for the means. Raises what ``mean_of`` raises."""
-        began = time.monotonic()
         self._arrivals.complete(late, sparse)
-        self._thread.join()
-        blocked_s = time.monotonic() - began
+        with self._blocked():
+            self._thread.join()
         waited_s = self._group.waited_s - self._waited_s
-        self._group.hide_wait(max(0.0, waited_s - blocked_s))
-        if self._error is not None:
-            raise self._error
-        assert self._means is not None
+        self._group.hide_wait(max(0.0, waited_s - self._blocked_s))
+        if self._means is None:
+            self._fail()
         return self._means
+
+    @contextmanager
+    def _blocked(self) -> Iterator[None]:
+        """The program waits within it."""
+        began = time.monotonic()
+        yield
+        self._blocked_s += time.monotonic() - began
+
+    def _fail(self) -> NoReturn:
+        self._thread.join()
+        assert self._error is not None
+        raise self._error
 
     def give_up(self) -> None:
         """See ``group.Background``."""

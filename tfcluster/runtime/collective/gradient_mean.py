@@ -94,6 +94,18 @@ class Available:
         return self._sparse
 
 
+class Receiver(Protocol):
+    """Gets the results of an exchange while it goes on."""
+
+    def began(self, notes: tuple[bytes, ...]) -> None:
+        """All ranks take part; ``notes`` are theirs, in rank order."""
+        ...
+
+    def averaged(self, bucket: Bucket, means: Sequence[Array]) -> None:
+        """The means of these dense arrays; called between hosts only."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class MeanOptions:
     """How a mean is exchanged; equal on all ranks.
@@ -183,6 +195,7 @@ def mean_of(
     weight: float,
     signature: Signature,
     check: Check | None = None,
+    receiver: Receiver | None = None,
 ) -> Means:
     """``mean_of_gradients`` of arrays that need not be available yet.
 
@@ -191,8 +204,10 @@ def mean_of(
     """
     note = check.note if check else b""
     with group.exchange(signature, weight, note) as call:
+        if receiver is not None:
+            receiver.began(call.notes)
         if call.transport.several_hosts:
-            dense = _bucket_means(call, gradients, options)
+            dense = _bucket_means(call, gradients, options, receiver)
             _, gathered = _at_once(call, (), gradients.sparse(), options)
         else:
             own = gradients.dense(tuple(range(gradients.count)))
@@ -234,7 +249,10 @@ def _at_once(
 
 
 def _bucket_means(
-    call: CollectiveCall, gradients: Gradients, options: MeanOptions
+    call: CollectiveCall,
+    gradients: Gradients,
+    options: MeanOptions,
+    receiver: Receiver | None,
 ) -> list[Array]:
     """The means of the dense arrays, bucket after bucket as they become available."""
     means: list[Array] = [np.empty(0)] * gradients.count
@@ -251,6 +269,8 @@ def _bucket_means(
         )
         for place, mean in zip(bucket, found, strict=True):
             means[place] = mean
+        if receiver is not None:
+            receiver.averaged(bucket, found)
     return means
 
 

@@ -232,10 +232,24 @@ class AllreduceStep:
             self._judged.update(zip(bucket, arrays, strict=True))
         background.hand_over(bucket, arrays)
 
+    def receive(self, bucket: Bucket) -> Sequence[Array]:
+        """The means of a bucket, once all buckets have been handed over; waits.
+
+        Raises what the exchange raises, and what comparing the ranks raises.
+        """
+        assert self._background is not None
+        now, background = self._background
+        with self._abandoning():
+            if now.check is not None:
+                # No gradient may be applied before the ranks have been compared.
+                now.check.compared(background.notes())
+                self._background = replace(now, check=None), background
+            return background.means(bucket)
+
     def finish(
         self, late: Sequence[Array], sparse: Sequence[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices]]:
-        """Give it the rest, wait for it, and return the means.
+        """Give it the rest, wait for it, and return all means.
 
         Raises what the exchange raises.
         """

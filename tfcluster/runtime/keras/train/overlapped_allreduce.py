@@ -2,7 +2,8 @@
 
 One op begins the exchange as soon as the step begins: the ranks compare what they are
 about to do. Then one op for each bucket hands its gradients to the thread that
-exchanges them, and does not wait. The last op waits for the means.
+exchanges them, and does not wait. Then one op for each bucket waits for its means: the
+first ones are applied while the others are on their way.
 
 TensorFlow runs the ops of a graph in an order of its own, but ``graph_order`` keeps
 these in the order in which they are made, which is that of the buckets. So all ranks
@@ -72,24 +73,40 @@ def exchange(
     for bucket in buckets:
         gradients = [wire_tensors[place].tensor for place in bucket]
         exchange_in_order(_hand_over(step, bucket), gradients, tf.bool)
-    early = sum(map(len, buckets))
-    rest = [each.tensor for each in wire_tensors[early:]]
-    late_count, sparse_count = len(items) - early, len(tensors.indices)
+    results: dict[int, Tensor] = {}
+    for bucket in buckets[:-1]:
+        types = [wire_tensors[place].tensor.dtype for place in bucket]
+        means = exchange_in_order(_receive(step, bucket), [], types)
+        results.update(zip(bucket, means, strict=True))
+    early, late = sum(map(len, buckets)), len(items)
+    sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
+    remaining = [place for place in range(len(sent)) if place not in results]
 
     def finish(*arrays: Array) -> list[Array]:
-        late, values = arrays[:late_count], arrays[late_count:]
-        pairs = zip(values[:sparse_count], values[sparse_count:], strict=True)
-        return flattened(*step.finish(late, [Slices(*pair) for pair in pairs]))
+        dense, rest = arrays[: late - early], arrays[late - early :]
+        values, indices = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        slices = [Slices(*pair) for pair in zip(values, indices, strict=True)]
+        found = flattened(*step.finish(dense, slices))
+        return [found[place] for place in remaining]
 
-    sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
-    types = [tensor.dtype for tensor in sent]
-    results = exchange_in_order(finish, [*rest, *tensors.indices], types)
-    return received(tensors, wire_tensors, results)
+    types = [sent[place].dtype for place in remaining]
+    found = exchange_in_order(finish, sent[early:], types)
+    results.update(zip(remaining, found, strict=True))
+    return received(
+        tensors, wire_tensors, [results[place] for place in range(len(sent))]
+    )
 
 
 def _hand_over(step: AllreduceStep, bucket: Bucket) -> Callable[..., np.generic]:
     def run(*arrays: Array) -> np.generic:
         step.hand_over(bucket, arrays)
         return np.True_
+
+    return run
+
+
+def _receive(step: AllreduceStep, bucket: Bucket) -> Callable[..., list[Array]]:
+    def run() -> list[Array]:
+        return list(step.receive(bucket))
 
     return run
