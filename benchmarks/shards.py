@@ -2,16 +2,22 @@
 
 A batch of 64 rows has shards of 8 rows, and a matrix product of so few rows costs more
 per row. So a batch of 256 rows is measured, too. Every round runs each contender once,
-so the ratios hold even if the machine's speed changes.
+so the ratios hold even if the machine's speed changes. Last comes what plain TensorFlow
+needs for a rank's gradients, whole and in as many parts as the rank has shards, by as
+many processes at once as there are ranks, without tfcluster and without any exchange:
+no run with shards can cost less than that.
+
+``python -m benchmarks.shards [ROUNDS] [floor]``; ``floor``: only the last table.
 """
 
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.collective import PROGRAMS, said_by
+from benchmarks.collective import PROGRAMS, said_by, said_in
 from benchmarks.measure import HERE, state, tfcluster
 
 BATCHES = (64, 256)
@@ -46,8 +52,42 @@ def measure(env: Mapping[str, str], rounds: int) -> dict[Case, list[float]]:
     return found
 
 
+def floor(env: Mapping[str, str], batch: int, ranks: int) -> tuple[float, float]:
+    """Seconds for the gradients of a rank's rows, whole and in parts."""
+    program = PROGRAMS / "gradient_by_parts.py"
+    words = (sys.executable, str(program), str(batch // ranks), str(8 // ranks))
+    together = [
+        subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(ranks)
+    ]
+    times = [said_in(process.communicate()[0], words) for process in together]
+    whole, parts = (statistics.mean(t[name] for t in times) for name in times[0])
+    return whole, parts
+
+
+def show_floor(env: Mapping[str, str], rounds: int) -> None:
+    print("\n### The gradients alone, by plain TensorFlow\n")
+    print("| batch | processes | parts of each | whole | in parts | ratio |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for batch in BATCHES:
+        for ranks in RANKS:
+            pairs = [floor(env, batch, ranks) for _ in range(rounds)]
+            whole, parts = (
+                statistics.median(each) for each in zip(*pairs, strict=True)
+            )
+            ratio = statistics.median(parts / whole for whole, parts in pairs)
+            cells = [str(batch), str(ranks), str(8 // ranks)]
+            cells += [
+                f"{whole * 1e3:.1f} ms",
+                f"{parts * 1e3:.1f} ms",
+                f"**{ratio:.2f}**",
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
+    words = sys.argv[1:]
+    rounds = next((int(word) for word in words if word.isdecimal()), ROUNDS)
     with state() as env:
         env |= {
             "PYTHONPATH": str(HERE.parent),
@@ -55,7 +95,12 @@ def main() -> None:
             "TF_NUM_INTRAOP_THREADS": "1",
             "TF_NUM_INTEROP_THREADS": "1",
         }
-        found = measure(env, rounds)
+        if "floor" not in words:
+            show(measure(env, rounds))
+        show_floor(env, rounds)
+
+
+def show(found: Mapping[Case, Sequence[float]]) -> None:
     print("\n### A step with and without shards, 10.0 M parameters\n")
     print("| batch | ranks | shards | a step | times without shards | target |")
     print("| --- | --- | --- | --- | --- | --- |")

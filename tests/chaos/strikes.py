@@ -190,13 +190,16 @@ def _pids(victims: str, scene: Scene) -> list[int]:
 def _strike_step(scene: Scene) -> Struck | None:
     """Kill the launcher's end of the connection to an agent's host."""
     hosts = scene.site.hosts
-    found = [
-        (process.pid, other)
+    leading = [
+        (process, other)
         for host in hosts
         for process in scene.site.processes(scene.cluster, host)
         for other in hosts
         if _leads_to(process.argv, other)
     ]
+    # srun has a child with the same words, which only cancels the step if srun dies.
+    pids = {process.pid for process, _ in leading}
+    found = [(each.pid, other) for each, other in leading if each.parent not in pids]
     if not found:
         return None
     pid, host = found[scene.trial.target % len(found)]
