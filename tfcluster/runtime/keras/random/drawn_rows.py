@@ -99,24 +99,22 @@ class Part:
         draw: Callable[..., Tensor],
         key: Tensor,
         counter: Tensor,
-        alg: int | Tensor,
         dtype: DType,
-        name: str | None = None,
     ) -> Tensor:
         """This rank's entries, if ``draw`` draws a fixed number of bits for each one.
 
-        ``draw`` and its arguments are those of ``tf.raw_ops.StatelessRandomNormalV2``:
-        ``key`` is uint64 of shape (1,), ``counter`` uint64 of shape (2,). The result
-        has the shape that was asked for and ``dtype``. A counter counts blocks of 128
-        bits: Philox4x32, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-        2011, as in TensorFlow's philox_random.h.
+        ``draw(shape=, key=, counter=)`` is ``tf.raw_ops.StatelessRandomNormalV2`` for
+        ``dtype``, or the like: ``key`` is uint64 of shape (1,), ``counter`` uint64 of
+        shape (2,). The result has the shape that was asked for. A counter counts blocks
+        of 128 bits: Philox4x32, Salmon et al., "Parallel Random Numbers: As Easy as 1,
+        2, 3", 2011, as in TensorFlow's philox_random.h.
         """
         inner = tf.reduce_prod(tf.cast(self.sizes[1:], tf.int64))
         each = _BLOCK_BITS // max(32, 8 * tf.as_dtype(dtype).size)
         block, skipped = self.begin * inner // each, self.begin * inner % each
         blocks = tf.stack([tf.cast(block, counter.dtype), tf.zeros([], counter.dtype)])
         count = tf.reshape(skipped + self.distinct * inner, [1])
-        drawn = draw(count, key, counter + blocks, alg, dtype, name)
+        drawn = draw(shape=count, key=key, counter=counter + blocks)
         return self.finished(tf.reshape(drawn[skipped:], self.shape(self.distinct)))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

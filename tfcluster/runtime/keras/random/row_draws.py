@@ -106,7 +106,8 @@ class RowDraws:
         part = self._rows.part(shape)
         if part is None:
             return original(shape, key, counter, alg, dtype, name)
-        return part.skip_to(original, key, counter, alg, dtype, name)
+        draw = partial(original, alg=alg, dtype=dtype, name=name)
+        return part.skip_to(draw, key, counter, dtype)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _slicing(

@@ -15,6 +15,7 @@ this counter draws the same numbers. Where there is no such op, see ``persistent
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -75,16 +76,14 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
-        self._refuse_in_shard()
-        part = self._rows.part(shape, may_be_noise=True)
-        state = self._state("normal", part, shape, seed, seed2)
-        if part is None:
-            if state is None:
-                return original(shape, dtype, seed, seed2, name)
-            return _draw_normal(shape, *state, _PHILOX, dtype, name)
-        if state is None:
-            return _of_whole(part, original, dtype, seed, seed2, name)
-        return part.skip_to(_draw_normal, *state, _PHILOX, dtype)
+        return self._numbers(
+            ("normal", seed, seed2),
+            shape,
+            lambda sizes: original(sizes, dtype, seed, seed2, name),
+            partial(tf.raw_ops.StatelessRandomNormalV2, alg=_PHILOX, dtype=dtype),
+            skips=dtype,
+            may_be_noise=True,
+        )
 
     def _uniform(
         self,
@@ -95,16 +94,13 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
-        self._refuse_in_shard()
-        part = self._rows.part(shape)
-        state = self._state("uniform", part, shape, seed, seed2)
-        if part is None:
-            if state is None:
-                return original(shape, dtype, seed, seed2, name)
-            return _draw_uniform(shape, *state, _PHILOX, dtype, name)
-        if state is None:
-            return _of_whole(part, original, dtype, seed, seed2, name)
-        return part.skip_to(_draw_uniform, *state, _PHILOX, dtype)
+        return self._numbers(
+            ("uniform", seed, seed2),
+            shape,
+            lambda sizes: original(sizes, dtype, seed, seed2, name),
+            partial(tf.raw_ops.StatelessRandomUniformV2, alg=_PHILOX, dtype=dtype),
+            skips=dtype,
+        )
 
     def _truncated_normal(
         self,
@@ -115,21 +111,12 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
-        self._refuse_in_shard()
-        part = self._rows.part(shape)
-        state = self._state("truncated normal", part, shape, seed, seed2)
-        if state is None:
-            if part is None:
-                return original(shape, dtype, seed, seed2, name)
-            return _of_whole(part, original, dtype, seed, seed2, name)
-
-        def draw(shape: ShapeLike) -> Tensor:
-            key, counter = state
-            return tf.raw_ops.StatelessTruncatedNormalV2(
-                shape=shape, key=key, counter=counter, alg=_PHILOX, dtype=dtype
-            )
-
-        return draw(shape) if part is None else part.slice_of(draw)
+        return self._numbers(
+            ("truncated normal", seed, seed2),
+            shape,
+            lambda sizes: original(sizes, dtype, seed, seed2, name),
+            partial(tf.raw_ops.StatelessTruncatedNormalV2, alg=_PHILOX, dtype=dtype),
+        )
 
     def _uniform_int(
         self,
@@ -141,26 +128,48 @@ class StatefulDraws:
         seed2: int = 0,
         name: str | None = None,
     ) -> Tensor:
-        self._refuse_in_shard()
-        part = self._rows.part(shape)
-        state = self._state("integers", part, shape, seed, seed2)
-        if state is None:
-            if part is None:
-                return original(shape, minval, maxval, seed, seed2, name)
-            return _of_whole(part, original, minval, maxval, seed, seed2, name)
-
-        def draw(shape: ShapeLike) -> Tensor:
-            key, counter = state
-            return tf.raw_ops.StatelessRandomUniformIntV2(
-                shape=shape,
-                key=key,
-                counter=counter,
+        return self._numbers(
+            ("integers", seed, seed2),
+            shape,
+            lambda sizes: original(sizes, minval, maxval, seed, seed2, name),
+            partial(
+                tf.raw_ops.StatelessRandomUniformIntV2,
                 alg=_PHILOX,
                 minval=minval,
                 maxval=maxval,
-            )
+            ),
+        )
 
-        return draw(shape) if part is None else part.slice_of(draw)
+    def _numbers(
+        self,
+        op: tuple[str, int, int],
+        shape: ShapeLike,
+        plain: Callable[[ShapeLike], Tensor],
+        stateless: Callable[..., Tensor],
+        *,
+        skips: DType | None = None,
+        may_be_noise: bool = False,
+    ) -> Tensor:
+        """Numbers of ``shape``, or this rank's rows of what one machine draws for it.
+
+        ``op`` is the kind and the two seeds of the program's op. ``plain(sizes)`` calls
+        it, and ``stateless(shape=, key=, counter=)`` draws the same numbers from a
+        state. ``skips``: it draws a fixed number of bits for each number of this dtype.
+        For ``may_be_noise`` see ``DrawnRows.part``.
+        """
+        self._refuse_in_shard()
+        part = self._rows.part(shape, may_be_noise=may_be_noise)
+        state = self._state(part, shape, *op)
+        if state is None:
+            if part is None:
+                return plain(shape)
+            return part.own(plain(part.shape(part.whole)))
+        key, counter = state
+        if part is None:
+            return stateless(shape=shape, key=key, counter=counter)
+        if skips is not None:
+            return part.skip_to(stateless, key, counter, skips)
+        return part.slice_of(lambda s: stateless(shape=s, key=key, counter=counter))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _gamma(
@@ -299,7 +308,7 @@ class StatefulDraws:
     # --- states -----------------------------------------------------------------------
 
     def _state(
-        self, kind: str, part: Part | None, shape: ShapeLike, seed: int, seed2: int
+        self, part: Part | None, shape: ShapeLike, kind: str, seed: int, seed2: int
     ) -> tuple[Tensor, Tensor] | None:
         """The key and the counter (uint64) for stateless ops; advances the state.
 
@@ -375,39 +384,6 @@ class StatefulDraws:
             return rows
         # A rank without rows computes one that does not count.
         return float(rows * loop.share.total / max(present, 1))
-
-
-def _of_whole(
-    part: Part, original: Callable[..., Tensor], *args: Any, **kwargs: Any
-) -> Tensor:
-    """Draw for the whole batch, which advances the state as on one machine."""
-    return part.own(original(part.shape(part.whole), *args, **kwargs))
-
-
-def _draw_normal(
-    shape: ShapeLike,
-    key: Tensor,
-    counter: Tensor,
-    alg: int | Tensor,
-    dtype: DType,
-    name: str | None,
-) -> Tensor:
-    return tf.raw_ops.StatelessRandomNormalV2(
-        shape=shape, key=key, counter=counter, alg=alg, dtype=dtype, name=name
-    )
-
-
-def _draw_uniform(
-    shape: ShapeLike,
-    key: Tensor,
-    counter: Tensor,
-    alg: int | Tensor,
-    dtype: DType,
-    name: str | None,
-) -> Tensor:
-    return tf.raw_ops.StatelessRandomUniformV2(
-        shape=shape, key=key, counter=counter, alg=alg, dtype=dtype, name=name
-    )
 
 
 def _as_uint64(seed: int) -> int:
