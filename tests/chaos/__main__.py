@@ -118,6 +118,9 @@ def _run_all(
                 result = run(trial, site, number, keep / "violations")
                 results.append(result)
                 _show(result, len(results), len(trials))
+                if result.site_is_broken:
+                    site.close()
+                    site = _site(name, trial.hosts, keep)
         finally:
             site.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class Result:
     """From the strike (or from the end, if it was harmless) until all was clean."""
     code: int | None = None
     kept: Path | None = None
+    site_is_broken: bool = False
+    """Whether the site could not be repaired after it."""
 
     @property
     def missed(self) -> bool:
@@ -76,7 +79,11 @@ def run(trial: Trial, site: Site, number: int, keep: Path) -> Result:
             story["violations"] = result.violations
             (result.kept / "trial.json").write_text(json.dumps(story, indent=1))
         cluster.end()
-        site.repair(cluster)
+        try:
+            site.repair(cluster)
+        except (AssertionError, RigError) as error:
+            result.site_is_broken = True
+            sys.stderr.write(f"cannot repair {trial.site}: {error}\n")
         if trial.fault.name == "full-state":
             strikes.unmount(cluster.state)
         if not result.violations:

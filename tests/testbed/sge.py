@@ -24,7 +24,7 @@ _SPOOL = Path("/var/spool/gridengine")
 _DEFAULTS = Path("/usr/share/gridengine")
 _PROGRAMS = Path("/usr/lib/gridengine")
 _ADMIN = "sgeadmin"
-_READY_S = 10.0
+_READY_S = 60.0
 _TRIES = 3
 
 ENV = {"SGE_ROOT": str(_ROOT), "SGE_CELL": _CELL.name}

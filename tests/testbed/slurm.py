@@ -22,7 +22,7 @@ from tests.testbed.namespaces import Namespaces
 CPUS_PER_NODE = 4
 GPUS_PER_NODE = 2
 
-_READY_S = 30.0
+_READY_S = 90.0
 _CONFIG = "/etc/slurm"
 
 _CONF = """\
