@@ -102,6 +102,20 @@ FAILED = _view(
 # --- failures ------------------------------------------------------------------------
 
 
+def test_hosts_that_failed_alike_are_in_the_order_of_the_run() -> None:
+    hosts = tuple(HostView(host=f"node{n}") for n in (1, 2, 3, 4))
+
+    def no_key(number: int) -> FailureView:
+        host = f"node{number}"
+        return FailureView(
+            task=None, host=host, exit_code=None, signal=None, cause="no key"
+        )
+
+    first, late = no_key(1), tuple(map(no_key, (4, 3, 9, 2)))
+    view = _view(hosts=hosts, first_failure=first, secondary=late)
+    assert failures.failure(view)[1:] == ["node[2-4,9] (4 hosts): no key"]
+
+
 def test_the_first_failure_then_its_victims() -> None:
     assert (
         _text(failures.failure(FAILED))

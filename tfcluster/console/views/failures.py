@@ -24,7 +24,10 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     lines += [f"  | {line}" for line in _tail(first.log_tail)]
     if first.log:
         lines.append(f"  log: {sanitise_word(first.log)}")
-    hosts = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
+    failed = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
+    # In the order of the plan: they failed in any order, and ranges read better.
+    known = [each.host for each in view.hosts if each.host in failed]
+    hosts = {host: failed[host] for host in dict.fromkeys([*known, *failed])}
     lines += fold_errors(hosts, style)[:_HOSTS]
     if len(hosts) > _HOSTS:
         lines.append(style.dim(f"{len(hosts):,} hosts failed in total"))
