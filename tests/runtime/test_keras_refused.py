@@ -43,6 +43,8 @@ pytestmark = MARKS
             ("spread_kept_by_a_layer", "spread is set by a custom layer"),
             ("added_root", "not a mean over the rows of a batch"),
             ("added_root", "set runtime.on_difference to warn"),
+            ("clipped_backwards", "changes gradients in the backward pass by their"),
+            ("clipped_backwards_eagerly", "changes gradients in the backward pass"),
             ("unlike_data", "the ranks read different batches"),
             ("counted_in_a_step", "sets counts_in_its_step/seen from the rows"),
             ("shuffled_rows", "each rank shuffles only its own rows"),
@@ -63,6 +65,7 @@ def test_what_would_train_wrongly_is_refused(
     in_tiers(
         [
             *("one_replica", "added_mean", "counted_as_declared"),
+            "reversed_backwards",
             *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
         ]
     ),

@@ -84,6 +84,12 @@ GRADIENTS_1 = Patch(
     ),
     "gradients of graphs",
 )
+CUSTOM_GRADIENT = Patch(
+    "tensorflow",
+    "custom_gradient",
+    (in_keras("checks.backward_functions.BackwardFunctions._decorate", IN_STEP),),
+    "gradients that the program changes in the backward pass",
+)
 MAP_FN = Patch(
     "tensorflow",
     "map_fn",

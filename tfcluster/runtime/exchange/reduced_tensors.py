@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import Gradient, Graph, Nest, Tensor
-from tfcluster.runtime.tensors import is_sparse
+from tfcluster.runtime.tensors import as_tensor, is_sparse
 
 
 class ReducedTensors:
@@ -95,9 +95,12 @@ class ReducedTensors:
 
 
 def _values(gradients: Iterable[Gradient]) -> list[Tensor]:
-    """The tensors of the gradients that are not None."""
+    """The tensors of the gradients that are not None.
+
+    A program that accumulates gradients may apply variables.
+    """
     return [
-        gradient.values if is_sparse(gradient) else gradient
+        gradient.values if is_sparse(gradient) else as_tensor(gradient)
         for gradient in gradients
         if gradient is not None
     ]

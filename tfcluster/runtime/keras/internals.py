@@ -345,6 +345,25 @@ def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
     return layer._flatten_layers(include_self=include_self)
 
 
+def has_operations(layer: Layer) -> bool:
+    """Whether it is a functional model with operations that are no layers.
+
+    These are calls of ``keras.ops``, which may look at all rows of a batch.
+    """
+    import keras
+
+    found = getattr(layer, "operations", None)
+    return isinstance(found, list) and any(
+        not isinstance(operation, keras.layers.Layer) for operation in found
+    )
+
+
+def has_axis_of_rows(layer: Layer) -> bool:
+    """Whether a layer of Keras was told to use the axis of the rows, as Softmax can."""
+    axis = getattr(layer, "axis", None)
+    return 0 in axis if isinstance(axis, list | tuple) else axis == 0
+
+
 def own_losses(layer: Layer) -> Sequence[Tensor]:
     """The losses, scalars, that a layer got by ``add_loss`` in its last call.
 

@@ -157,6 +157,20 @@ def case_function_of_a_batch():
     return results(model, history)
 
 
+def case_of_size_one():
+    """Its value is 1 for any rows; its gradient depends on the whole batch."""
+
+    def loss(y_true, y_pred):
+        squares = keras.ops.mean(keras.ops.square(y_true - y_pred))
+        return squares / keras.ops.stop_gradient(squares)
+
+    x, _ = data(ROWS)
+    y = x.sum(1, keepdims=True)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.03), loss, metrics=["mae"])
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
 def similarity(y_true, y_pred):
     """Each row has to be most similar to itself, among all rows of the batch."""
     rows = tf.math.l2_normalize(y_pred, 1)

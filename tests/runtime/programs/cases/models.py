@@ -292,6 +292,45 @@ def case_own_train_step():
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 
 
+class Accumulates(keras.Model):
+    """Adds up gradients in variables, and applies these to the optimizer."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.steps = tf.Variable(0, trainable=False)
+        self.sums = [
+            tf.Variable(tf.zeros_like(variable.value), trainable=False)
+            for variable in self.trainable_variables
+        ]
+
+    def train_step(self, data):
+        x, y = data
+        self.steps.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for total, gradient in zip(self.sums, gradients, strict=True):
+            total.assign_add(gradient)
+        tf.cond(self.steps % 3 == 0, self.apply_sums, lambda: None)
+        return {"loss": loss}
+
+    def apply_sums(self):
+        pairs = zip(self.sums, self.trainable_variables, strict=True)
+        self.optimizer.apply_gradients(pairs)
+        for total in self.sums:
+            total.assign(tf.zeros_like(total))
+
+
+def case_custom_step_that_accumulates():
+    x, y = data()
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    outputs = keras.layers.Dense(2, activation="softmax")(hidden)
+    model = Accumulates(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
 class OwnLogs(OwnStep):
     def train_step(self, data):
         super().train_step(data)

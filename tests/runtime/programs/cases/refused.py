@@ -183,6 +183,36 @@ def case_added_sum_in_a_custom_step():
     return raised_by(fitting_with(layer, OwnStep))
 
 
+class Backward(keras.layers.Layer):
+    """The identity, with another gradient."""
+
+    def __init__(self, gradient):
+        super().__init__()
+
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), gradient
+
+        self.identity = identity
+
+    def call(self, inputs):
+        return self.identity(inputs)
+
+
+def case_clipped_backwards():
+    layer = Backward(lambda upstream: tf.clip_by_value(upstream, -0.01, 0.01))
+    return raised_by(fitting_with(layer))
+
+
+def case_clipped_backwards_eagerly():
+    layer = Backward(lambda upstream: upstream / tf.norm(upstream))
+    return raised_by(fitting_with(layer, run_eagerly=True))
+
+
+def case_reversed_backwards():
+    return raised_by(fitting_with(Backward(lambda upstream: -0.3 * upstream)))
+
+
 def case_added_mean():
     return raised_by(fitting_with(Adding(keras.ops.mean)))
 

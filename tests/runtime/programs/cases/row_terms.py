@@ -126,6 +126,113 @@ def case_loop_with_a_mask_eagerly():
     return {"raised": np.array("nothing")}
 
 
+def half_labelled(y, outputs):
+    """The labels of the second half do not count."""
+    half = tf.shape(y)[0] // 2
+    labelled = tf.reduce_mean(tf.square(outputs[:half] - y[:half]))
+    return labelled + 0.3 * tf.reduce_mean(tf.square(outputs[half:]))
+
+
+class Halves(Masking):
+    def train_step(self, data):
+        (x, _), y = data
+        with tf.GradientTape() as tape:
+            loss = half_labelled(y, self.network(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_halves_in_a_step():
+    return fitting(Halves(network()))
+
+
+def case_halves_in_an_eager_loop():
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    for x, y, _ in batches():
+        with tf.GradientTape() as tape:
+            loss = half_labelled(y, model(x, training=True))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"raised": np.array("nothing")}
+
+
+def two_losses(x, y, outputs):
+    return (
+        tf.reduce_mean(tf.square(outputs - y)),
+        tf.reduce_mean(tf.abs(outputs[:, 0] - x[:, 0])),
+    )
+
+
+def case_loop_with_a_detached_ratio():
+    """Its value is a mean over rows, but its gradient has the ratio of the batch."""
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            one, other = two_losses(x, y, model(x, training=True))
+            loss = one + tf.stop_gradient(one / other) * other
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for x, y, _ in batches():
+        step(x, y)
+    return {"raised": np.array("nothing")}
+
+
+def case_loop_with_a_detached_ratio_eagerly():
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    for x, y, _ in batches():
+        with tf.GradientTape() as tape:
+            one, other = two_losses(x, y, model(x, training=True))
+            loss = one / tf.stop_gradient(one) + other
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"raised": np.array("nothing")}
+
+
+def case_no_loop_with_a_detached_loss():
+    """A number that is only added changes no gradient."""
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            one, other = two_losses(x, y, model(x, training=True))
+            loss = one + tf.stop_gradient(other)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for x, y, _ in batches():
+        step(x, y)
+    return {"raised": np.array("nothing")}
+
+
+def case_layers_of_operations():
+    """Attention over the batch, written with ``keras.ops``."""
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, "relu")(inputs)
+    alike = keras.ops.softmax(keras.ops.matmul(hidden, keras.ops.transpose(hidden)))
+    outputs = keras.layers.Dense(5)(keras.ops.matmul(alike, hidden))
+    model = keras.Model(inputs, outputs)
+    x, y, _ = masked_data()
+    model.compile("sgd", "mse")
+    return raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
+
+
+def case_no_halves_but_noise():
+    """Random numbers belong to places in the batch, and loops may draw any."""
+    model, optimizer = network(), keras.optimizers.SGD(0.01)
+    for x, y, _ in batches():
+        with tf.GradientTape() as tape:
+            noise = keras.random.normal(tf.shape(x), seed=3)
+            loss = tf.reduce_mean(tf.square(model(x + noise, training=True) - y))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"raised": np.array("nothing")}
+
+
 def case_loop_with_a_selection():
     """The loss is over the entries that a mask selects: a data-dependent number."""
     model, optimizer = noisy(), keras.optimizers.SGD(0.01)

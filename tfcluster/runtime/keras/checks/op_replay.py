@@ -206,6 +206,33 @@ def path_between(
     return path[::-1]
 
 
+def uses_draws(ops: Iterable[Op], path: Iterable[Op]) -> bool:
+    """Whether an operation of ``path`` uses random numbers, drawn by one of ``ops``."""
+    drawn: set[TensorKey] = set()
+    for op in ops:
+        if (
+            _is_random(op.kind)
+            or any(map(_draws, op.functions))
+            or any(key_of(tensor) in drawn for tensor in op.inputs)
+        ):
+            drawn |= {key_of(output) for output in op.outputs}
+    return any(key_of(output) in drawn for op in path for output in op.outputs)
+
+
+def detached_numbers(ops: Iterable[Op], rows: int | None) -> list[Tensor]:
+    """Results of ``tf.stop_gradient`` among ``ops`` that have no axis of rows.
+
+    ``rows``: the first dimension of the batch, if it is known.
+    """
+    results = [op.outputs[0] for op in ops if op.kind == "StopGradient"]
+    return [
+        result
+        for result in results
+        if result.shape.rank == 0
+        or (result.shape.rank is not None and result.shape[0] not in (None, rows))
+    ]
+
+
 def replay(
     path: Iterable[Op], inputs: Mapping[TensorKey, Tensor], target: Tensor
 ) -> Tensor:
@@ -238,12 +265,28 @@ def _is_repeatable(kind: str, functions: Sequence[str]) -> bool:
 
 
 def _changes_nothing(function: str) -> bool:
-    definition = tf_internals.context().get_function_def(function)
-    for node in definition.node_def:
-        called = [value.func.name for value in node.attr.values() if value.func.name]
-        called += [f.name for value in node.attr.values() for f in value.list.func]
-        if tf_internals.op_definition(node.op) is None:
-            called.append(node.op)
-        if _is_held(node.name) or not _is_repeatable(node.op, called):
-            return False
-    return True
+    return all(
+        not _is_held(node.name) and _is_repeatable(node.op, _called_by(node))
+        for node in _nodes(function)
+    )
+
+
+def _draws(function: str) -> bool:
+    return any(
+        _is_random(node.op) or any(map(_draws, _called_by(node)))
+        for node in _nodes(function)
+    )
+
+
+def _nodes(function: str) -> Sequence[Any]:
+    nodes: Sequence[Any] = tf_internals.context().get_function_def(function).node_def
+    return nodes
+
+
+def _called_by(node: Any) -> list[str]:
+    """The names of the functions that a node of a function calls."""
+    called = [value.func.name for value in node.attr.values() if value.func.name]
+    called += [f.name for value in node.attr.values() for f in value.list.func]
+    if tf_internals.op_definition(node.op) is None:
+        called.append(node.op)
+    return called

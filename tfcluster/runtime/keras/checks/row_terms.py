@@ -5,6 +5,14 @@ the halves of a batch, ``L(A, B) + L(B, A)`` equals ``L(A, A) + L(B, B)`` up to
 rounding. That is not true for a mean over the entries of a mask, a Dice loss or a
 contrastive loss: the losses of the ranks' rows do not determine that of all rows.
 
+That equation also holds for a loss that treats the first half of a batch unlike the
+second one. So without random numbers, which belong to places in the batch,
+``L(A, B)`` and ``L(B, A)`` must be equal, too.
+
+A number of the batch that passes ``tf.stop_gradient`` may be right in the value of a
+loss and wrong in its gradient, as in ``a + stop_gradient(a / b) * b``. If it scales
+what has a gradient, the difference between ``L(A, A)`` and ``L(A, B)`` changes with it.
+
 The loss is recomputed for the other arrangements of rows without running the user's
 code: see ``op_replay``. Random numbers and the batch statistics of
 ``BatchNormalization`` keep their values. The method is tfcluster's own.
@@ -14,9 +22,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -31,11 +40,13 @@ from tfcluster.runtime.keras.checks.op_replay import (
     Op,
     Recording,
     attached,
+    detached_numbers,
     key_of,
     ops_of,
     path_between,
     recorded,
     replay,
+    uses_draws,
 )
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import TensorKey
@@ -44,12 +55,48 @@ from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import OF_A_CHECK, Session
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
+_Order: TypeAlias = Callable[[Tensor], Tensor]
+"""The places of the rows of two halves, from the number of rows of one."""
+
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""
 
 
 class _Check:
     """One place in a graph where a loss is checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """What is known of a loss, or another number, before it is judged."""
+
+    what: str
+    """How messages begin that are about it."""
+    tolerance: float
+    """Relative."""
+    may_have_places: bool
+    """Whether it may depend on where in the batch a row is."""
+    detached: Sequence[Tensor] = ()
+    """Numbers of the batch without gradient that it depends on."""
+
+    @classmethod
+    def of(
+        cls,
+        paths: Sequence[Sequence[Op]],
+        ops: Sequence[Op],
+        leaves: Sequence[Tensor],
+    ) -> _Loss:
+        """The loss that a line of the program differentiates.
+
+        ``paths`` compute it; they are among ``ops``, all operations of the step.
+        ``leaves`` are the batch's tensors.
+        """
+        draws = any(uses_draws(ops, path) for path in paths)
+        what = f"{user_line()}: this loss"
+        rows = leaves[0].shape[0]
+        detached = [each for path in paths for each in detached_numbers(path, rows)]
+        unique = tuple({key_of(each): each for each in detached}.values())
+        return cls(what, _tolerance(paths), may_have_places=draws, detached=unique)
 
 
 class RowTerms:
@@ -130,11 +177,11 @@ class RowTerms:
             return
         paths = self._paths(recording.ops, targets, self._leaves)
         if paths is not None:
-            numbers = _in_orders(paths, targets, self._leaves)
-            in_loop = self._session.share is None
+            loss = _Loss.of(paths, recording.ops, self._leaves)
+            numbers = _in_orders(paths, targets, self._leaves, loss.detached)
             found = np.asarray(numbers)
-            what = f"{user_line()}: this loss"
-            self._judge(what, _coarsest(paths), found, in_loop=in_loop)
+            in_loop = self._session.share is None
+            self._judge(loss, found, in_loop=in_loop)
 
     def _look_in_graph(
         self, targets: Sequence[Tensor], result: str | None = None
@@ -144,21 +191,25 @@ class RowTerms:
         leaves = self._leaves_in(graph)
         if not leaves:
             return
-        paths = self._paths(ops_of(graph), targets, leaves)
+        ops = ops_of(graph)
+        paths = self._paths(ops, targets, leaves)
         # Weights may have changed since the result of a function was computed.
         if paths is None or (result and _read_variables(paths)):
             return
-        what, dtype = result or f"{user_line()}: this loss", _coarsest(paths)
+        if result is None:
+            loss = _Loss.of(paths, ops, leaves)
+        else:
+            loss = _Loss(result, _tolerance(paths), may_have_places=True)
         in_loop = self._session.share is None
         checked = _Check()
         # The graph keeps the object alive, and with it the count of its steps.
         attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Array) -> np.bool_:
-            return np.bool_(self._judge(what, dtype, numbers, in_loop=in_loop))
+            return np.bool_(self._judge(loss, numbers, in_loop=in_loop))
 
         def look() -> Tensor:
-            numbers = _in_orders(paths, targets, leaves)
+            numbers = _in_orders(paths, targets, leaves, loss.detached)
             # In order: if it raises, this rank has not begun the next exchange.
             over = exchange_in_order(judge, [numbers], tf.bool)
             return self._steps.end_if(checked, tf.reshape(over, []))
@@ -207,24 +258,44 @@ class RowTerms:
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
-    def _judge(self, what: str, dtype: str, numbers: Array, *, in_loop: bool) -> bool:
-        """Judge a loss by its values for four orders; return whether the check ends."""
+    def _judge(self, loss: _Loss, numbers: Array, *, in_loop: bool) -> bool:
+        """Judge a loss by the results of ``_in_orders``; return whether that ends."""
         session = self._session
         loop = session.loop
         # In a trial one rank has its rows twice, from which it could not tell.
         in_loop = in_loop and not session.inside_keras
         if in_loop and (not loop.divided or loop.share.trial):
             return False
-        if has_row_terms(*numbers.tolist(), tolerance=TOLERANCES[dtype]):
-            return False
-        session.differs(
-            f"{what} is not a mean over the rows of a batch: its rows "
-            "share a divisor or a statistic, as in a mean over a mask, a Dice loss, a "
-            "contrastive loss, or a layer that looks at the whole batch. Each rank "
-            "computes it from its own rows, so the result differs from that of one "
-            "machine"
-        )
-        return True
+        both, swapped, first, second, *held = numbers.tolist()
+        if not has_row_terms(both, swapped, first, second, tolerance=loss.tolerance):
+            session.differs(
+                f"{loss.what} is not a mean over the rows of a batch: its rows "
+                "share a divisor or a statistic, as in a mean over a mask, a Dice "
+                "loss, a contrastive loss, or a layer that looks at the whole batch. "
+                "Each rank computes it from its own rows, so the result differs from "
+                "that of one machine"
+            )
+            return True
+        if not loss.may_have_places and not has_row_terms(
+            both, both, swapped, swapped, tolerance=loss.tolerance
+        ):
+            session.differs(
+                f"{loss.what} depends on where in the batch a row is: for instance, "
+                "the first half of a batch is treated unlike the second one. Each "
+                "rank has its own rows only, so the result differs from that of one "
+                "machine. Two datasets that are zipped (tf.data.Dataset.zip) are "
+                "divided each by itself"
+            )
+            return True
+        if held and not is_shifted(both, *held, tolerance=loss.tolerance):
+            session.differs(
+                f"{loss.what} is scaled by a number of the batch without gradient "
+                "(tf.stop_gradient). Each rank computes that number from its own rows, "
+                "so the result differs from that of one machine. Compute it from "
+                "tfc.gather_batch (import tfcluster.runtime as tfc)"
+            )
+            return True
+        return False
 
 
 def has_row_terms(
@@ -241,32 +312,57 @@ def has_row_terms(
     return abs(both + swapped - first - second) <= 2 * tolerance * size
 
 
+def is_shifted(
+    both: float,
+    first: float,
+    both_moved: float,
+    first_moved: float,
+    *,
+    tolerance: float,
+) -> bool:
+    """Whether other values of the detached numbers only add something to a loss.
+
+    The arguments are its values for AB and AA, and both for these other values.
+    ``tolerance`` is relative. True if a value is not finite.
+    """
+    return has_row_terms(both, first_moved, first, both_moved, tolerance=tolerance)
+
+
 def _in_orders(
-    paths: Sequence[list[Op]], targets: Sequence[Tensor], leaves: Sequence[Tensor]
+    paths: Sequence[list[Op]],
+    targets: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    detached: Sequence[Tensor],
 ) -> Tensor:
     """The sum of the targets for the rows as they are and in three other orders.
 
-    A float64 vector of four elements.
+    A float64 vector of four elements. If there are ``detached`` numbers, three more
+    follow: for AA with the numbers of AB, and for AB and AA with others.
     """
-    whole = [
-        _total(
-            [
-                replay(path, _reordered(leaves, order), target)
-                for path, target in zip(paths, targets, strict=True)
-            ]
-        )
-        for order in (_swapped, _first_twice, _second_twice)
-    ]
-    return tf.stack([_total(targets), *whole])
+
+    def total(order: _Order, given: Mapping[TensorKey, Tensor]) -> Tensor:
+        inputs = {**_reordered(leaves, order), **given}
+        pairs = zip(paths, targets, strict=True)
+        return _total([replay(path, inputs, target) for path, target in pairs])
+
+    found = [_total(targets)]
+    found += [total(order, {}) for order in (_swapped, _first_twice, _second_twice)]
+    if detached:
+        kept = {key_of(each): each for each in detached}
+        moved = {key: 2 * each + 1 for key, each in kept.items()}
+        found += [
+            total(_first_twice, kept),
+            total(_unchanged, moved),
+            total(_first_twice, moved),
+        ]
+    return tf.stack(found)
 
 
 def _total(tensors: Sequence[Tensor]) -> Tensor:
     return tf.add_n([tf.reduce_sum(tf.cast(t, tf.float64)) for t in tensors])
 
 
-def _reordered(
-    leaves: Sequence[Tensor], order: Callable[[Tensor], Tensor]
-) -> dict[TensorKey, Tensor]:
+def _reordered(leaves: Sequence[Tensor], order: _Order) -> dict[TensorKey, Tensor]:
     found = {}
     for leaf in leaves:
         rows = tf.shape(leaf)[0]
@@ -275,6 +371,10 @@ def _reordered(
         value.set_shape(leaf.shape)
         found[key_of(leaf)] = value
     return found
+
+
+def _unchanged(half: Tensor) -> Tensor:
+    return tf.range(2 * half)
 
 
 def _swapped(half: Tensor) -> Tensor:
@@ -295,12 +395,13 @@ def _read_variables(paths: Sequence[list[Op]]) -> bool:
     return any(map(tf_internals.is_handle, tensors))
 
 
-def _coarsest(paths: Sequence[list[Op]]) -> str:
-    """The least precise floating-point type among the results of the operations."""
+def _tolerance(paths: Sequence[Sequence[Op]]) -> float:
+    """That of the least precise floating-point type among the operations' results."""
     found = {
         output.dtype.name for path in paths for op in path for output in op.outputs
     }
-    return next((name for name in reversed(TOLERANCES) if name in found), "float32")
+    name = next((name for name in reversed(TOLERANCES) if name in found), "float32")
+    return TOLERANCES[name]
 
 
 def _arguments_with_rows(graph: tf.Graph, rows: int | None) -> list[Tensor]:

@@ -10,7 +10,9 @@ own rows from then on, which costs no exchange. A sum is refused.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import keras
@@ -25,7 +27,13 @@ from tfcluster.runtime.keras.batches.batch_slicing import rows_in
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss, same_rows
-from tfcluster.runtime.keras.checks.op_replay import Holds
+from tfcluster.runtime.keras.checks.op_replay import (
+    Holds,
+    Op,
+    detached_numbers,
+    ops_of,
+    recorded,
+)
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
 from tfcluster.runtime.keras.checks.types import Loss
 from tfcluster.runtime.keras.graph_order import exchange_in_order
@@ -45,12 +53,37 @@ class WholeBatchLosses:
         self._holds = holds
         self._local = threading.local()
         self._steps = RareSteps()
+        self._detached: weakref.WeakKeyDictionary[Loss, bool] = (
+            weakref.WeakKeyDictionary()
+        )
         self._means = KnownObjects()
         """Flags the losses that are means over rows."""
 
     def install(self) -> None:
         """Install the hook in Keras, once per process."""
         patches.TABLE.install({patches.LOSS_CALL: self._call})
+
+    @contextmanager
+    def _looking_for_detached_numbers(self, loss: Loss, y_pred: Nest) -> Iterator[None]:
+        """Note if a loss uses a number of the batch of which it has no gradient.
+
+        Its value may be a mean over rows, while its gradient is not.
+        """
+        if loss in self._detached:
+            yield
+            return
+        if tf.executing_eagerly():
+            with recorded() as recording:
+                yield
+            ops: Sequence[Op] = recording.ops
+        else:
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            yield
+            ops = ops_of(graph)[before:]
+        rows = tf.convert_to_tensor(keras.tree.flatten(y_pred)[0]).shape[:1]
+        known = rows[0] if rows.rank else None
+        self._detached[loss] = bool(detached_numbers(ops, known))
 
     def returned(self, values: TensorLike) -> bool:
         """Record what the loss being called has returned, before its reduction.
@@ -70,7 +103,8 @@ class WholeBatchLosses:
         sample_weight: Nest = None,
     ) -> Tensor:
         self._local.values = None
-        result = original(loss, y_true, y_pred, sample_weight)
+        with self._looking_for_detached_numbers(loss, y_pred):
+            result = original(loss, y_true, y_pred, sample_weight)
         values, share = self._local.values, self._session.share
         if values is None or share is None or share.alone:
             return result
@@ -180,8 +214,9 @@ class WholeBatchLosses:
             else:
                 halves = float(first), float(second)
                 kind = kind_of_loss(float(whole), halves, int(rows), tolerance)
-                if weighted and kind == "mean":
-                    kind = "whole batch"  # Keras multiplies it by the mean weight.
+                # Keras multiplies it by the mean weight.
+                if kind == "mean" and (weighted or self._detached.get(loss)):
+                    kind = "whole batch"
             judged = self._judge_in_shard if in_shard else self._judge
             return np.array(judged(loss.name, kind, bool(is_mean.numpy())))
 

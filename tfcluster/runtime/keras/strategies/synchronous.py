@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
+from tfcluster.runtime.keras.checks.backward_functions import BackwardFunctions
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
@@ -120,6 +121,7 @@ def install(
         ProgramVariables(session).install()
     if session.divides and (session.size > 1 or session.shards):
         row_terms.install()
+        BackwardFunctions(session).install()
     shape_errors.install()
     trial_steps = TrialSteps(session)
     trial_steps.install()

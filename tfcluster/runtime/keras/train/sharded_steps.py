@@ -147,7 +147,10 @@ def _computes_numbers(model: Model, step: Step, *, trains: bool) -> bool:
 def _has_own_layers(model: Model) -> bool:
     """Whether the output for a row may depend on other rows, as far as we know."""
     return any(
-        not internals.is_of_keras(type(layer)) or isinstance(layer, keras.layers.Lambda)
+        not internals.is_of_keras(type(layer))
+        or isinstance(layer, keras.layers.Lambda)
+        or internals.has_operations(layer)
+        or internals.has_axis_of_rows(layer)
         for layer in internals.layers_of(model)
     )
 
