@@ -83,7 +83,8 @@ class AddLossCheck:
             if kind == "sum":
                 self._session.refuse(
                     f"the layer {name} adds the sum over the rows of a batch to the "
-                    "loss: the argument of add_loss must be their mean"
+                    "loss, or a number that grows with the number of rows: the "
+                    "argument of add_loss must be their mean"
                 )
             if kind == "whole batch":
                 self._session.differs(

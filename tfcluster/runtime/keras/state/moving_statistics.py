@@ -51,8 +51,8 @@ _DECLARED = {
 }
 
 _HOW_TO = (
-    "add_weight(..., aggregation='sum') for a sum over rows, 'mean' for an average "
-    "over them, 'only_first_replica' for the chief's"
+    "add_weight(..., aggregation='sum') for a sum over rows that is added to it, "
+    "'mean' for an average over them, 'only_first_replica' for the chief's"
 )
 
 
@@ -392,7 +392,8 @@ class MovingStatistics:
             self._session.differs(
                 f"{name}, which a custom layer sets, does not follow a mean over rows: "
                 "the mean over the ranks is used, which differs from the value on one "
-                f"machine. {how_to}"
+                "machine. Compute it from tfc.gather_batch (import tfcluster.runtime "
+                "as tfc), which gives the layer the rows of all ranks"
             )
             return
         self._session.refuse(
