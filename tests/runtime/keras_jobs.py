@@ -60,6 +60,8 @@ IN_DEFAULT_TIER = {
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
+        *("tape_takes_batches", "tape_takes_batches_one_by_one"),
+        "tape_takes_batches_in_another_function",
     ],
     "losses": ["mean_by_weights", "masked_sum"],
     "metrics": ["metrics"],
@@ -112,6 +114,7 @@ VARIANTS = {
         *("two_optimizers", "tape_with_metrics_around_it", "train_on_batch_of_dataset"),
         *("tape_accumulates", "tape_with_noise"),
         *("two_datasets_divided_alike", "tape_that_draws_from_any_distribution"),
+        "tape_takes_batches_until_it_has_four",
     ],
     "losses": [
         *("class_weights_and_validation", "function_of_a_batch", "correlation_eagerly"),

@@ -354,6 +354,15 @@ DATASET_ITER = Patch(
     ),
     "division of the batches of loops, iterators that end at once",
 )
+ITERATOR_NEXT = tuple(
+    Patch(
+        "tensorflow.python.data.ops.iterator_ops.OwnedIterator",
+        name,
+        (in_keras("data.dataset_iteration.DatasetIteration._element", IN_STEP),),
+        "order of batches, and of what reads a rank's share of them, in graphs",
+    )
+    for name in ("__next__", "get_next", "get_next_as_optional")
+)
 DATASET_CACHE = Patch(
     "tensorflow.data.Dataset",
     "cache",
@@ -479,6 +488,7 @@ PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
     *ASSIGNMENTS,
     *SCATTERED_ASSIGNMENTS,
+    *ITERATOR_NEXT,
     *TENSOR_READS,
     *TENSOR_ARITHMETIC,
     *DRAWS_BY_PARAMETERS,

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -23,7 +24,7 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.tensor_types import DType, Tensor, Variable
+from tfcluster.runtime.tensor_types import DType, Operation, Tensor, Variable
 from tfcluster.runtime.tensors import as_tensor
 
 _Value: TypeAlias = Array | np.generic
@@ -59,12 +60,26 @@ def exchange_in_order(
     if tf.executing_eagerly():
         return _called(run, inputs, types)
     refuse_xla()
-    order = _variable()
-    with tf.control_dependencies([order.read_value()]):
-        outputs: Tensor | list[Tensor] = tf.numpy_function(run, inputs, types)
-    with tf.control_dependencies(tf.nest.flatten(outputs)):
-        order.assign(False, read_value=False)
+    outputs: Tensor | list[Tensor]
+    with in_order() as done:
+        outputs = tf.numpy_function(run, inputs, types)
+        done += tf.nest.flatten(outputs)
     return outputs
+
+
+@contextmanager
+def in_order() -> Iterator[list[Tensor | Operation]]:
+    """Keep what is added to a graph meanwhile in order with its exchanges.
+
+    Those that the program has added before end before it begins; the next ones begin
+    once what the caller has added to the list has run.
+    """
+    order = _variable()
+    done: list[Tensor | Operation] = []
+    with tf.control_dependencies([order.read_value()]):
+        yield done
+    with tf.control_dependencies(done):
+        order.assign(False, read_value=False)
 
 
 def _called(

@@ -718,5 +718,94 @@ def case_several_batches_in_a_step():
     return {**results(critic), "other": generator.get_weights()[0]}
 
 
+def taking_batches(steps_of):
+    """Twelve steps with batches that a ``tf.function`` takes, four in each call of it.
+
+    ``steps_of`` makes it from the step.
+    """
+    x, y = data(46)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(46, seed=3).repeat()
+    model = classifier(keras.layers.Dropout(0.3))
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    loss_mean = keras.metrics.Mean()
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            probabilities = model(x, training=True)
+            loss = tf.reduce_mean(
+                keras.losses.sparse_categorical_crossentropy(y, probabilities)
+            )
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        loss_mean.update_state(loss)
+        accuracy.update_state(y, probabilities)
+
+    steps, iterator = steps_of(step), iter(dataset.batch(9))
+    found = []
+    for _ in range(3):
+        steps(iterator)
+        found += [float(metric.result()) for metric in (loss_mean, accuracy)]
+        loss_mean.reset_state()
+        accuracy.reset_state()
+    return {**results(model), "metrics": np.array(found)}
+
+
+def case_tape_takes_batches():
+    def steps_of(step):
+        @tf.function
+        def steps(iterator):
+            for _ in tf.range(4):
+                step(*next(iterator))
+
+        return steps
+
+    return taking_batches(steps_of)
+
+
+def case_tape_takes_batches_one_by_one():
+    def steps_of(step):
+        @tf.function
+        def steps(iterator):
+            for _ in range(4):
+                step(*iterator.get_next())
+
+        return steps
+
+    return taking_batches(steps_of)
+
+
+def case_tape_takes_batches_in_another_function():
+    def steps_of(step):
+        take = tf.function(lambda iterator: iterator.get_next())
+        train = tf.function(step)
+
+        @tf.function
+        def steps(iterator):
+            for _ in tf.range(4):
+                train(*take(iterator))
+
+        return steps
+
+    return taking_batches(steps_of)
+
+
+def case_tape_takes_batches_until_it_has_four():
+    def steps_of(step):
+        @tf.function
+        def steps(iterator):
+            taken = tf.constant(0)
+            for batch in iterator:
+                step(*batch)
+                taken = tf.add(taken, 1)
+                if taken == 4:
+                    break
+
+        return steps
+
+    return taking_batches(steps_of)
+
+
 if __name__ == "__main__":
     main(globals())

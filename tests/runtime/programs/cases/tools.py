@@ -31,7 +31,10 @@ ROWS, EPOCHS = 242, 4
 """Batches of 16 give 64 steps, or 52 if a fifth of the rows is for validation; the last
 batch of an epoch has two rows, or one."""
 
-OPTIMIZED = {"batches_of_one", "fit", "gan", "mean_by_weights", "tape_graph"}
+OPTIMIZED = {
+    *("batches_of_one", "fit", "gan", "mean_by_weights", "tape_graph"),
+    "tape_takes_batches",
+}
 """Cases with graph optimization, as usual; the others trace faster without it."""
 
 

@@ -29,6 +29,7 @@ from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
+from tfcluster.runtime.keras.graph_order import in_order
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import (
     MOST_TRIALS,
@@ -46,7 +47,7 @@ from tfcluster.runtime.tensor_types import (
 
 
 class DatasetIteration:
-    """The hook on ``Dataset.__iter__``, and the share of the last batch it yielded."""
+    """The hooks on datasets and iterators, and the share of the last batch."""
 
     def __init__(
         self, session: Session, row_terms: RowTerms, loop_rows: LoopRows | None = None
@@ -78,8 +79,13 @@ class DatasetIteration:
         return self._passes
 
     def install(self) -> None:
-        """Install the hook in TensorFlow, once per process."""
-        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
+        """Install the hooks in TensorFlow, once per process."""
+        tf_patches.TABLE.install(
+            {
+                tf_patches.DATASET_ITER: self._iter,
+                **dict.fromkeys(tf_patches.ITERATOR_NEXT, self._element),
+            }
+        )
 
     def yields(self, share: Share, dataset_pass: int) -> None:
         """Record the share of the batch that the program gets now."""
@@ -128,6 +134,27 @@ class DatasetIteration:
         dataset_pass = DatasetPass(session, self, _batches_in(dataset))
         iterator = original(_divided(dataset, dataset_pass))
         return _watched(iterator, session, self._row_terms, dataset_pass)
+
+    def _element(
+        self, original: Callable[[Iterator[Nest]], Nest], iterator: Iterator[Nest]
+    ) -> Nest:
+        """Get the next batch, in a graph at its place in the program.
+
+        It sets the shares, and ``DatasetPass`` has to know whether the last batch has
+        been trained on. TensorFlow sees neither, and by itself would run the op at any
+        time before the batch's rows are needed.
+        """
+        session = self._session
+        if tf.executing_eagerly() or session.inside_keras or not session.divides:
+            return original(iterator)
+        shares = (self.trained, self.seen, self._weighted)
+        with in_order() as done:
+            with tf.control_dependencies([share.mark() for share in shares]):
+                element = original(iterator)
+            leaves = tf.nest.flatten(element, expand_composites=True)
+            with tf.control_dependencies(leaves):
+                done += [share.mark() for share in shares]
+        return element
 
 
 class DatasetPass:

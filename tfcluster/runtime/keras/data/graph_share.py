@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.session import Share
 from tfcluster.runtime.keras.tf_variables import new_variable
-from tfcluster.runtime.tensor_types import Variable
+from tfcluster.runtime.tensor_types import Operation, Variable
 
 
 class GraphShare:
@@ -26,9 +26,7 @@ class GraphShare:
         """The share. In a graph its fields are scalars that are read when it runs."""
         if tf.executing_eagerly():
             return self._share
-        if self._variable is None:
-            self._variable = new_variable(_numbers(self._share), tf.float64)
-        numbers = tf.unstack(self._variable.read_value())
+        numbers = tf.unstack(self._in_graphs().read_value())
         rows, counts, total, trial, uncounted, first, undivided = numbers
         return Share(
             rows=rows,
@@ -45,6 +43,22 @@ class GraphShare:
         if share != self._share and self._variable is not None:
             self._variable.assign(_numbers(share))
         self._share = share
+
+    def mark(self) -> Operation:
+        """Add an op to a graph that counts as a change of the share.
+
+        What reads the share earlier in the program runs before it, and what reads it
+        later runs after it, also in functions that the graph calls.
+        """
+        variable = self._in_graphs()
+        nothing = np.zeros_like(_numbers(self._share))
+        added: Operation = variable.assign_add(nothing, read_value=False)
+        return added
+
+    def _in_graphs(self) -> Variable:
+        if self._variable is None:
+            self._variable = new_variable(_numbers(self._share), tf.float64)
+        return self._variable
 
 
 def _numbers(share: Share) -> Array:
