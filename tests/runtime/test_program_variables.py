@@ -14,7 +14,7 @@ PROGRAM = "program_variables.py"
 TEXT = "from the rows of one rank"
 REFUSED, WARNED = ("fit", "loop"), ("summed", "eagerly")
 NAMES = {"summed": "total"}
-PLACES = {"summed": 0, "fit": 1}
+PLACES = {"summed": 0, "fit": 1, "loop": 2}
 """Which of the program's marked lines it is, if not the last one."""
 
 

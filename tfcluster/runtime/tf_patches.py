@@ -241,11 +241,17 @@ SCATTERED_ASSIGNMENTS = tuple(
     for name in (
         "_strided_slice_assign",
         "batch_scatter_update",
+        "scatter_add",
+        "scatter_div",
         "scatter_max",
         "scatter_min",
+        "scatter_mul",
         "scatter_nd_add",
+        "scatter_nd_max",
+        "scatter_nd_min",
         "scatter_nd_sub",
         "scatter_nd_update",
+        "scatter_sub",
         "scatter_update",
     )
 )

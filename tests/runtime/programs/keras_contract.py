@@ -236,6 +236,23 @@ def check_the_methods_are_where_they_are_looked_for() -> None:
     assert isinstance(vars(patches.OPTIMIZER_VARIABLES.owner())["variables"], property)
 
 
+def check_every_method_that_sets_a_variable_is_known() -> None:
+    known = {
+        (patch.owner(), patch.attribute)
+        for patch in (*tf_patches.ASSIGNMENTS, *tf_patches.SCATTERED_ASSIGNMENTS)
+    }
+    for kind in type(tf.Variable(0.0)).__mro__:
+        if not issubclass(kind, tf_patches.SCATTERED_ASSIGNMENTS[0].owner()):
+            continue
+        sets = {
+            (kind, name)
+            for name in vars(kind)
+            if ("assign" in name or "scatter" in name)
+            and not name.endswith("dependencies")
+        }
+        assert sets <= known, sets - known
+
+
 # --- changes that would go unnoticed --------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """Keeps state in tf.Variables of its own, in the way that the argument names.
 
-fit, loop      a queue of embeddings, on which the loss depends
+fit            a queue of embeddings, on which the loss depends
+loop           centres of classes, which are moved a little, likewise
 summed         a sum of losses, on which nothing depends
 eagerly        the queue, in steps without a graph
 alike          a queue of all rows, averages of weights, a counter, a generator
@@ -65,6 +66,10 @@ class Contrast(keras.Model):
             self.losses_so_far.assign_add(loss)  # set
         elif way == "fit":
             self.queue.assign(tf.concat([keys, self.queue], 0)[:32])  # set
+        elif way == "loop":
+            classes = tf.cast(tf.reduce_sum(keys, 1) > 0, tf.int32)
+            away = tf.gather(self.queue, classes) - keys
+            self.queue.scatter_sub(tf.IndexedSlices(0.1 * away, classes))  # set
         else:
             kept = self.queue[:-16]
             self.queue[16:].assign(kept)  # set
