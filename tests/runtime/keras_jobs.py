@@ -62,6 +62,7 @@ IN_DEFAULT_TIER = {
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
         *("tape_takes_batches", "tape_takes_batches_one_by_one"),
         "tape_takes_batches_in_another_function",
+        "tape_on_arrays_of_a_dataset",
     ],
     "losses": ["mean_by_weights", "masked_sum"],
     "metrics": ["metrics"],

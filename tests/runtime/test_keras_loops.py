@@ -54,8 +54,11 @@ def test_loops_that_do_not_train_see_all_rows(compared: Compared) -> None:
     assert [int(found["seen"]) for found in compared.ranks] == [96] * compared.size
 
 
-def test_a_loop_that_cannot_be_divided_is_pointed_out(outcomes: Outcomes) -> None:
-    said = outcomes.said("tape_on_arrays")
+@pytest.mark.parametrize("case", ["tape_on_arrays", "tape_on_arrays_of_a_dataset"])
+def test_a_loop_that_cannot_be_divided_is_pointed_out(
+    outcomes: Outcomes, case: str
+) -> None:
+    said = outcomes.said(case)
     assert said.count("every rank computed the same gradient") == 1
 
 

@@ -369,6 +369,12 @@ ITERATOR_NEXT = tuple(
     )
     for name in ("__next__", "get_next", "get_next_as_optional")
 )
+DATASET_AS_NUMPY = Patch(
+    "tensorflow.data.Dataset",
+    "as_numpy_iterator",
+    (in_keras("data.dataset_iteration.DatasetIteration._as_numpy", IN_STEP),),
+    "whole batches for loops that get arrays",
+)
 DATASET_CACHE = Patch(
     "tensorflow.data.Dataset",
     "cache",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 import tensorflow as tf
 
@@ -44,6 +47,15 @@ def is_of_the_user(file: str) -> bool:
     return not generated and not str(Path(file).resolve()).startswith(_LIBRARIES)
 
 
+def caller() -> FrameType | None:
+    """The frame of the innermost call that is not in tfcluster's own code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+@cache
 def is_ours(file: str) -> bool:
     """Whether code in ``file`` belongs to tfcluster."""
     return str(Path(file).resolve()).startswith(_OURS)

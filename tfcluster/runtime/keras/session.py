@@ -41,7 +41,7 @@ _SAME = (
 _UNDIVIDED = (
     f"{_SAME}loops over a batched tf.data.Dataset: write the loop as `for x, y in "
     "tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH):`, outside of a "
-    "tf.function"
+    "tf.function, and not over as_numpy_iterator()"
 )
 _UNDIVIDED_SHARDS = (
     f"{_SAME}functions of loops: with runtime.shards, write the loop as `for x, y in "

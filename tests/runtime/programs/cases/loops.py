@@ -152,6 +152,46 @@ def case_tape_on_arrays():
     }
 
 
+def numpy_batches(dataset, module):
+    """What a function of another module yields, which loops over ``dataset``."""
+    code = "def found(dataset):\n    for batch in dataset:\n        yield batch"
+    names = {"__name__": module}
+    exec(code, names)
+    return (tf.nest.map_structure(np.array, each) for each in names["found"](dataset))
+
+
+def case_tape_on_arrays_of_a_dataset():
+    """The program standardises each batch by numpy, so every rank needs all rows."""
+    x, y = data(46)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(46, seed=3).batch(8)
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.01)
+    rows = keras.metrics.Sum()
+    accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def train(passes):
+        for xs, ys in passes:
+            xs = (xs - xs.mean(0)) / (xs.std(0) + 1e-6)
+            with tf.GradientTape() as tape:
+                probabilities = model(xs, training=True)
+                loss = tf.reduce_mean(
+                    keras.losses.sparse_categorical_crossentropy(ys, probabilities)
+                )
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+            rows.update_state(len(xs))
+            accuracy.update_state(ys, probabilities)
+
+    for _ in range(2):
+        train(batches.as_numpy_iterator())
+        train(numpy_batches(batches, "tensorflow_datasets.core.dataset_utils"))
+    return {
+        **results(model),
+        "rows": np.array(float(rows.result())),
+        "accuracy": np.array(float(accuracy.result())),
+    }
+
+
 def case_tape_in_one_function():
     """One call of a ``tf.function`` is a whole epoch: its batches are not divided."""
     x, y = data(90)

@@ -2,7 +2,8 @@
 
 A loop counts as a training loop once a gradient has been applied between two of its
 batches. From then on the iterator yields only this rank's rows. So every rank computes
-the whole first batch, and loops that only inspect data or predict see all of it.
+the whole first batch, and loops that only inspect data or predict see all of it. So do
+loops that get numpy arrays: nothing shows what they compute from the rows of a batch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.graph_order import in_order
-from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.program_lines import caller, user_line
 from tfcluster.runtime.keras.session import (
     MOST_TRIALS,
     TRIAL_RANK,
@@ -44,6 +45,10 @@ from tfcluster.runtime.tensor_types import (
     Leaf,
     Nest,
 )
+
+_AS_NUMPY = "as_numpy_iterator"
+_READS_AS_NUMPY = "tensorflow_datasets"
+"""A package whose loops over datasets (``as_numpy``) yield arrays to the program."""
 
 
 class DatasetIteration:
@@ -84,6 +89,7 @@ class DatasetIteration:
             {
                 tf_patches.DATASET_ITER: self._iter,
                 **dict.fromkeys(tf_patches.ITERATOR_NEXT, self._element),
+                tf_patches.DATASET_AS_NUMPY: self._as_numpy,
             }
         )
 
@@ -131,7 +137,9 @@ class DatasetIteration:
             return original(dataset)
         if self._loop_rows is not None:
             return self._loop_rows.watched(original(dataset))
-        dataset_pass = DatasetPass(session, self, _batches_in(dataset))
+        dataset_pass = DatasetPass(
+            session, self, _batches_in(dataset), divides=not self._yields_arrays()
+        )
         iterator = original(_divided(dataset, dataset_pass))
         return _watched(iterator, session, self._row_terms, dataset_pass)
 
@@ -156,21 +164,41 @@ class DatasetIteration:
                 done += [share.mark() for share in shares]
         return element
 
+    def _as_numpy(
+        self, original: Callable[[Dataset], Iterator[Nest]], dataset: Dataset
+    ) -> Iterator[Nest]:
+        with self._session.once(_AS_NUMPY):
+            return original(dataset)
+
+    def _yields_arrays(self) -> bool:
+        """Whether the iterator that is being created is read as numpy arrays."""
+        frame = caller()
+        name = "" if frame is None else str(frame.f_globals.get("__name__"))
+        return (
+            self._session.within(_AS_NUMPY) or name.partition(".")[0] == _READS_AS_NUMPY
+        )
+
 
 class DatasetPass:
     """One pass over a dataset by a custom loop of the program.
 
     ``batches`` is how many batches are certain to come; ``math.inf`` for infinitely
-    many.
+    many. Without ``divides`` every rank gets all rows of each.
     """
 
     def __init__(
-        self, session: Session, loops: DatasetIteration, batches: float
+        self,
+        session: Session,
+        loops: DatasetIteration,
+        batches: float,
+        *,
+        divides: bool = True,
     ) -> None:
         self._session = session
         self._loops = loops
         self._number = loops.new_number()
         self._left = batches
+        self._divides = divides
         self._applies: int | None = None
         self._trains = False
         self._inspects_only = False
@@ -200,7 +228,7 @@ class DatasetPass:
         if mine and not self._trains:
             self._inspects_only = True
             loop.taken = [each for each in loop.taken if each not in mine]
-        divisible = divisible and batch > 0
+        divisible = divisible and batch > 0 and self._divides
         trial = self._trains and divisible and self._tries(batch)
         loop.batches += 1
         divide = trial_bounds if trial else bounds
