@@ -65,7 +65,7 @@ IN_DEFAULT_TIER = {
         "tape_on_arrays_of_a_dataset",
     ],
     "losses": ["mean_by_weights", "masked_sum"],
-    "metrics": ["metrics"],
+    "metrics": ["metrics", "kept_in_python"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
         *("several_steps_per_execution", "built_in_the_first_step"),

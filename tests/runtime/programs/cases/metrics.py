@@ -254,6 +254,67 @@ def case_numbers_of_batches_in_a_loop():
     return found
 
 
+class Median(keras.metrics.Metric):
+    """The median of all errors of an epoch, kept in a list."""
+
+    def __init__(self, name="median"):
+        super().__init__(name=name)
+        self.errors = []
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.errors.append(np.abs(np.array(y_true) - np.array(y_pred)))
+
+    def result(self):
+        return float(np.median(np.concatenate(self.errors))) if self.errors else 0.0
+
+    def reset_state(self):
+        super().reset_state()
+        self.errors = []
+
+
+class MedianByUpdates(Median):
+    """The same, with a variable that counts updates beside the list."""
+
+    def __init__(self, name="counted"):
+        super().__init__(name=name)
+        self.updates = self.add_variable((), "zeros", name="updates")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true, y_pred)
+        self.updates.assign_add(1)
+
+    def result(self):
+        return super().result() + 100.0 * len(self.errors) + float(self.updates)
+
+
+class SumOfErrors(keras.metrics.Metric):
+    """Makes its variable in its first update."""
+
+    def __init__(self, name="late"):
+        super().__init__(name=name)
+        self.total = None
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if self.total is None:
+            self.total = self.add_variable((), "zeros", name="total")
+        self.total.assign_add(tf.reduce_sum(tf.abs(y_true - y_pred)))
+
+    def result(self):
+        return 0.0 if self.total is None else self.total + 0.0
+
+
+def case_kept_in_python():
+    x, y = data(90)
+    y = y.astype("float32")[:, None]
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    own = [Median(), MedianByUpdates(), SumOfErrors()]
+    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=own, run_eagerly=True)
+    history = model.fit(x, y, batch_size=11, epochs=2, validation_split=0.2, verbose=0)
+    found = results(model, history)
+    found["evaluate"] = np.array(model.evaluate(x, y, verbose=0, batch_size=7))
+    return found
+
+
 def case_read_by_callbacks():
     """A callback that reads results in the middle of an epoch, and evaluates."""
     seen = []

@@ -4,7 +4,8 @@ Keras's metrics accumulate sums. A custom metric may keep a maximum, or add up t
 of each batch. It may say so with ``merge_with``; otherwise, the first update tests
 which it does, with the rows of all ranks (see ``state_updates``). If it does something
 else, and as long as it is unknown, updates get the rows of all ranks, and the chief's
-state is the result.
+state is the result. So do updates that keep something in Python (lists, arrays), which
+cannot be combined: then every rank's state is that of one machine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects, new_flag
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gathered
@@ -32,6 +34,7 @@ from tfcluster.runtime.keras.state.observed_variables import (
     agree_on_kinds,
     take_kinds_of_chief,
 )
+from tfcluster.runtime.keras.state.python_state import PythonState
 from tfcluster.runtime.keras.state.state_trials import Trials
 from tfcluster.runtime.keras.state.state_updates import CLOSE, ROUNDING, Kind, Trial
 from tfcluster.runtime.keras.types import Metric, Variable
@@ -118,6 +121,8 @@ class MetricState:
         Raises what ``original`` and ``WholeBatch.gather`` raise.
         """
         gathers = self._can_gather([args, dict(kwargs)])
+        if not metric.variables and not internals.is_of_keras(_update_of(metric)):
+            return self._update_python(original, metric, args, kwargs, gathers=gathers)
         self._look(metric, args, kwargs, gathers=gathers)
         if not gathers or self._is_settled_otherwise(metric):
             return original(metric, *args, **kwargs)
@@ -136,12 +141,17 @@ class MetricState:
         share = self._session.share
         if not leaves or (share is None and not self._session.divides):
             return False
+        if share is None and not self._session.loop.divided:
+            return True  # Every rank has all rows.
+        return self._are_own_rows(leaves)
+
+    def _are_own_rows(self, leaves: Sequence[TensorLike]) -> bool:
+        """Whether dense tensors of one dimension or more may have this rank's rows."""
+        share = self._session.share
         if share is not None:
             present = tf.get_static_value(share.present)
         else:
             present = self._session.loop.present_rows()
-            if present is None:
-                return True  # Every rank has all rows.
         lengths = [tf.convert_to_tensor(leaf).shape[0] for leaf in leaves]
         if present is None:
             # The step is for batches of any size: another length is not that of rows.
@@ -156,6 +166,74 @@ class MetricState:
             for one in found
         )
 
+    # --- what is kept in Python -----------------------------------------------------
+
+    def _update_python(
+        self,
+        original: Callable[..., object],
+        metric: Metric,
+        args: tuple[Nest, ...],
+        kwargs: Mapping[str, Nest],
+        *,
+        gathers: bool,
+    ) -> object:
+        """Update a metric that has no variables, or does not have them yet."""
+        if gathers:
+            self._update_with_all_rows(original, metric, args, kwargs)
+            self._take_all_rows(metric)
+            return None
+        result = original(metric, *args, **kwargs)
+        if not metric.variables:
+            self._warn_of_own_rows(metric, [args, dict(kwargs)])
+        return result
+
+    def _take_all_rows(self, metric: Metric) -> None:
+        """Give all later updates of ``metric`` the rows of all ranks."""
+        for variable in metric.variables:
+            self._of(metric, variable).kind = _OF_ALL_ROWS
+        see_all = self._see_all.of(metric)
+        with tf.init_scope():
+            see_all.assign(True)
+
+    def _warn_of_own_rows(self, metric: Metric, given: Nest) -> None:
+        """Warn if an update that is not given all rows keeps something in Python."""
+        leaves = [leaf for leaf in tf.nest.flatten(given) if leaf is not None]
+        if not self._has_part() or (
+            all(map(has_dense_rows, leaves)) and not self._are_own_rows(leaves)
+        ):
+            return
+        self._session.warn(
+            f"the metric {metric.name} keeps what its updates get in Python, not in "
+            "variables of Keras. The ranks' values cannot be combined: its result is "
+            "that of each rank's own rows. Keep sums in variables (self.add_variable), "
+            "or update it with the rows of all ranks (tfc.gather_batch)"
+        )
+
+    def _has_part(self) -> bool:
+        """Whether this rank has only a part of the rows of the current batch."""
+        session, share = self._session, self._session.share
+        if session.size == 1 or not session.divides:
+            return session.size > 1
+        if share is None:
+            return session.loop.is_dividing and not session.inside_keras
+        return not share.alone and share.undivided is not True
+
+    # --- what is kept in variables --------------------------------------------------
+
+    def _update_with_all_rows(
+        self,
+        original: Callable[..., object],
+        metric: Metric,
+        args: tuple[Nest, ...],
+        kwargs: Mapping[str, Nest],
+    ) -> None:
+        what = f"rows for the metric {metric.name}"
+        args_of_all, kwargs_of_all = self._whole_batch.gather_nested(
+            (args, dict(kwargs)), what
+        )
+        with self._session.once(OF_ALL_ROWS):
+            original(metric, *args_of_all, **kwargs_of_all)
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _update(
         self,
@@ -165,12 +243,7 @@ class MetricState:
         kwargs: Mapping[str, Nest],
     ) -> None:
         def with_all_rows() -> Tensor:
-            what = f"rows for the metric {metric.name}"
-            args_of_all, kwargs_of_all = self._whole_batch.gather_nested(
-                (args, dict(kwargs)), what
-            )
-            with self._session.once(OF_ALL_ROWS):
-                original(metric, *args_of_all, **kwargs_of_all)
+            self._update_with_all_rows(original, metric, args, kwargs)
             return tf.constant(True)
 
         def with_own_rows() -> Tensor:
@@ -230,6 +303,7 @@ class MetricState:
             known = all(one.kind is not None for one in chosen)
             return [known, sees_all, *(one.kind == _MEANS for one in chosen)]
 
+        state = PythonState(metric) if tf.executing_eagerly() else None
         # If the metric does not support this kind of call, assume that it sums.
         with self._trials.attempt():
             given = args, dict(kwargs)
@@ -237,6 +311,12 @@ class MetricState:
             self._trials.look(
                 metric, update, current, places, given, judge, flags, gather
             )
+        if state is None or not state.restore():
+            return
+        if gathers:
+            self._take_all_rows(metric)
+        else:
+            self._warn_of_own_rows(metric, [args, dict(kwargs)])
 
     def _can_be_merged(self, one: _MetricVariable) -> bool:
         """Whether the ranks' values can be combined, as far as known."""
@@ -378,6 +458,10 @@ class MetricState:
             "summed, which may differ from the value on one machine"
         )
         return "sum"
+
+
+def _update_of(metric: Metric) -> object:
+    return getattr(type(metric), "update_state", None)
 
 
 def _says_nothing(one: _MetricVariable, trial: Trial) -> bool:
