@@ -1,4 +1,4 @@
-"""A loop that reads its rank's loss as if it were the batch's has a warning."""
+"""A program that reads its rank's loss as if it were the batch's has a warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 PROGRAM = "own_row_numbers.py"
 SLOW = ("printed", "eagerly", "kept")
 WAYS = ("converted", "added up", "decides", *SLOW)
-TEXT = "reads a number that the step at"
+READS = "reads a number that"
+TEXT = f"{READS} the step at"
 NUMBERS = {"added up": -2, "kept": -1, "converted": 0, "decides": 2}
 """Which of the program's marked lines reads, if it is not the second one."""
 
@@ -21,7 +22,7 @@ NUMBERS = {"added up": -2, "kept": -1, "converted": 0, "decides": 2}
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     found = [Job(f"{way} alone", 1, PROGRAM, (way,)) for way in ("otherwise",)]
-    found += [Job(way, 2, PROGRAM, (way,)) for way in (*WAYS, "otherwise")]
+    found += [Job(way, 2, PROGRAM, (way,)) for way in (*WAYS, "in a step", "otherwise")]
     folder = tmp_path_factory.mktemp("own-row-numbers")
     return Jobs(folder, found, timeout_s=100, must_succeed=True)
 
@@ -39,15 +40,24 @@ def test_a_number_of_own_rows_is_pointed_out(
     jobs: Mapping[str, Ranks], way: str
 ) -> None:
     said = [line for line in jobs[way].outputs[0].splitlines() if TEXT in line]
-    reads, (tape,) = _lines("# read"), _lines("tape.gradient(")
+    reads, (tape,) = _lines("# read"), _lines("tape.gradient(loss")
     assert len(said) == 1
     read = reads[NUMBERS.get(way, 1)]
     assert f"{PROGRAMS / PROGRAM}:{read} {TEXT} {PROGRAMS / PROGRAM}:{tape} " in said[0]
 
 
+def test_so_is_one_that_an_eager_step_of_a_model_reads(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    said = [line for line in jobs["in a step"].outputs[0].splitlines() if READS in line]
+    (line,) = _lines("# step reads")
+    assert len(said) == 1
+    assert f"{PROGRAM}:{line} {READS} train_step of averaged has computed" in said[0]
+
+
 def test_what_is_the_batch_s_is_not(jobs: Mapping[str, Ranks]) -> None:
     chief = jobs["otherwise"].outputs[0]
-    assert TEXT not in chief
+    assert READS not in chief
     # And it is equal.
     numbers = [
         [
@@ -58,5 +68,5 @@ def test_what_is_the_batch_s_is_not(jobs: Mapping[str, Ranks]) -> None:
         ]
         for text in (chief, jobs["otherwise alone"].outputs[0])
     ]
-    assert len(numbers[0]) == 3 * 4 + 2
+    assert len(numbers[0]) == 2 * 3 * 4 + 2
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)

@@ -1,6 +1,9 @@
 # Written like user scripts: without type annotations.
-# mypy: allow-untyped-defs, allow-untyped-calls
-"""A loop that reads what its step returns, in the way that the argument names."""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""A loop that reads what its step returns, in the way that the argument names.
+
+"in a step": the eager step of a model does.
+"""
 
 from __future__ import annotations
 
@@ -60,4 +63,41 @@ if way == "added up":
     print("mean", float(total / 4))  # read
 elif way == "kept":
     print("mean", np.mean(kept))  # read
+
+
+class Averaged(keras.Model):
+    """Reads its loss for an average, or only what is that of the whole batch."""
+
+    def __init__(self):
+        super().__init__(name="averaged")
+        self.out = keras.layers.Dense(1)
+        self.mean = keras.metrics.Mean()
+        self.average = 1.0
+
+    def call(self, x):
+        return self.out(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+            if way == "in a step":
+                self.average = 0.9 * self.average + 0.1 * float(loss)  # step reads
+            scaled = loss / self.average
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.mean.update_state(loss)
+        if way == "otherwise":
+            assert int(tf.shape(x)[0]) > 0
+            norm = tf.linalg.global_norm(gradients)
+            rate = float(self.optimizer.learning_rate)
+            print("STEP", float(self.mean.result()), norm.numpy(), rate)
+        return {"loss": loss, "mean": self.mean.result()}
+
+
+if way in ("otherwise", "in a step"):
+    keras.utils.set_random_seed(1)
+    model = Averaged()
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    model.fit(rows, rows[:, :1] ** 2, batch_size=8, shuffle=False, verbose=0)
 print("MEANS", inside.result().numpy(), outside.result().numpy())

@@ -1,18 +1,21 @@
-"""Points out a loop that reads a number of its rank's rows as if it were the batch's.
+"""Points out a program that reads a number of its rank's rows like one of the batch.
 
 A step in a loop of the program gets a rank's rows. Its gradients are exchanged, and
 metrics are merged; but the loss that it returns is that of these rows. A program that
 prints it, keeps it, or decides by it (saves the best weights) does so with the chief's.
 Such numbers are marked: what a ``tf.function`` returns that has exchanged gradients,
 unless it comes from an exchange or from variables only; the target of an eager tape;
-and what the program computes of these by arithmetic. Reading one is a warning, once.
+and what the program computes of these by arithmetic. In a step of the program's own
+that ``fit`` runs eagerly, it is every number that comes from the step's rows. Reading
+one is a warning, once.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -20,11 +23,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import (
     is_of_the_user,
-    is_ours,
     shown,
     user_line,
 )
@@ -36,6 +38,13 @@ _ROWS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 """Ops whose outputs are rows of a dataset."""
 _ALIKE = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "Collective")
 """How the ops begin that an exchange consists of; its results are all ranks'."""
+_NOT_OF_ROWS = (
+    *_ALIKE,
+    *("Shape", "Size", "Rank", "ZerosLike", "OnesLike"),
+    *("PartitionedCall", "StatefulPartitionedCall"),
+)
+"""How the ops begin whose outputs do not come from the values of a rank's rows. Some
+results of a function do, others come from an exchange in it."""
 
 
 class OwnRowNumbers:
@@ -70,7 +79,24 @@ class OwnRowNumbers:
         # Looked up once: an eager loop comes here in every step.
         self._eager_line = self._eager_line or user_line()
         for each in tf.nest.flatten(target):
-            self._mark(each, self._eager_line)
+            self._mark(each, f"the step at {self._eager_line}")
+
+    @contextmanager
+    def following(self, data: Nest, step: str) -> Iterator[None]:
+        """Within this context, mark the numbers that are computed from ``data``.
+
+        ``data`` are this rank's rows, with which a step of the program runs eagerly;
+        ``step`` names it.
+        """
+        if self._told or self._session.size == 1:
+            yield
+            return
+        follower = _Follower(data, lambda number: self._mark(number, step))
+        tf_internals.observe_ops(follower)
+        try:
+            yield
+        finally:
+            tf_internals.stop_observing_ops(follower)
 
     def _concerns(self) -> bool:
         session = self._session
@@ -100,7 +126,7 @@ class OwnRowNumbers:
         if places and self._session.loop.divided:
             for place, each in enumerate(tf.nest.flatten(result)):
                 if place in places:
-                    self._mark(each, where)
+                    self._mark(each, f"the step at {where}")
         return result
 
     def _study(self, function: Function) -> None:
@@ -115,7 +141,8 @@ class OwnRowNumbers:
     # --- at eager tensors -----------------------------------------------------------
 
     def _mark(self, tensor: Any, where: str) -> None:
-        if not tf_internals.is_eager(tensor) or not tensor.dtype.is_floating:
+        kinds = tensor.dtype.is_floating or tensor.dtype == tf.bool
+        if not tf_internals.is_eager(tensor) or not kinds:
             return
         if not self._watches:
             self._watches = True
@@ -146,15 +173,49 @@ class OwnRowNumbers:
         **kwargs: Any,
     ) -> object:
         where = None if self._told else self._marks.get(tensor)
-        if where is not None and (line := _line_of_the_user()):
+        # A metric may read what it likes: how it depends on the rows is found out.
+        in_metric = self._session.within("update_state")
+        if where is not None and not in_metric and (line := _line_of_the_user()):
             self._told = True
             self._session.warn(
-                f"{line} reads a number that the step at {where} has computed from the "
+                f"{line} reads a number that {where} has computed from the "
                 "rows of one rank. What the program prints, keeps or decides by it is "
                 "not what it is on one machine. A Keras metric that is updated with "
                 "the number (keras.metrics.Mean) has that of the whole batch"
             )
         return original(tensor, *args, **kwargs)
+
+
+class _Follower:
+    """Follows, eagerly, what is computed from the rows of a batch."""
+
+    def __init__(self, data: Nest, found: Callable[[Tensor], None]) -> None:
+        """``found`` is called with each scalar."""
+        self._found = found
+        self._known = ObjectMap[bool]()
+        for leaf in tf.nest.flatten(data):
+            if tf.is_tensor(leaf):
+                self._known[leaf] = True
+
+    def __call__(
+        self,
+        kind: str | bytes,
+        inputs: Sequence[Tensor],
+        attrs: Sequence[Any],
+        outputs: Sequence[Tensor],
+        op_name: str | None = None,
+        graph: tf.Graph | None = None,
+    ) -> None:
+        """TensorFlow calls this after each operation that it executes eagerly."""
+        if graph is not None or not any(map(self._known.get, inputs)):
+            return
+        name = kind.decode() if isinstance(kind, bytes) else kind
+        if name.startswith(_NOT_OF_ROWS):
+            return
+        for output in outputs:
+            self._known[output] = True
+            if output.shape.rank == 0:
+                self._found(output)
 
 
 def _places_of_rows(graph: Graph) -> frozenset[int]:
@@ -189,10 +250,10 @@ def _is_of_rows(result: Tensor, captured: set[int]) -> bool:
 def _line_of_the_user() -> str:
     """``FILE:LINE`` of the program, if that is what has called the tensor's method."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename in _HOOKS:
         frame = frame.f_back
     if frame is None or not _is_of_the_user(frame.f_code.co_filename):
-        return ""  # Keras, such as a metric, or TensorFlow
+        return ""  # Keras, such as a metric, TensorFlow, or an exchange of ours
     while frame is not None and _is_installed(frame.f_code.co_filename):
         frame = frame.f_back  # numpy, on behalf of the program
     if frame is None:
@@ -200,7 +261,8 @@ def _line_of_the_user() -> str:
     return f"{shown(Path(frame.f_code.co_filename))}:{frame.f_lineno}"
 
 
-_is_ours = cache(is_ours)
+_HOOKS = {__file__, contract.__file__}
+"""Files of the functions between a method of a tensor and its caller."""
 _is_of_the_user = cache(is_of_the_user)
 
 

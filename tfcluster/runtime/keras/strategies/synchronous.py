@@ -135,6 +135,7 @@ def install(
         metrics,
         traced_draws,
         shard_steps,
+        None if tape_gradients is None else tape_gradients.own_numbers,
     )
     policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)
     ModelMethods(session, policy, shape_errors).install()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import keras
@@ -16,6 +17,7 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_part
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
+from tfcluster.runtime.keras.checks.own_row_numbers import OwnRowNumbers
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.traced_draws import TracedDraws
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
@@ -44,6 +46,19 @@ class StepChecks:
     traced_draws: TracedDraws
     shards: ShardSteps | None = None
     """Set if ranks compute their rows shard by shard."""
+    own_numbers: OwnRowNumbers | None = None
+    """Set if the ranks exchange their gradients in every step."""
+
+    @contextmanager
+    def eagerly(self, model: Model, step: Step, data: Nest) -> Iterator[None]:
+        """Surrounds an eager step by code of the program, with this rank's rows."""
+        self.row_terms.begin_batch(data, f"{model.name} {id(model)}")
+        if self.own_numbers is None:
+            yield
+            return
+        name = getattr(step, "__name__", "the step")
+        with self.own_numbers.following(data, f"{name} of {model.name}"):
+            yield
 
 
 def divide_steps(session: Session, model: Model, checks: StepChecks) -> None:
@@ -83,11 +98,12 @@ def _divided(
         if trains and session.divides:
             part = checks.trial_steps.part(data, part)
         share = part.share
+        checked: AbstractContextManager[None] = nullcontext()
         if session.divides and _computes_numbers(model, step, trains=trains):
             share = replace(share, data=part.data)
             if tf.executing_eagerly() and not share.undivided:
-                checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
-        with session.stepping(share, plain=_is_plain(model, step)):
+                checked = checks.eagerly(model, step, part.data)
+        with checked, session.stepping(share, plain=_is_plain(model, step)):
             if trains:
                 with checks.traced_draws.watch(model):
                     result = step(part.data)

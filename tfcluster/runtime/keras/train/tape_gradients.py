@@ -85,7 +85,7 @@ class TapeGradients:
         divergence_check: DivergenceCheck | None = None,
     ) -> None:
         self._session = session
-        self._own_numbers = OwnRowNumbers(session)
+        self.own_numbers = OwnRowNumbers(session)
         self._shard_steps: ShardSteps | None = None
         self._divergence_check = divergence_check
         self._averages_state = averages_state
@@ -115,7 +115,7 @@ class TapeGradients:
         """
         self._state_of = state_of
         self._shard_steps = shard_steps
-        self._own_numbers.install()
+        self.own_numbers.install()
         patches.TABLE.install({patches.OPTIMIZER_BUILD: self._build})
         tf_patches.TABLE.install(
             {
@@ -145,7 +145,7 @@ class TapeGradients:
         places = [i for i, source in enumerate(flat) if self._is_trained(source)]
         if not places or self._session.within("apply"):
             return result
-        self._own_numbers.differentiated(target)
+        self.own_numbers.differentiated(target)
         variables = [flat[i] for i in places]
         found = tf.nest.flatten(result)
         gradients = [found[i] for i in places]
