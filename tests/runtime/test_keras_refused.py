@@ -9,6 +9,7 @@ import pytest
 
 from tests.runtime.keras_checks import MARKS, assert_not_refused, assert_refused
 from tests.runtime.keras_jobs import Outcomes, in_tiers, refused_job_of
+from tests.runtime.ranks import PROGRAMS
 
 pytestmark = MARKS
 
@@ -48,6 +49,7 @@ pytestmark = MARKS
             ("unlike_data", "the ranks read different batches"),
             ("counted_in_a_step", "sets counts_in_its_step/seen from the rows"),
             ("shuffled_rows", "each rank shuffles only its own rows"),
+            ("learned_classes", "samples other classes than one machine"),
             ("divided_by_its_maximum", "the layer scaling for a row depends on"),
             ("masked_loss", "this loss is not a mean over the rows of a batch"),
             ("gradients_of_gradients", "a gradient of weights is differentiated"),
@@ -101,3 +103,18 @@ def test_what_may_differ_is_pointed_out(
 def test_batches_need_the_rows_of_their_states(outcomes: Outcomes) -> None:
     for found in outcomes.refused("states_of_other_rows"):
         assert "is stateful, for batches of 4 rows" in str(found["raised"])
+
+
+@pytest.mark.slow
+def test_draws_in_loops_over_rows_are_pointed_out(outcomes: Outcomes) -> None:
+    assert_not_refused(outcomes.refused("drawn_for_each_row"))
+    lines = outcomes.said("drawn_for_each_row").splitlines()
+    warned = {line.split(": the step")[0] for line in lines if "in a loop (tf" in line}
+    source = (PROGRAMS / "cases" / "refused.py").read_text().splitlines()
+    numbers = [int(each.rpartition(":")[2]) for each in warned]
+    assert sorted(source[number - 1].strip() for number in numbers) == [
+        "return tf.map_fn(lambda row: row * keras.random.uniform([], seed=seeds), x)",
+        "return tf.map_fn(lambda row: row * tf.random.uniform([]), x)",
+        "return tf.vectorized_map(lambda row: row * tf.random.uniform([]), x)",
+        "total += row * tf.random.uniform([])",
+    ]

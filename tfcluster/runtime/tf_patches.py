@@ -333,6 +333,34 @@ GENERATOR_SKIP = Patch(
     (in_keras(f"{_STATES}._generator", IN_STEP),),
     "generators advance by the numbers of the whole batch",
 )
+_ROW_LOOPS = "random.row_loops.RowLoops"
+_DRAWS_IN_LOOPS = "a warning about draws in a loop over rows"
+WHILE_LOOP = Patch(
+    "tensorflow.python.ops.while_loop",
+    "while_loop",
+    (in_keras(f"{_ROW_LOOPS}._while", IN_STEP),),
+    _DRAWS_IN_LOOPS,
+)
+VECTORIZED_LOOP = Patch(
+    "tensorflow.python.ops.parallel_for.control_flow_ops",
+    "_pfor_impl",
+    (in_keras(f"{_ROW_LOOPS}._vectorized", IN_STEP),),
+    _DRAWS_IN_LOOPS,
+)
+UNIFORM_CLASSES, LOG_UNIFORM_CLASSES, FIXED_CLASSES, LEARNED_CLASSES = (
+    Patch(
+        "tensorflow.python.ops.gen_candidate_sampling_ops",
+        f"{name}_candidate_sampler",
+        (in_keras(f"{_STATES}.{function}", IN_STEP),),
+        "the same classes in losses that sample them",
+    )
+    for name, function in (
+        ("uniform", "_uniform_classes"),
+        ("log_uniform", "_log_uniform_classes"),
+        ("fixed_unigram", "_fixed_classes"),
+        ("learned_unigram", "_learned_classes"),
+    )
+)
 TENSORFLOW_SHUFFLE = Patch(
     "tensorflow.python.ops.gen_random_ops",
     "random_shuffle",

@@ -661,6 +661,47 @@ def case_tape_that_draws_eagerly():
     return loop_with_draws(draw, compile_step=False)
 
 
+def case_tape_that_samples_classes():
+    """The samplers have other settings, and some of them the same seeds."""
+    tf.random.set_seed(5)
+    x, _ = data(45)
+    words = np.random.default_rng(6).integers(0, 20, (45, 2))
+    dataset = tf.data.Dataset.from_tensor_slices((x, words)).batch(8)
+    weights, biases = tf.Variable(tf.zeros([20, 6])), tf.Variable(tf.zeros([20]))
+    variables = [weights, biases]
+    for variable in variables:
+        variable.assign(tf.random.stateless_normal(variable.shape, (1, 2)))
+    optimizer = keras.optimizers.SGD(0.2)
+
+    def samples(words):
+        fixed = tf.random.fixed_unigram_candidate_sampler
+        return [
+            tf.random.uniform_candidate_sampler(words, 2, 5, True, 20, seed=3),
+            tf.random.uniform_candidate_sampler(words, 2, 4, False, 20, seed=3),
+            fixed(words, 2, 5, True, 20, unigrams=list(range(1, 21))),
+            None,  # Log-uniform, within the loss.
+        ]
+
+    @tf.function
+    def step(x, words):
+        x = tf.cast(x, tf.float32)
+        with tf.GradientTape() as tape:
+            loss = 0.0
+            for sampled in samples(words):
+                for loss_of in (tf.nn.nce_loss, tf.nn.sampled_softmax_loss):
+                    losses = loss_of(
+                        weights, biases, words, x, 5, 20, 2, sampled_values=sampled
+                    )
+                    loss += tf.reduce_mean(losses) / 10
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    for _ in range(3):
+        for batch in dataset:
+            step(*batch)
+    return {"weights": weights.numpy(), "biases": biases.numpy()}
+
+
 def case_gan_with_noise_of_a_fixed_size():
     """As in TensorFlow's tutorial, with dropout in the critic."""
     tf.random.set_seed(5)

@@ -384,6 +384,88 @@ def case_shuffled_rows():
     return raised_by(loop)
 
 
+def case_learned_classes():
+    """Classes are sampled by how often the batches had them."""
+    words = np.random.default_rng(6).integers(0, 20, (40, 1))
+    weights, biases = tf.Variable(tf.ones([20, 3])), tf.Variable(tf.zeros([20]))
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(words):
+        x = tf.one_hot(words[:, 0] % 3, 3)
+        with tf.GradientTape() as tape:
+            sampled = tf.random.learned_unigram_candidate_sampler(words, 1, 5, True, 20)
+            losses = tf.nn.nce_loss(
+                weights, biases, words, x, 5, 20, sampled_values=sampled
+            )
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, [weights, biases])
+        pairs = zip(gradients, [weights, biases], strict=True)
+        optimizer.apply_gradients(pairs)
+
+    def loop():
+        for batch in tf.data.Dataset.from_tensor_slices(words).batch(8):
+            step(batch)
+
+    return raised_by(loop)
+
+
+class Draws(keras.layers.Layer):
+    """Changes its rows by what ``change`` does in training."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        return tf.ensure_shape(self.change(x), [None, 5, 3])
+
+
+def case_drawn_for_each_row():
+    """Loops over rows, and loops over steps of time, which differ from them."""
+    seeds = keras.random.SeedGenerator(3)
+
+    def mapped(x):
+        return tf.map_fn(lambda row: row * tf.random.uniform([]), x)
+
+    def vectorized(x):
+        return tf.vectorized_map(lambda row: row * tf.random.uniform([]), x)
+
+    def of_keras(x):
+        return tf.map_fn(lambda row: row * keras.random.uniform([], seed=seeds), x)
+
+    @tf.function
+    def iterated(x):
+        total = tf.zeros([5, 3])
+        for row in x:
+            total += row * tf.random.uniform([])
+        return x + total
+
+    @tf.function
+    def counted(x):
+        for time in tf.range(5):
+            x += x[:, time, None] * tf.random.uniform([])
+        return x
+
+    def stepped(x):
+        by_time = tf.transpose(x, [1, 0, 2])
+        drawn = tf.map_fn(lambda one: one * tf.random.uniform([]), by_time)
+        return tf.transpose(drawn, [1, 0, 2])
+
+    x = np.random.default_rng(4).normal(size=(24, 5, 3)).astype("float32")
+
+    def train():
+        for change in (mapped, vectorized, of_keras, iterated, counted, stepped):
+            layers = [Draws(change), keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((5, 3)), *layers])
+            model.compile("sgd", "mse")
+            model.fit(x, x[:, 0, :1], batch_size=12, verbose=0)
+
+    return raised_by(train)
+
+
 def masked_loss(function):
     x, _ = data(42)
     mask = np.random.default_rng(2).integers(1, 6, 42).astype("float32")

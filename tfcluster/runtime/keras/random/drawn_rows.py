@@ -15,11 +15,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfcluster.runtime import tf_internals
+from tfcluster.runtime.keras.batches.batch_slicing import has_rows
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import OF_ALL_ROWS, TRIAL_RANK, Session
 from tfcluster.runtime.tensor_types import (
     DType,
     Flag,
+    Graph,
     Number,
     ShapeLike,
     Tensor,
@@ -28,6 +32,7 @@ from tfcluster.runtime.tensor_types import (
 
 _BLOCK_BITS = 128
 """Bits per block that the generator produces."""
+IN_ROW_LOOP = "a loop that may run once for each row"
 ALIKE = "drawing the same numbers on all ranks"
 
 
@@ -181,6 +186,45 @@ class DrawnRows:
         alike = may_be_noise or self._has_noise_of_batches
         return _part(rows, sizes, may_be_noise=alike)
 
+    def divides(self) -> bool:
+        """Whether the code that is traced or runs gets only this rank's rows."""
+        session, share = self._session, self._session.share
+        if session.within(ALIKE) or session.within(OF_ALL_ROWS):
+            return False
+        if share is not None:
+            return not (share.undivided is True or share.total is None or share.alone)
+        loop = session.loop
+        if session.inside_keras or not session.divides or not loop.in_pass:
+            return False
+        # A function that is traced for the first batch may serve its parts as well.
+        return loop.divided or _serves_any_size()
+
+    def may_be_rows(self, number: int | None) -> bool:
+        """Whether a number may be that of this rank's rows; None if it is not known."""
+        share = self._session.share
+        if number is None or share is None:
+            return number in (None, self._computed_rows())
+        sizes = [
+            leaf.shape[0] for leaf in tf.nest.flatten(share.data) if has_rows(leaf)
+        ]
+        present = _static(share.present)
+        return (not sizes and present is None) or number in (*sizes, present)
+
+    def warn_in_row_loop(self) -> None:
+        """Warn if this draw advances a state in a loop that may be one over rows."""
+        if self._session.within(IN_ROW_LOOP) and self.divides():
+            self._session.warn(
+                f"{user_line()}: the step draws random numbers in a loop (tf.map_fn, "
+                "tf.vectorized_map, tf.while_loop). If this loop runs over the rows of "
+                "a batch, the result differs from that of one machine: the loop of "
+                "each rank begins with the numbers of the first row of the whole "
+                "batch. Draw the numbers of all rows at once, before the loop, by an "
+                "array whose first dimension is that of the rows, such as "
+                "tf.random.uniform([tf.shape(x)[0]]), and hand them to the loop. If "
+                "it runs over anything else, such as steps of time, the result is that "
+                "of one machine"
+            )
+
     def are_rows(self, tensor: Tensor) -> bool:
         """Whether a tensor seems to have one entry for each of this rank's rows.
 
@@ -246,6 +290,24 @@ class DrawnRows:
             undivided=share.undivided,
             any_size=any_size,
         )
+
+
+def rows_of_graph(graph: Graph) -> int | None:
+    """The rows of the first array that a ``tf.function`` gets; None if they vary."""
+    shapes = (
+        op.outputs[0].shape
+        for op in graph.get_operations()
+        if op.type == "Placeholder" and op.outputs[0].shape.rank
+    )
+    first = next(shapes, None)
+    return None if first is None else first[0]
+
+
+def _serves_any_size() -> bool:
+    """Whether a graph is traced that is not for batches of one size."""
+    if tf.executing_eagerly():
+        return False
+    return rows_of_graph(tf_internals.outermost_graph()) is None
 
 
 def _part(rows: _Rows, sizes: Tensor, *, may_be_noise: bool) -> Part:

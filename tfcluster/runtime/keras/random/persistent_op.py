@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.tensor_types import DType, Tensor
+from tfcluster.runtime.tensor_types import Tensor
 
 
 class PersistentOp:
-    """An op with two inputs, which is traced once, in a function of its own.
+    """An op, which is traced once, in a function of its own.
 
     Graphs call that function eagerly, as it would otherwise become a part of each of
     them, with a state that begins anew. So there is no gradient.
     """
 
-    def __init__(self, draw: Callable[[Tensor, Tensor], Tensor], dtype: DType) -> None:
-        """``dtype`` is that of the result of ``draw``."""
+    def __init__(self, draw: Callable[..., Any], dtypes: Any) -> None:
+        """``dtypes`` are those of the result of ``draw``: of a tensor, or of each."""
         self._draw = draw
-        self._dtype = dtype
+        self._dtypes = dtypes
         self._function: Callable[..., Any] | None = None
 
-    def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor) -> Any:
         """The result of ``draw``, in a graph; its shape is unknown.
 
         The inputs must have the dtypes and ranks that they had in the first call.
         """
         if self._function is None:
             specs = [
-                tf.TensorSpec([None] * len(each.shape), each.dtype)
-                for each in (first, second)
+                tf.TensorSpec([None] * len(each.shape), each.dtype) for each in inputs
             ]
             self._function = tf.function(
                 self._draw, input_signature=specs, autograph=False
             )
         function = self._function
 
-        def run(*arrays: Array) -> Array:
-            found: Array = function(*map(tf.constant, arrays)).numpy()
-            return found
+        def run(*arrays: Array) -> Sequence[Array]:
+            found = function(*map(tf.constant, arrays))
+            return [each.numpy() for each in tf.nest.flatten(found)]
 
-        drawn: Tensor = tf.numpy_function(run, [first, second], self._dtype)
-        return drawn
+        found = tf.numpy_function(run, inputs, tf.nest.flatten(self._dtypes))
+        return tf.nest.pack_sequence_as(self._dtypes, found)

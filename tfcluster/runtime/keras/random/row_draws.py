@@ -70,6 +70,7 @@ class RowDraws:
         **kwargs: Any,
     ) -> Tensor:
         session = self._session
+        self._rows.warn_in_row_loop()
         seed = original(generator, *args, **kwargs)
         if session.share is None:
             return seed

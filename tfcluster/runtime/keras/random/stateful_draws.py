@@ -1,8 +1,8 @@
 """Makes stateful random ops, too, draw the numbers for a rank's own rows.
 
-These are ``tf.random.normal``, ``tf.nn.dropout`` and the like, and
-``tf.random.Generator``. Their state advances by the numbers of the whole batch, as on
-one machine. (See ``drawn_rows``.)
+These are ``tf.random.normal``, ``tf.nn.dropout`` and the like,
+``tf.random.Generator``, and the classes that ``tf.nn.nce_loss`` samples. Their state
+advances by the numbers of the whole batch, as on one machine. (See ``drawn_rows``.)
 
 An op in a graph has a state of its own, which begins anew when a ``tf.function`` is
 traced again. Ranks trace a step more often than one machine: in a custom training loop
@@ -21,7 +21,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
-from tfcluster.runtime.keras.random.drawn_rows import ALIKE, DrawnRows, Part
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.random.drawn_rows import (
+    ALIKE,
+    DrawnRows,
+    Part,
+    rows_of_graph,
+)
 from tfcluster.runtime.keras.random.persistent_op import PersistentOp
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
@@ -62,6 +68,10 @@ class StatefulDraws:
                 tf_patches.STATEFUL_POISSON: self._poisson,
                 tf_patches.STATEFUL_CATEGORICAL: self._categorical,
                 tf_patches.GENERATOR_SKIP: self._generator,
+                tf_patches.UNIFORM_CLASSES: self._uniform_classes,
+                tf_patches.LOG_UNIFORM_CLASSES: self._log_uniform_classes,
+                tf_patches.FIXED_CLASSES: self._fixed_classes,
+                tf_patches.LEARNED_CLASSES: self._learned_classes,
             }
         )
 
@@ -157,7 +167,7 @@ class StatefulDraws:
         state. ``skips``: it draws a fixed number of bits for each number of this dtype.
         For ``may_be_noise`` see ``DrawnRows.part``.
         """
-        self._refuse_in_shard()
+        self._look_around()
         part = self._rows.part(shape, may_be_noise=may_be_noise)
         state = self._state(part, shape, *op)
         if state is None:
@@ -233,7 +243,7 @@ class StatefulDraws:
         def plain(logits: Tensor, samples: Tensor) -> Tensor:
             return original(logits, samples, seed, seed2, output_dtype, name)
 
-        self._refuse_in_shard()
+        self._look_around()
         logits, samples = map(tf.convert_to_tensor, (logits, num_samples))
         # A fixed number is no number of rows in a step for batches of any size.
         fixed = logits.shape[:1]
@@ -259,7 +269,7 @@ class StatefulDraws:
         ``draw`` gets both, for the whole batch; its result has shape ``(*shape,
         *parameter.shape)``.
         """
-        self._refuse_in_shard()
+        self._look_around()
         sizes = tf.convert_to_tensor(shape, tf.int32)
         if parameter.shape.rank == 0:
             part = self._rows.part(sizes)
@@ -286,23 +296,93 @@ class StatefulDraws:
         self, original: Callable[..., Tensor], generator: Any, shape: ShapeLike
     ) -> Tensor:
         """Advance a ``tf.random.Generator`` as on one machine."""
-        self._refuse_in_shard()
+        self._look_around()
         part = self._rows.part(shape)
         if part is not None:
             shape = part.shape(part.whole)
         return original(generator, shape)
 
-    def _refuse_in_shard(self) -> None:
+    # --- classes for losses that sample them ------------------------------------------
+
+    def _uniform_classes(
+        self, original: Callable[..., Any], true_classes: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        return self._classes("uniform classes", original, true_classes, *args, **kw)
+
+    def _log_uniform_classes(
+        self, original: Callable[..., Any], true_classes: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        return self._classes("log-uniform classes", original, true_classes, *args, **kw)
+
+    def _fixed_classes(
+        self, original: Callable[..., Any], true_classes: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        return self._classes("fixed classes", original, true_classes, *args, **kw)
+
+    def _learned_classes(
+        self, original: Callable[..., Any], true_classes: Tensor, *args: Any, **kw: Any
+    ) -> Any:
+        """Classes by how often the batches so far had them."""
+        if self._rows.divides():
+            self._session.differs(
+                f"{user_line()}: tf.random.learned_unigram_candidate_sampler counts "
+                "the classes of a batch. Each rank counts those of its own rows, so it "
+                "samples other classes than one machine. Use another sampler of "
+                "tf.random"
+            )
+        return self._classes("learned classes", original, true_classes, *args, **kw)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _classes(
+        self,
+        kind: str,
+        original: Callable[..., Any],
+        true_classes: Tensor,
+        *args: Any,
+        seed: int = 0,
+        seed2: int = 0,
+        name: str | None = None,
+        **settings: Any,
+    ) -> Any:
+        """What a candidate sampler returns: classes, and two arrays of expected counts.
+
+        Classes do not depend on the batch, so all ranks sample the same. One of the
+        arrays has the shape of ``true_classes``, which are those of this rank's rows:
+        int64, of shape (rows, number per row). ``args`` and ``settings`` are numbers
+        and words.
+        """
+        settings |= {"seed": seed, "seed2": seed2}
+
+        def plain(classes: Tensor) -> Any:
+            return original(classes, *args, name=name, **settings)
+
+        self._look_around()
+        # Two samplers may have the same seeds, and other settings.
+        op = self._op(f"{kind} {args} {settings}", seed, seed2)
+        if op is None:
+            return plain(true_classes)
+        classes = tf.convert_to_tensor(true_classes, tf.int64)
+        dtypes = tf.int64, tf.float32, tf.float32
+        sampled, expected, of_sampled = self._persistent_op(op, plain, dtypes)(classes)
+        expected.set_shape(classes.shape)
+        for each in (sampled, of_sampled):
+            each.set_shape([args[1]])
+        return sampled, expected, of_sampled
+
+    def _look_around(self) -> None:
         """Raise CollectiveError in a step that is computed shard by shard.
 
-        The state would advance once for each shard of a rank.
+        The state would advance once for each shard of a rank. In a loop that may be one
+        over rows there is a warning.
         """
+        self._rows.warn_in_row_loop()
         if self._session.current_shard is not None:
             self._session.refuse(
                 "the step draws random numbers from a state that TensorFlow keeps "
-                "(tf.random.normal, tf.nn.dropout, tf.random.Generator). With "
-                "runtime.shards it would advance once for each shard of a rank. Use "
-                "keras.random, the layers of Keras, or tf.random.stateless_*"
+                "(tf.random.normal, tf.nn.dropout, tf.random.Generator, "
+                "tf.nn.nce_loss). With runtime.shards it would advance once for each "
+                "shard of a rank. Use keras.random, the layers of Keras, or "
+                "tf.random.stateless_*"
             )
 
     # --- states -----------------------------------------------------------------------
@@ -359,10 +439,10 @@ class StatefulDraws:
         )
 
     def _persistent_op(
-        self, op: Hashable, draw: Callable[[Tensor, Tensor], Tensor], dtype: DType
+        self, op: Hashable, draw: Callable[..., Any], dtypes: Any
     ) -> PersistentOp:
         if op not in self._kept:
-            self._kept[op] = PersistentOp(draw, dtype)
+            self._kept[op] = PersistentOp(draw, dtypes)
         return self._kept[op]
 
     def _batch_size(self, graph: Graph) -> float | None:
@@ -370,20 +450,13 @@ class StatefulDraws:
 
         As on one machine, a graph for batches of another size has another state.
         """
-        rows = next(
-            (
-                op.outputs[0].shape[0]
-                for op in graph.get_operations()
-                if op.type == "Placeholder" and op.outputs[0].shape.rank
-            ),
-            None,
-        )
+        rows = rows_of_graph(graph)
         loop = self._session.loop
-        present = loop.present_rows()
-        if rows is None or present is None:
+        present, total = loop.present_rows(), loop.share.total
+        if rows is None or present is None or total is None:
             return rows
         # A rank without rows computes one that does not count.
-        return float(rows * loop.share.total / max(present, 1))
+        return float(rows * total / max(present, 1))
 
 
 def _as_uint64(seed: int) -> int:

@@ -26,6 +26,7 @@ from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
 from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.random.drawn_rows import DrawnRows
 from tfcluster.runtime.keras.random.row_draws import RowDraws
+from tfcluster.runtime.keras.random.row_loops import RowLoops
 from tfcluster.runtime.keras.random.stateful_draws import StatefulDraws
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.state.assign_hook import AssignHook
@@ -108,6 +109,7 @@ def install(
     rows = DrawnRows(session, iteration)
     RowDraws(session, rows).install()
     StatefulDraws(session, rows).install()
+    RowLoops(session, rows).install()
     refuse_strategies()
     metrics.install()
     iteration.install()
