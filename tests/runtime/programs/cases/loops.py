@@ -677,7 +677,7 @@ def case_tape_that_samples_classes():
         fixed = tf.random.fixed_unigram_candidate_sampler
         return [
             tf.random.uniform_candidate_sampler(words, 2, 5, True, 20, seed=3),
-            tf.random.uniform_candidate_sampler(words, 2, 4, False, 20, seed=3),
+            tf.random.uniform_candidate_sampler(words, 2, 5, False, 20, seed=3),
             fixed(words, 2, 5, True, 20, unigrams=list(range(1, 21))),
             None,  # Log-uniform, within the loss.
         ]
