@@ -26,7 +26,7 @@ from tfcluster.runtime.net.handshake import Member
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 TOKEN = bytes(range(32))
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 T = TypeVar("T")
 

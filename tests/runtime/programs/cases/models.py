@@ -214,6 +214,8 @@ class Denoises(keras.Sequential):
             kept = tf.random.categorical(tf.zeros([tf.shape(x)[0], 2]), 6)
             noise += 0.1 * counts * tf.cast(kept, x.dtype)
             noise += tf.random.uniform(()) + tf.random.normal((6,))
+            for _ in range(2):
+                noise += 0.2 * tf.random.normal(tf.shape(x), seed=1)
             noise *= 1 + tf.cast(tf.random.categorical([[0.0, 1.0]], 1), x.dtype)
             loss = self.compute_loss(x, y, self(x + noise, training=True))
         weights = self.trainable_variables

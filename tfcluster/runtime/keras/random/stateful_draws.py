@@ -14,6 +14,8 @@ this counter draws the same numbers. Where there is no such op, see ``persistent
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -53,6 +55,10 @@ class StatefulDraws:
         self._rows = rows
         self._drawn: dict[Hashable, Variable] = {}
         """For each op, how many numbers it has drawn."""
+        self._earlier: weakref.WeakKeyDictionary[Graph, Counter[Hashable]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """For each graph, how many ops with the same seeds it has so far."""
         self._kept: dict[Hashable, PersistentOp] = {}
         """The ops that keep their states themselves."""
 
@@ -419,7 +425,11 @@ class StatefulDraws:
             step = self._batch_size(graph)
         else:
             return None  # No batch of a loop is computed: nothing is traced too often.
-        return graph.name, kind, seed, seed2, step
+        op = graph.name, kind, seed, seed2, step
+        # Ops with the same seeds (``seed=1``) each have a state, in every trace.
+        earlier = self._earlier.setdefault(graph, Counter())
+        earlier[op] += 1
+        return *op, earlier[op]
 
     def _advanced(
         self, op: Hashable, sizes: Tensor, seed: int, seed2: int
