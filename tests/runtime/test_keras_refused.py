@@ -67,7 +67,7 @@ def test_what_would_train_wrongly_is_refused(
     in_tiers(
         [
             *("one_replica", "added_mean", "counted_as_declared"),
-            "reversed_backwards",
+            *("reversed_backwards", "reversed_backwards_in_a_loop"),
             *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
         ]
     ),

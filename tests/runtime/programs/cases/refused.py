@@ -213,6 +213,26 @@ def case_reversed_backwards():
     return raised_by(fitting_with(Backward(lambda upstream: -0.3 * upstream)))
 
 
+class ReversingCell(keras.layers.SimpleRNNCell):
+    def build(self, shape):
+        super().build(shape)
+        self.backward = Backward(lambda upstream: -0.3 * upstream)
+
+    def call(self, inputs, states, training=False):
+        output, _ = super().call(inputs, states, training=training)
+        return self.backward(output), [output]
+
+
+def case_reversed_backwards_in_a_loop():
+    x, y = data(40)
+    recurrent = keras.layers.RNN(ReversingCell(4))
+    layers = [keras.Input((6, 1)), recurrent, keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    given = x[:, :, None], y.astype("float32")[:, None]
+    return raised_by(lambda: model.fit(*given, verbose=0))
+
+
 def case_added_mean():
     return raised_by(fitting_with(Adding(keras.ops.mean)))
 

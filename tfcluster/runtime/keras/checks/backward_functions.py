@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
@@ -89,7 +89,7 @@ class BackwardFunctions:
     ) -> Nest:
         found: Nest = gradient(*upstream, **named)
         session = self._session
-        if not session.divides or session.within(OF_A_CHECK):
+        if not session.divides or session.within(OF_A_CHECK) or _is_in_an_inner_graph():
             return found
         share = session.share
         whole = _numbers(found)
@@ -141,6 +141,12 @@ class BackwardFunctions:
             "of one machine"
         )
         return True
+
+
+def _is_in_an_inner_graph() -> bool:
+    """Whether the gradient is that of a loop's body, which cannot use our variables."""
+    graph = tf.compat.v1.get_default_graph
+    return not tf.executing_eagerly() and graph() is not tf_internals.outermost_graph()
 
 
 def _is_half(half: Array, whole: Array, tolerance: float) -> bool:
