@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
 from tfcluster.runtime.keras.checks.rounding import TOLERANCES
@@ -89,7 +89,9 @@ class BackwardFunctions:
     ) -> Nest:
         found: Nest = gradient(*upstream, **named)
         session = self._session
-        if not session.divides or session.within(OF_A_CHECK) or _is_in_an_inner_graph():
+        if not session.divides or session.within(OF_A_CHECK):
+            return found
+        if _is_in_a_gradient_graph():
             return found
         share = session.share
         whole = _numbers(found)
@@ -143,10 +145,10 @@ class BackwardFunctions:
         return True
 
 
-def _is_in_an_inner_graph() -> bool:
-    """Whether the gradient is that of a loop's body, which cannot use our variables."""
+def _is_in_a_gradient_graph() -> bool:
+    """Whether it is the gradient of a loop's body, which cannot use our variables."""
     graph = tf.compat.v1.get_default_graph
-    return not tf.executing_eagerly() and graph() is not tf_internals.outermost_graph()
+    return not tf.executing_eagerly() and "Grad" in type(graph()).__name__
 
 
 def _is_half(half: Array, whole: Array, tolerance: float) -> bool:
