@@ -53,8 +53,11 @@ def write(folder: Path, trial: Trial) -> dict[str, Any]:
             "tasks": {"worker": trial.hosts},
             "runtime": {"strategy": "none"},
         }
-    survives = trial.fault.blame is Blame.NOBODY and trial.second is None
-    epochs = _EPOCHS_TO_THE_END if survives else _EPOCHS_FOR_EVER
+    faults = [fault for fault in (trial.fault, trial.second) if fault is not None]
+    may_survive = all(
+        fault.blame in (Blame.NOBODY, Blame.PERHAPS_HOST) for fault in faults
+    )
+    epochs = _EPOCHS_TO_THE_END if may_survive else _EPOCHS_FOR_EVER
     script = str(REPOSITORY / "examples" / "digits.py")
     words = ["--epochs", str(epochs), "--output", str(folder / "trained")]
     found: dict[str, Any] = {

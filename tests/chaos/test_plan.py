@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
+from tests.chaos import programs
 from tests.chaos.__main__ import wanted_by
-from tests.chaos.faults import JOBS, SITES, faults
+from tests.chaos.faults import JOBS, SITES, Blame, faults
 from tests.chaos.plan import Wanted, draw
 
 
@@ -33,6 +35,26 @@ def test_a_share_of_the_trials_train() -> None:
     assert 100 < len(training) < 300
     assert all(trial.fault.for_training for trial in training)
     assert {trial.phase for trial in training} == {"running"}
+
+
+def test_training_that_may_outlive_its_faults_ends_by_itself(tmp_path: Path) -> None:
+    """No file ends such a program, so it must have few epochs."""
+    harmless = (Blame.NOBODY, Blame.PERHAPS_HOST)
+    seen = set()
+    for seed in range(2000):
+        trial = draw(seed, Wanted(site="ssh"))
+        if trial.program == "stub":
+            continue
+        fatal = {
+            fault.blame
+            for fault in (trial.fault, trial.second)
+            if fault is not None and fault.blame not in harmless
+        }
+        command = programs.write(tmp_path, trial)["command"]
+        epochs = int(command[command.index("--epochs") + 1])
+        assert (epochs > 100) == bool(fatal), trial
+        seen.add(trial.fault.blame)
+    assert seen > set(harmless)
 
 
 def test_a_second_fault_follows_only_kills() -> None:

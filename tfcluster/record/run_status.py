@@ -93,7 +93,7 @@ class TaskView:
     """Only for a ps that has variables."""
     log: str | None = None
     fit: FitView | None = None
-    """Only in ``fit``."""
+    """Its position in the newest ``fit``, kept after that has ended."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Losses and metrics of this epoch so far; None: not a finite number."""
     rss_bytes: int | None = None
