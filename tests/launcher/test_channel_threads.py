@@ -170,57 +170,18 @@ def test_a_hundred_hosts_need_few_threads() -> None:
     }
 
 
-def test_a_burst_of_work_needs_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_threads, "PATIENCE_S", SOON_S)
-    before = set(threading.enumerate())
-    threads, may_end, names = ChannelThreads(), threading.Event(), SimpleQueue[str]()
-
-    def act() -> None:
-        may_end.wait(SOON_S)
-        names.put(threading.current_thread().name)
-
-    for number in range(256):
-        threads.run(f"write h{number}", act)
-    # The threads that take work, and the one that looks out for blocked ones.
-    assert len(mine(before)) == channel_threads.AT_ONCE + 1
-    may_end.set()
-    assert {names.get(timeout=SOON_S) for _ in range(256)} == {
-        f"write h{number}" for number in range(256)
-    }
-
-
 def test_blocked_threads_keep_no_work_waiting() -> None:
     threads, may_end, done = ChannelThreads(), threading.Event(), threading.Event()
 
     def block() -> None:
         may_end.wait(2 * SOON_S)
 
-    for number in range(3 * channel_threads.AT_ONCE):
+    for number in range(24):
         threads.run(f"stuck {number}", block)
     threads.run("free", done.set)
     assert done.wait(SOON_S)
     assert not may_end.is_set()
     may_end.set()
-
-
-def test_work_that_fails_costs_the_pool_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    failures, done = SimpleQueue[str](), threading.Event()
-    monkeypatch.setattr(
-        threading, "excepthook", lambda failure: failures.put(failure.exc_type.__name__)
-    )
-    monkeypatch.setattr(channel_threads, "PATIENCE_S", SOON_S * 2)
-    threads = ChannelThreads()
-
-    def fail() -> None:
-        raise KeyError("defect")
-
-    for _ in range(2 * channel_threads.AT_ONCE):
-        threads.run("fails", fail)
-        assert failures.get(timeout=SOON_S) == "KeyError"
-    threads.run("free", done.set)
-    assert done.wait(SOON_S)
 
 
 def test_all_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """The threads that read from the channels of all hosts, and write to them.
 
 One thread reads from all channels. Writing and ending a channel may block, so that is
-done by threads of a pool. A burst of work (a heartbeat to each of 256 hosts) takes
-AT_ONCE threads. More of them start only while these are blocked, because a host whose
-cable is cut must not keep others waiting. Knows no frames.
+done by threads of a pool, which has one for each channel that blocks: a host whose
+cable is cut must not keep others waiting. The pool has no upper limit, because a write
+is slow, too, while hundreds of hosts print: it waits for the interpreter's lock. With
+eight threads for 256 hosts, heartbeats came so late that agents gave up their leases.
+Knows no frames.
 """
 
 from __future__ import annotations
@@ -18,10 +20,6 @@ from dataclasses import dataclass
 
 IDLE_S = 10.0
 """How long a thread of the pool waits for more work: longer than between heartbeats."""
-AT_ONCE = 8
-"""The number of threads that start as work arrives."""
-PATIENCE_S = 0.1
-"""If no thread takes work for this long, all work that waits gets a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +41,8 @@ class ChannelThreads:
         self._lock = threading.Lock()
         self._reader: _Reader | None = None
         self._work_arrived = threading.Condition(self._lock)
-        self._work_taken = threading.Condition(self._lock)
         self._work: deque[tuple[str, Callable[[], None]]] = deque()
-        self._size = 0
         self._idle = 0
-        """Threads that have no work, or that are just starting."""
-        self._has_lookout = False
 
     def watch(self, watch: Watch) -> None:
         """Read from a descriptor until its end, in the reading thread."""
@@ -71,49 +65,22 @@ class ChannelThreads:
         """Call ``act``, which may block, in a thread of the pool; never blocks."""
         with self._lock:
             self._work.append((name, act))
-            self._work_arrived.notify()
             if len(self._work) <= self._idle:
+                self._work_arrived.notify()
                 return
-            if self._size < AT_ONCE:
-                self._add_thread()
-            elif not self._has_lookout:
-                self._has_lookout = True
-                threading.Thread(target=self._look_out, daemon=True).start()
-
-    def _add_thread(self) -> None:
-        self._size += 1
-        self._idle += 1
         threading.Thread(target=self._run_all, daemon=True).start()
 
     def _run_all(self) -> None:
-        try:
-            while (work := self._take()) is not None:
-                threading.current_thread().name, act = work
-                act()
-                with self._lock:
-                    self._idle += 1
-        finally:
+        while True:
             with self._lock:
-                self._size -= 1
-
-    def _take(self) -> tuple[str, Callable[[], None]] | None:
-        """Work for a thread that was idle; None: the thread may end."""
-        with self._lock:
-            arrived = self._work_arrived.wait_for(lambda: self._work, IDLE_S)
-            self._idle -= 1
-            if not arrived:
-                return None
-            self._work_taken.notify()
-            return self._work.popleft()
-
-    def _look_out(self) -> None:
-        """Add threads for as long as work waits and the others are blocked."""
-        with self._lock:
-            while self._work:
-                if not self._work_taken.wait(PATIENCE_S):
-                    for _ in range(len(self._work) - self._idle):
-                        self._add_thread()
-            self._has_lookout = False
+                self._idle += 1
+                arrived = self._work_arrived.wait_for(lambda: self._work, IDLE_S)
+                self._idle -= 1
+                if not arrived:
+                    return
+                name, act = self._work.popleft()
+            threading.current_thread().name = name
+            act()
 
 
 class _Reader:
