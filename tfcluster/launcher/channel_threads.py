@@ -1,11 +1,8 @@
 """The threads that read from the channels of all hosts, and write to them.
 
 One thread reads from all channels. Writing and ending a channel may block, so that is
-done by threads of a pool, which has one for each channel that blocks: a host whose
-cable is cut must not keep others waiting. The pool has no upper limit, because a write
-is slow, too, while hundreds of hosts print: it waits for the interpreter's lock. With
-eight threads for 256 hosts, heartbeats came so late that agents gave up their leases.
-Knows no frames.
+done by threads of a pool, which grows while they block: a host whose cable is cut must
+not keep others waiting. Knows no frames.
 """
 
 from __future__ import annotations
@@ -18,8 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-IDLE_S = 10.0
-"""How long a thread of the pool waits for more work: longer than between heartbeats."""
+from tfcluster.launcher.growing_pool import GrowingPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,7 @@ class ChannelThreads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reader: _Reader | None = None
-        self._work_arrived = threading.Condition(self._lock)
-        self._work: deque[tuple[str, Callable[[], None]]] = deque()
-        self._idle = 0
+        self._pool = GrowingPool()
 
     def watch(self, watch: Watch) -> None:
         """Read from a descriptor until its end, in the reading thread."""
@@ -63,24 +57,7 @@ class ChannelThreads:
 
     def run(self, name: str, act: Callable[[], None]) -> None:
         """Call ``act``, which may block, in a thread of the pool; never blocks."""
-        with self._lock:
-            self._work.append((name, act))
-            if len(self._work) <= self._idle:
-                self._work_arrived.notify()
-                return
-        threading.Thread(target=self._run_all, daemon=True).start()
-
-    def _run_all(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-                arrived = self._work_arrived.wait_for(lambda: self._work, IDLE_S)
-                self._idle -= 1
-                if not arrived:
-                    return
-                name, act = self._work.popleft()
-            threading.current_thread().name = name
-            act()
+        self._pool.run(name, act)
 
 
 class _Reader:
