@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from tfcluster.backends.base import is_readable
 from tfcluster.launcher import growing_pool
 from tfcluster.launcher.agent_connection import (
     AgentConnection,
@@ -41,6 +42,9 @@ class Pipes:
 
     def read(self) -> bytes:
         return os.read(self._read, 1 << 16)
+
+    def has_unread(self) -> bool:
+        return is_readable(self._read)
 
     def write(self, data: bytes) -> None:
         self.may_write.wait(SOON_S)
@@ -108,6 +112,29 @@ def test_frames_are_written_in_order_and_then_the_input_is_closed() -> None:
         os.close(pipes.said)
     assert heard == [*map(encode, frames), b""]
     assert pipes.heard.empty()
+
+
+def test_what_has_arrived_counts_before_it_is_handled() -> None:
+    threads, busy, may_go_on = ChannelThreads(), threading.Event(), threading.Event()
+
+    def post(item: Received | Closed) -> None:
+        busy.set()
+        may_go_on.wait(SOON_S)
+
+    one, two = Pipes(), Pipes()
+    to_one = AgentConnection("h1", one, NONCE, post, threads)
+    to_two = AgentConnection("h2", two, NONCE, lambda item: None, threads)
+    assert to_two.has_arrived(SOON_S)
+    assert not to_two.has_arrived(0.0)
+    os.write(one.said, HELLO)
+    assert busy.wait(SOON_S)
+    # The thread that reads is occupied, so this stays in the pipe.
+    os.write(two.said, HELLO)
+    assert to_two.has_arrived(0.0)
+    assert not to_one.has_arrived(0.0)
+    may_go_on.set()
+    for pipes in (one, two):
+        os.close(pipes.said)
 
 
 def test_a_host_that_takes_nothing_keeps_no_other_waiting() -> None:

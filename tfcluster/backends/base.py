@@ -6,6 +6,7 @@ start agents on them.
 
 from __future__ import annotations
 
+import select
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +23,9 @@ class Channel(Protocol):
 
     def read(self) -> bytes:
         """The next bytes; blocks until there are some. Empty at the end."""
+
+    def has_unread(self) -> bool:
+        """Whether data, or the end, has arrived on this machine that was not read."""
 
     def write(self, data: bytes) -> None:
         """Write all of ``data``; blocks. Raises OSError if nobody reads."""
@@ -43,6 +47,16 @@ class Starter(Protocol):
         Blocks while connecting; called from threads, for several hosts in parallel.
         Raises HostError or StartError.
         """
+
+
+def is_readable(descriptor: int) -> bool:
+    """Whether a descriptor has data, or an end, to be read. False if it is closed."""
+    poll = select.poll()
+    try:
+        poll.register(descriptor, select.POLLIN)
+    except ValueError:  # a closed file or socket has -1
+        return False
+    return any(not event & select.POLLNVAL for _, event in poll.poll(0))
 
 
 @runtime_checkable

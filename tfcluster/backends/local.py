@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, TypeVar
 
 from tfcluster.agent.devices import gpus
-from tfcluster.backends.base import Backend
+from tfcluster.backends.base import Backend, is_readable
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import module_argv
 from tfcluster.model import Allocation, Description, Host
@@ -64,6 +64,9 @@ class ProcessChannel:
 
     def read(self) -> bytes:
         return os.read(self._stdout, READ_BYTES)
+
+    def has_unread(self) -> bool:
+        return is_readable(self._stdout)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)

@@ -97,6 +97,7 @@ class AgentConnection:
         threads: ChannelThreads,
     ) -> None:
         self.host = host
+        self._heard_s = time.monotonic()
         self.began_s = time.time()
         """Unix time; the agent sent everything after that."""
         self._channel = channel
@@ -123,6 +124,11 @@ class AgentConnection:
         """End the contact now."""
         self._channel.kill()
         self.close()
+
+    def has_arrived(self, within_s: float) -> bool:
+        """Whether anything came within that time, even if nobody has handled it yet."""
+        newest = time.monotonic() - self._heard_s < within_s
+        return newest or self._channel.has_unread()
 
     def _put(self, data: bytes | None) -> None:
         with self._lock:
@@ -163,6 +169,7 @@ class AgentConnection:
         """Handle what has arrived; returns False at the end."""
         try:
             if data := self._channel.read():
+                self._heard_s = time.monotonic()
                 for frame in self._reception.feed(data):
                     self._post(Received(self.host, frame))
                 return True

@@ -190,9 +190,7 @@ class Driver:
         self._expire(now)
         for event in self._hosts.elapsed(elapsed):
             self._feed(event)
-        if now - self._pinged >= HEARTBEAT_S:
-            self._hosts.ping()
-            self._pinged = now
+        self._ping(now)
         if now - self._told >= PROGRESS_S:
             self._record_progress()
             self._told = now
@@ -201,6 +199,12 @@ class Driver:
             self._feed(ResultsFetched())
         self._watch(now)
         self._show.live(self._journal.view, now, self._results.text)
+
+    def _ping(self, now: float) -> None:
+        """Send all hosts a heartbeat, if it is time for one."""
+        if now - self._pinged >= HEARTBEAT_S:
+            self._hosts.ping()
+            self._pinged = now
 
     def _record_progress(self) -> None:
         progress = self._progress
@@ -509,6 +513,8 @@ class Driver:
                 continue
             reports = self._job.reports_steps(task)
             self._progress.started(task, now, reports=reports, attempt=attempt)
+            # Starting hundreds of tasks may take longer than a lease on a busy machine.
+            self._ping(time.monotonic())
 
     def _keep(
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int

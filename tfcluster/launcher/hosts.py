@@ -289,15 +289,18 @@ class Hosts:
     def elapsed(self, seconds: float) -> list[Event]:
         """Add to every host's silence; a host that was silent for too long is lost.
 
-        The caller adds little at a time, and only after it has emptied its queue, so
-        that a launcher that was suspended itself does not blame its hosts.
+        The caller adds little at a time, so that a launcher that was suspended itself
+        does not blame its hosts. What has arrived here counts, even if the launcher has
+        not handled it yet, because too many lines arrive.
         """
         events: list[Event] = []
         for name, side in self._sides.items():
             if side.gone or side.contact is None or not side.greeted:
                 continue
             limit_s = self.silence.elapsed(side.host, seconds)
-            if limit_s is not None:
+            if limit_s is not None and side.contact.has_arrived(limit_s):
+                self.silence.heard(name)
+            elif limit_s is not None:
                 cause = f"{name} silent for {limit_s:g} s"
                 # Our frames may still reach it until the contact is ended: its lease
                 # begins then.

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from tfcluster.backends.base import is_readable
 from tfcluster.backends.local import LAST_WORDS_BYTES, READ_BYTES
 from tfcluster.backends.slurm.channel import STEP_END_S, explained
 from tfcluster.backends.slurm.connect_back import Caller, Reception
@@ -176,6 +177,9 @@ class ConnectedChannel:
             # The process ended before it had read all that we sent. ``diagnosis`` has
             # its last words.
             return b""
+
+    def has_unread(self) -> bool:
+        return is_readable(self._connection.fileno())
 
     def write(self, data: bytes) -> None:
         self._connection.sendall(data)

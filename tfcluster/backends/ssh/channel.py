@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import paramiko
 
+from tfcluster.backends.base import is_readable
 from tfcluster.backends.ssh.errors import ended, no_agent
 
 READ_BYTES = 1 << 18
@@ -55,6 +56,15 @@ class SshChannel:
         if not data:
             self._ended()
         return data
+
+    def has_unread(self) -> bool:
+        """Whether the session has unread output, or its connection has any data."""
+        if self._session.recv_ready():
+            return True
+        connection = self._session.get_transport().sock
+        if isinstance(connection, paramiko.Channel):  # by way of a jump host
+            return connection.recv_ready()
+        return is_readable(connection.fileno())
 
     def write(self, data: bytes) -> None:
         try:
