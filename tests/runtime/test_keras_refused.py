@@ -38,6 +38,7 @@ pytestmark = MARKS
             ("weights_by_its_own_loss", "it was the same in step 16"),
             ("added_sum", "the layer penalty adds the sum over the rows"),
             ("added_sum_eagerly", "the layer penalty adds the sum over the rows"),
+            ("added_number_for_each_row", "the layer penalty adds the sum"),
             ("added_sum_in_training_only", "the layer penalty adds the sum"),
             ("added_sum_in_a_custom_step", "the layer penalty adds the sum"),
             ("changed_gradients_of_a_graph", "last/kernel before sgd"),
@@ -69,6 +70,7 @@ def test_what_would_train_wrongly_is_refused(
             *("one_replica", "added_mean", "counted_as_declared"),
             *("reversed_backwards", "reversed_backwards_in_a_loop"),
             *("changes_that_all_ranks_make", "batch_shape_that_does_no_harm"),
+            "added_number_for_each_row_of_which_a_step_takes_the_mean",
         ]
     ),
 )

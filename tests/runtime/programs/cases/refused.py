@@ -161,6 +161,32 @@ def case_added_sum_eagerly():
     return raised_by(fitting_with(layer, run_eagerly=True))
 
 
+def per_row(squares):
+    return keras.ops.mean(squares, axis=-1, keepdims=True)
+
+
+def case_added_number_for_each_row():
+    """Keras's step adds them up."""
+    return raised_by(fitting_with(Adding(per_row, name="penalty")))
+
+
+class MeanOfAdded(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+            for added in self.losses:
+                loss += tf.reduce_mean(added)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_added_number_for_each_row_of_which_a_step_takes_the_mean():
+    layer = Adding(per_row, name="penalty")
+    return raised_by(fitting_with(layer, MeanOfAdded, dropout=0.0))
+
+
 def case_added_sum_in_training_only():
     """Checked as in training, but without dropout, which would change the numbers."""
     layer = Adding(keras.ops.sum, only_training=True, name="penalty")

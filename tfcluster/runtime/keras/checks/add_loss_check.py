@@ -19,6 +19,7 @@ from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, rows_in
 from tfcluster.runtime.keras.checks.known_objects import KnownObjects
 from tfcluster.runtime.keras.checks.loss_reduction import kind_of_loss
+from tfcluster.runtime.keras.checks.trial_steps import has_own_step
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
@@ -110,8 +111,9 @@ def _added(
 ) -> Tensor | None:
     """The numbers that layers add to the loss for some rows, without any side effect.
 
-    Returns a float64 vector with a number for each of ``names``, those of the step, or
-    None if there are more or fewer.
+    Returns a float64 vector with a number for each of ``names``, those of the step: the
+    sum if a layer adds several, as in Keras's own step. None if there are more or
+    fewer, or if a step of the program's own may reduce them otherwise.
     """
 
     def slice_rows(leaf: Leaf) -> Tensor:
@@ -131,5 +133,11 @@ def _added(
             return None
         added = losses[: len(losses) - penalties]
         if len(added) == len(names):
-            return tf.stack([tf.cast(number, tf.float64) for number in added])
+            if has_own_step(model) and not all(map(_is_single, added)):
+                return None
+            return tf.stack([tf.reduce_sum(tf.cast(n, tf.float64)) for n in added])
     return None
+
+
+def _is_single(number: Tensor) -> bool:
+    return bool(number.shape.num_elements() == 1)
