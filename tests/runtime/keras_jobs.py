@@ -79,7 +79,7 @@ IN_DEFAULT_TIER = {
         *("endless_epoch", "masked_loss"),
     ],
     "row_terms": [
-        *("step_with_a_mask", "loop_with_a_selection_eagerly"),
+        *("step_with_a_mask", "loop_with_a_selection_eagerly", "reported_by_a_step"),
         "no_step_with_a_mask_in_each_row_eagerly",
     ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
@@ -154,6 +154,7 @@ VARIANTS = {
         *("halves_in_an_eager_loop", "loop_with_a_detached_ratio_eagerly"),
         *("no_loop_over_arrays", "no_step_with_a_mask_in_each_row"),
         *("loop_with_a_mask", "loop_with_a_selection", "no_loop_of_means"),
+        "reported_by_a_step_eagerly",
     ],
     "sums": [
         *("step_that_sums_eagerly", "step_that_sums_equal_batches_with_dropout"),

@@ -21,16 +21,21 @@ PROGRAM = PROGRAMS / "cases" / f"{THEME}.py"
 TEXT = "is not a mean over the rows of a batch"
 BY_PLACE = "depends on where in the batch a row is"
 SCALED = "is scaled by a number of the batch without gradient"
+REPORTED = "is neither a mean nor a sum over the rows of a batch"
+CASES = cases_of(THEME)
+REPORTS = [case for case in CASES if case.startswith("reported_")]
 
 
-@pytest.mark.parametrize("case", in_tiers(cases_of(THEME)))
+@pytest.mark.parametrize(
+    "case", in_tiers([case for case in CASES if case not in REPORTS])
+)
 def test_losses_whose_rows_share_something_are_pointed_out(
     outcomes: Outcomes, case: str
 ) -> None:
     assert_not_refused(outcomes.refused(case))
     said = outcomes.said(case)
     if case.startswith("no_"):
-        assert not any(text in said for text in (TEXT, BY_PLACE, SCALED))
+        assert not any(text in said for text in (TEXT, BY_PLACE, SCALED, REPORTED))
         return
     text = BY_PLACE if "halves" in case else SCALED if "detached" in case else TEXT
     assert said.count(text) == 1
@@ -40,3 +45,17 @@ def test_losses_whose_rows_share_something_are_pointed_out(
     by_keras = case.startswith(("computed_", "layer"))
     where = ".fit(" if by_keras else "tape.gradient("
     assert where in line
+
+
+@pytest.mark.parametrize("case", in_tiers(REPORTS))
+def test_numbers_for_metrics_that_share_something_are_pointed_out(
+    outcomes: Outcomes, case: str
+) -> None:
+    assert_not_refused(outcomes.refused(case))
+    said = outcomes.said(case)
+    warned = re.findall(
+        rf"row_terms\.py:(\d+): the number that the metric (\w+) gets {REPORTED}", said
+    )
+    assert sorted(name for _, name in warned) == ["deviation", "precision"]
+    lines = PROGRAM.read_text().splitlines()
+    assert all(f'"{name}"].update_state(' in lines[int(n) - 1] for n, name in warned)

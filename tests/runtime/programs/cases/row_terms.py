@@ -537,5 +537,72 @@ def case_no_loop_over_arrays():
     return {"raised": np.array("nothing")}
 
 
+class Reporting(keras.Model):
+    """Its metrics get numbers of batches that are means of rows, and others."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+        names = "loss", "error", "penalty", "right", "precision", "deviation"
+        self.reports = {name: keras.metrics.Mean(name) for name in names}
+
+    @property
+    def metrics(self):
+        return list(self.reports.values())
+
+    def call(self, x, training=False):
+        return self.network(x, training=training)
+
+    def report(self, y, predicted):
+        hits = tf.cast(predicted > 0, tf.float32)
+        right = tf.cast(tf.equal(hits, y), tf.float32)
+        precision = tf.math.divide_no_nan(tf.reduce_sum(hits * y), tf.reduce_sum(hits))
+        self.reports["right"].update_state(tf.reduce_mean(right))
+        self.reports["precision"].update_state(precision)
+        self.reports["deviation"].update_state(tf.math.reduce_std(predicted))
+        return {name: metric.result() for name, metric in self.reports.items()}
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            error = tf.reduce_mean((predicted - y) ** 2)
+            penalty = tf.reduce_mean(predicted**2)
+            loss = error + 0.1 * penalty
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for name, value in (("loss", loss), ("error", error), ("penalty", penalty)):
+            self.reports[name].update_state(value)
+        return self.report(y, predicted)
+
+
+def reporting(**kwargs):
+    x, y, _ = masked_data()
+    model = Reporting()
+    model.compile("sgd", **kwargs)
+    return raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
+
+
+def case_reported_by_a_step():
+    return reporting()
+
+
+def case_reported_by_a_step_eagerly():
+    return reporting(run_eagerly=True)
+
+
+def case_reported_by_a_loop():
+    model = Reporting()
+    model.compile("sgd")
+    model.build((None, 6))
+    step = tf.function(lambda x, y: model.train_step((x, y)))
+
+    def run():
+        for x, y, _ in batches():
+            step(x, y)
+
+    return raised_by(run)
+
+
 if __name__ == "__main__":
     main(globals())

@@ -37,6 +37,10 @@ class BatchNumbers:
             return found
         return self._kinds.get(metric) or "unknown"
 
+    def look(self, metric: Metric, number: Tensor) -> None:
+        """Warn if ``number``, which ``metric`` gets, is neither a mean nor a sum."""
+        self._row_terms.look_at_metric(number, metric.name)
+
     def _of(self, number: Tensor) -> str | None:
         known = self._row_terms.known_ops(number)
         if known is None:

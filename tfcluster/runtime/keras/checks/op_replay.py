@@ -43,6 +43,7 @@ _READS = {
     "While",
 }
 """Stateful operations that change nothing, if the functions they call do not."""
+_SUMS = {"Add", "AddN", "AddV2", "Cast", "Identity", "Mul", "Sub"}
 _RANDOM = ("Random", "Stateless", "Parameterized", "Truncated", "Multinomial", "Rng")
 _STATELESS_CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
 
@@ -204,6 +205,20 @@ def path_between(
     if not all(_is_repeatable(op.kind, op.functions) for op in path):
         return None
     return path[::-1]
+
+
+def addends(ops: Sequence[Op], numbers: Iterable[Tensor]) -> set[TensorKey]:
+    """The keys of the numbers, and of all that ``ops`` add up or scale for them."""
+    by_output = {key_of(output): op for op in ops for output in op.outputs}
+    found: set[TensorKey] = set()
+    left = [key_of(number) for number in numbers]
+    while left:
+        key = left.pop()
+        op = by_output.get(key)
+        if key not in found and op is not None and op.kind in _SUMS:
+            left += [key_of(tensor) for tensor in op.inputs]
+        found.add(key)
+    return found
 
 
 def uses_draws(ops: Iterable[Op], path: Iterable[Op]) -> bool:

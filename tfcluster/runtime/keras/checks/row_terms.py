@@ -39,6 +39,7 @@ from tfcluster.runtime.keras.checks.op_replay import (
     Holds,
     Op,
     Recording,
+    addends,
     attached,
     detached_numbers,
     key_of,
@@ -78,6 +79,8 @@ class _Loss:
     """Whether it may depend on where in the batch a row is."""
     detached: Sequence[Tensor] = ()
     """Numbers of the batch without gradient that it depends on."""
+    is_reported: bool = False
+    """Whether it goes to a metric only, so that it does not change the training."""
 
     @classmethod
     def of(
@@ -99,6 +102,27 @@ class _Loss:
         return cls(what, _tolerance(paths), may_have_places=draws, detached=unique)
 
 
+_Describe: TypeAlias = Callable[
+    [Sequence[Sequence[Op]], Sequence[Op], Sequence[Tensor]], _Loss | None
+]
+"""Describes a number as ``_Loss.of`` does. None if it cannot be judged."""
+
+
+def _described(what: str, *, is_reported: bool = False) -> _Describe:
+    """For numbers other than losses; messages about them begin with ``what``."""
+
+    def describe(
+        paths: Sequence[Sequence[Op]], _: Sequence[Op], leaves: Sequence[Tensor]
+    ) -> _Loss | None:
+        if _read_variables(paths):
+            return None  # They may have changed since the number was computed.
+        return _Loss(
+            what, _tolerance(paths), may_have_places=True, is_reported=is_reported
+        )
+
+    return describe
+
+
 class RowTerms:
     """The hook on ``GradientTape.gradient``."""
 
@@ -108,6 +132,8 @@ class RowTerms:
         self._steps = RareSteps()
         self._recording: Recording | None = None
         self._leaves: list[Tensor] = []
+        self._judged: set[TensorKey] = set()
+        """The numbers of this eager step that were looked at, or are part of one."""
         self._end = ExitStack()
         self._batches: Counter[str] = Counter()
 
@@ -134,6 +160,7 @@ class RowTerms:
         """Stop recording: the program has finished with the data of ``begin_batch``."""
         self._end.close()
         self._recording, self._leaves = None, []
+        self._judged.clear()
         self._holds.recording = False
         self._holds.eager.clear()
 
@@ -146,7 +173,7 @@ class RowTerms:
         **kwargs: object,
     ) -> None:
         if any(getattr(source, "trainable", False) for source in _flat(sources)):
-            self._look(_flat(target))
+            self._look(_flat(target), _Loss.of)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look_at_results(self, numbers: Sequence[Tensor], where: str) -> None:
@@ -156,19 +183,37 @@ class RowTerms:
         """
         what = f"{where}: a number that this function returns"
         for number in numbers:
-            self._look_in_graph([number], what)
+            self._look_in_graph([number], _described(what))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _look(self, targets: Sequence[Tensor]) -> None:
+    def look_at_metric(self, number: Tensor, metric: str) -> None:
+        """Warn if ``number``, a scalar, is no sum over rows, in a graph or eagerly.
+
+        The program passes it to the metric of this name. The loss of the step is not
+        looked at again, nor are the numbers that are added up for it.
+        """
+        if tf.is_tensor(number) and key_of(number) not in self._judged_here():
+            what = f"{user_line()}: the number that the metric {metric} gets"
+            self._look([number], _described(what, is_reported=True))
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _look(self, targets: Sequence[Tensor], describe: _Describe) -> None:
         targets = [target for target in targets if isinstance(target, tf.Tensor)]
         if not targets or not all(target.dtype.is_floating for target in targets):
             return
         if tf.executing_eagerly():
-            self._look_eagerly(targets)
+            self._look_eagerly(targets, describe)
         else:
-            self._look_in_graph(targets)
+            self._look_in_graph(targets, describe)
 
-    def _look_eagerly(self, targets: Sequence[Tensor]) -> None:
+    def _judged_here(self) -> set[TensorKey]:
+        """The numbers that were looked at in this graph or in this eager step."""
+        if tf.executing_eagerly():
+            return self._judged
+        graph = tf.compat.v1.get_default_graph()
+        return attached(graph, "_tfcluster_judged", set[TensorKey])
+
+    def _look_eagerly(self, targets: Sequence[Tensor], describe: _Describe) -> None:
         recording = self._recording
         if recording is None:
             return
@@ -176,30 +221,26 @@ class RowTerms:
             self.end_batch()
             return
         paths = self._paths(recording.ops, targets, self._leaves)
-        if paths is not None:
-            loss = _Loss.of(paths, recording.ops, self._leaves)
+        loss = paths and describe(paths, recording.ops, self._leaves)
+        if paths and loss:
+            self._judged_here().update(addends(recording.ops, targets))
             numbers = _in_orders(paths, targets, self._leaves, loss.detached)
             found = np.asarray(numbers)
             in_loop = self._session.share is None
             self._judge(loss, found, in_loop=in_loop)
 
-    def _look_in_graph(
-        self, targets: Sequence[Tensor], result: str | None = None
-    ) -> None:
-        """Check the sum of ``targets``; ``result``: a function returns it."""
+    def _look_in_graph(self, targets: Sequence[Tensor], describe: _Describe) -> None:
+        """Check the sum of ``targets``."""
         graph = tf.compat.v1.get_default_graph()
         leaves = self._leaves_in(graph)
         if not leaves:
             return
         ops = ops_of(graph)
         paths = self._paths(ops, targets, leaves)
-        # Weights may have changed since the result of a function was computed.
-        if paths is None or (result and _read_variables(paths)):
+        loss = paths and describe(paths, ops, leaves)
+        if not paths or not loss:
             return
-        if result is None:
-            loss = _Loss.of(paths, ops, leaves)
-        else:
-            loss = _Loss(result, _tolerance(paths), may_have_places=True)
+        self._judged_here().update(addends(ops, targets))
         in_loop = self._session.share is None
         checked = _Check()
         # The graph keeps the object alive, and with it the count of its steps.
@@ -267,6 +308,16 @@ class RowTerms:
         if in_loop and (not loop.divided or loop.share.trial):
             return False
         both, swapped, first, second, *held = numbers.tolist()
+        if loss.is_reported:
+            if has_row_terms(both, swapped, first, second, tolerance=loss.tolerance):
+                return False
+            session.warn(
+                f"{loss.what} is neither a mean nor a sum over the rows of a batch. "
+                "Each rank computes it from its own rows, so what this metric reports "
+                "differs from that of one machine; the training does not. Compute the "
+                "number from tfc.gather_batch (import tfcluster.runtime as tfc)"
+            )
+            return True
         if not has_row_terms(both, swapped, first, second, tolerance=loss.tolerance):
             session.differs(
                 f"{loss.what} is not a mean over the rows of a batch: its rows "
@@ -389,7 +440,7 @@ def _second_twice(half: Tensor) -> Tensor:
     return tf.concat([tf.range(half, 2 * half), tf.range(half, 2 * half)], 0)
 
 
-def _read_variables(paths: Sequence[list[Op]]) -> bool:
+def _read_variables(paths: Sequence[Sequence[Op]]) -> bool:
     """Whether operations of the paths read variables themselves."""
     tensors = (each for path in paths for op in path for each in op.inputs)
     return any(map(tf_internals.is_handle, tensors))

@@ -103,6 +103,7 @@ class Metrics:
         fraction = self._fraction_for(metric, values, sample_weight)
         if fraction is None:
             return original(metric, values, sample_weight)
+        self._numbers.look(metric, values)
         # Once the kind is known, ``weighed`` does this where it is correct.
         known = self._state.known(metric)
         if known is not None:
@@ -123,7 +124,10 @@ class Metrics:
     ) -> object:
         """Add only a fraction of a scalar that is a mean over the batch."""
         fraction = self._fraction_for(metric, values, sample_weight)
-        if fraction is None or self._state.known(metric) is not None:
+        if fraction is None:
+            return original(metric, values, sample_weight)
+        self._numbers.look(metric, values)
+        if self._state.known(metric) is not None:
             return original(metric, values, sample_weight)
         kind = self._numbers.kind(metric, values)
         values = tf.cast(values, metric.dtype)
