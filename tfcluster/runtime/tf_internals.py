@@ -562,12 +562,17 @@ def is_of_autograph(error: BaseException) -> bool:
 
 
 def outermost_graph() -> Graph:
-    """The graph of the outermost ``tf.function`` that is being traced."""
+    """The graph of the outermost ``tf.function`` that is being traced.
+
+    Outside of functions it is the default graph of TensorFlow 1, which has no outer one.
+    """
     import tensorflow as tf
 
     graph: Graph = tf.compat.v1.get_default_graph()
-    while getattr(graph.outer_graph, "building_function", False):
-        graph = graph.outer_graph
+    while (outer := getattr(graph, "outer_graph", None)) is not None:
+        if not outer.building_function:
+            break
+        graph = outer
     return graph
 
 

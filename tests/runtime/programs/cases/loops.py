@@ -888,5 +888,23 @@ def case_tape_takes_batches_until_it_has_four():
     return taking_batches(steps_of)
 
 
+def case_session_of_tensorflow_1():
+    """Every rank trains with all data, and draws what one process draws."""
+    v1 = tf.compat.v1
+    x, y = data(40)
+    with tf.Graph().as_default():
+        v1.set_random_seed(3)
+        start = v1.glorot_uniform_initializer(seed=1)
+        w = v1.get_variable("w", [6, 1], initializer=start)
+        noisy = tf.constant(x) + 0.1 * tf.random.normal([40, 6])
+        error = tf.square(noisy @ w - y.astype("float32")[:, None])
+        train = v1.train.MomentumOptimizer(0.01, 0.9).minimize(tf.reduce_mean(error))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(50):
+                session.run(train)
+            return {"w0": session.run(w)}
+
+
 if __name__ == "__main__":
     main(globals())
