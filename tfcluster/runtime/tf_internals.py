@@ -564,7 +564,7 @@ def is_of_autograph(error: BaseException) -> bool:
 def outermost_graph() -> Graph:
     """The graph of the outermost ``tf.function`` that is being traced.
 
-    Outside of functions it is the default graph of TensorFlow 1, which has no outer one.
+    Outside of functions, it is TensorFlow 1's default graph, which has no outer one.
     """
     import tensorflow as tf
 

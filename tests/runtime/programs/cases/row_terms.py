@@ -591,6 +591,47 @@ def case_reported_by_a_step_eagerly():
     return reporting(run_eagerly=True)
 
 
+class ReportingInLogs(Reporting):
+    """Returns the numbers themselves."""
+
+    @property
+    def metrics(self):
+        return []
+
+    def report(self, y, predicted):
+        hits = tf.cast(predicted > 0, tf.float32)
+        return {
+            "right": tf.reduce_mean(tf.cast(tf.equal(hits, y), tf.float32)),
+            "squares": tf.reduce_sum((predicted - y) ** 2),
+            "precision": tf.reduce_sum(hits * y) / (tf.reduce_sum(hits) + 1e-7),
+            "deviation": tf.math.reduce_std(predicted),
+        }
+
+    def test_step(self, data):
+        x, y = data
+        return self.report(y, self(x))
+
+
+def reporting_in_logs(**kwargs):
+    x, y, _ = masked_data()
+    model = ReportingInLogs()
+    model.compile("sgd", **kwargs)
+    found = raised_by(lambda: model.fit(x, y, batch_size=8, verbose=0))
+    seen = model.evaluate(x[:9], y[:9], batch_size=9, verbose=0, return_dict=True)
+    squares = ((model.predict_on_batch(x[:9]) - y[:9]) ** 2).sum()
+    # The sum over all rows, not that of one rank.
+    assert abs(seen["squares"] - squares) < 1e-4 * squares
+    return found
+
+
+def case_reported_in_logs():
+    return reporting_in_logs()
+
+
+def case_reported_in_logs_eagerly():
+    return reporting_in_logs(run_eagerly=True)
+
+
 def case_reported_by_a_loop():
     model = Reporting()
     model.compile("sgd")

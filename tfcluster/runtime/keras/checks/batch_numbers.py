@@ -1,4 +1,6 @@
-"""Finds out what kind of numbers a program passes to the metrics ``Mean`` and ``Sum``.
+"""Finds out what kind of numbers a program reports of its batches.
+
+They go to the metrics ``Mean`` and ``Sum``, or into the logs that a step returns.
 
 A number for a batch may be a mean over the rows (a loss), a sum over them (a count), or
 the same for all batches. Its value does not show which, but its computation does: see
@@ -31,17 +33,19 @@ class BatchNumbers:
         ``number`` is a scalar, a tensor or a number of Python. Not every eager step is
         analysed. In the others the last known kind is returned.
         """
-        found = self._of(number)
+        found = self.kind_of(number)
         if found is not None:
             self._kinds[metric] = found
             return found
         return self._kinds.get(metric) or "unknown"
 
-    def look(self, metric: Metric, number: Tensor) -> None:
-        """Warn if ``number``, which ``metric`` gets, is neither a mean nor a sum."""
-        self._row_terms.look_at_metric(number, metric.name)
+    def look(self, number: Tensor, what: str) -> None:
+        """Warn of ``what``, the ``number``, if it is neither a mean nor a sum."""
+        self._row_terms.look_at_report(number, what)
 
-    def _of(self, number: Tensor) -> str | None:
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def kind_of(self, number: Tensor) -> str | None:
+        """The kind of ``number``; None if this step is not analysed."""
         known = self._row_terms.known_ops(number)
         if known is None:
             return None

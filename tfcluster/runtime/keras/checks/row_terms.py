@@ -80,7 +80,7 @@ class _Loss:
     detached: Sequence[Tensor] = ()
     """Numbers of the batch without gradient that it depends on."""
     is_reported: bool = False
-    """Whether it goes to a metric only, so that it does not change the training."""
+    """Whether it goes to metrics or logs only, so that training is not changed."""
 
     @classmethod
     def of(
@@ -186,15 +186,16 @@ class RowTerms:
             self._look_in_graph([number], _described(what))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def look_at_metric(self, number: Tensor, metric: str) -> None:
+    def look_at_report(self, number: Tensor, what: str) -> None:
         """Warn if ``number``, a scalar, is no sum over rows, in a graph or eagerly.
 
-        The program passes it to the metric of this name. The loss of the step is not
-        looked at again, nor are the numbers that are added up for it.
+        The program reports it, in a metric or in logs. The warning begins with
+        ``what``. The loss of the step is not looked at again, nor are the numbers that
+        are added up for it.
         """
         if tf.is_tensor(number) and key_of(number) not in self._judged_here():
-            what = f"{user_line()}: the number that the metric {metric} gets"
-            self._look([number], _described(what, is_reported=True))
+            describe = _described(f"{user_line()}: {what}", is_reported=True)
+            self._look([number], describe)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _look(self, targets: Sequence[Tensor], describe: _Describe) -> None:
@@ -313,8 +314,8 @@ class RowTerms:
                 return False
             session.warn(
                 f"{loss.what} is neither a mean nor a sum over the rows of a batch. "
-                "Each rank computes it from its own rows, so what this metric reports "
-                "differs from that of one machine; the training does not. Compute the "
+                "Each rank computes it from its own rows, so what is reported differs "
+                "from what one machine reports; the training does not. Compute the "
                 "number from tfc.gather_batch (import tfcluster.runtime as tfc)"
             )
             return True

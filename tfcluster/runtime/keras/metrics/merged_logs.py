@@ -212,7 +212,7 @@ class MergedLogs:
             array = array.astype(np.int64)
         # If the batch size is known, the number of rows is a constant of the trace.
         rows = array.dtype.kind in "iu" and array.tolist() == list(weights)
-        counted = rows or (known is not None and path in known.counts)
+        counted = rows or (known is not None and known.is_added_up(path))
         number = combined(array, weights, count=counted)
         if array.dtype.kind in "iu" and not is_same(number, values[0]):
             self._session.warn(

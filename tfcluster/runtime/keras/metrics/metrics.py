@@ -103,7 +103,7 @@ class Metrics:
         fraction = self._fraction_for(metric, values, sample_weight)
         if fraction is None:
             return original(metric, values, sample_weight)
-        self._numbers.look(metric, values)
+        self._numbers.look(values, _given_to(metric))
         # Once the kind is known, ``weighed`` does this where it is correct.
         known = self._state.known(metric)
         if known is not None:
@@ -126,7 +126,7 @@ class Metrics:
         fraction = self._fraction_for(metric, values, sample_weight)
         if fraction is None:
             return original(metric, values, sample_weight)
-        self._numbers.look(metric, values)
+        self._numbers.look(values, _given_to(metric))
         if self._state.known(metric) is not None:
             return original(metric, values, sample_weight)
         kind = self._numbers.kind(metric, values)
@@ -247,6 +247,19 @@ class Metrics:
             steps[name] = StepLogs(new_variable(0.0, tf.float64))
         steps[name].rows.assign(tf.cast(rows, tf.float64))
         steps[name].note(logs, recorded)
+        self._judge(steps[name], logs)
+
+    def _judge(self, step: StepLogs, logs: Mapping[str, Value]) -> None:
+        """Find the sums among a step's numbers; warn of what is not a mean either."""
+        for path, value in step.unexplained(logs):
+            if not value.dtype.is_floating:
+                continue
+            kind = self._numbers.kind_of(value)
+            if kind == "sum":
+                step.sums.add(path)
+            elif kind is not None:
+                step.sums.discard(path)
+            self._numbers.look(value, f"{'/'.join(path)} in the logs of a step")
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def of_shards(
@@ -272,7 +285,7 @@ class Metrics:
             plain = path not in known.origins and path not in known.derived
             if not plain or not all(map(tf.is_tensor, values)):
                 continue
-            if path in known.counts:
+            if known.is_added_up(path):
                 merged[path] = tf.add_n(values)
             elif last.dtype.is_floating and _is_scalar(last):
                 parts = [
@@ -350,6 +363,10 @@ class Metrics:
         finally:
             for variable, value in zip(variables, local, strict=True):
                 variable.assign(value)
+
+
+def _given_to(metric: Metric) -> str:
+    return f"the number that the metric {metric.name} gets"
 
 
 def _is_scalar(values: Value) -> bool:

@@ -72,6 +72,8 @@ class StepLogs:
     """Values derived from other values, and the sources of each."""
     counts: set[Path] = field(default_factory=set)
     """Integers computed from the data."""
+    sums: set[Path] = field(default_factory=set)
+    """Other numbers that are sums over the rows of the batch."""
     integers: set[Path] = field(default_factory=set)
     """All integers; Keras converts logs to floats."""
 
@@ -105,6 +107,17 @@ class StepLogs:
                 self.derived[path] = Derived(value, seen), sources
             elif value.dtype.is_integer and seen.sees_data:
                 self.counts.add(path)
+
+    def is_added_up(self, path: Path) -> bool:
+        """Whether the number of the batch is the sum of those of its parts."""
+        return path in self.counts or path in self.sums
+
+    def unexplained(self, logs: Mapping[str, Value]) -> Iterator[tuple[Path, Tensor]]:
+        """The scalars in logs that do not come from metrics or from other logs."""
+        for path, value in leaves(logs):
+            known = path in self.origins or path in self.derived or path in self.counts
+            if not known and tf.is_tensor(value) and value.shape.rank == 0:
+                yield path, value
 
 
 def leaves(value: Value, path: Path = ()) -> Iterator[tuple[Path, Value]]:

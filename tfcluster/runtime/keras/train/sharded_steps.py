@@ -52,11 +52,11 @@ class StepChecks:
     @contextmanager
     def eagerly(self, model: Model, step: Step, data: Nest) -> Iterator[None]:
         """Surrounds an eager step by code of the program, with this rank's rows."""
-        self.row_terms.begin_batch(data, f"{model.name} {id(model)}")
+        name = getattr(step, "__name__", "the step")
+        self.row_terms.begin_batch(data, f"{name} of {model.name} {id(model)}")
         if self.own_numbers is None:
             yield
             return
-        name = getattr(step, "__name__", "the step")
         with self.own_numbers.following(data, f"{name} of {model.name}"):
             yield
 
