@@ -605,6 +605,9 @@ class ReportingInLogs(Reporting):
             "squares": tf.reduce_sum((predicted - y) ** 2),
             "precision": tf.reduce_sum(hits * y) / (tf.reduce_sum(hits) + 1e-7),
             "deviation": tf.math.reduce_std(predicted),
+            "rate": self.optimizer.learning_rate,
+            "steps": self.optimizer.iterations,
+            "constant": 1.5,
         }
 
     def test_step(self, data):

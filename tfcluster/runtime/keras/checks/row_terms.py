@@ -193,7 +193,9 @@ class RowTerms:
         ``what``. The loss of the step is not looked at again, nor are the numbers that
         are added up for it.
         """
-        if tf.is_tensor(number) and key_of(number) not in self._judged_here():
+        if not isinstance(number, tf.Tensor):
+            return
+        if key_of(number) not in self._judged_here():
             describe = _described(f"{user_line()}: {what}", is_reported=True)
             self._look([number], describe)
 

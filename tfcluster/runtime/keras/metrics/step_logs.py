@@ -113,10 +113,13 @@ class StepLogs:
         return path in self.counts or path in self.sums
 
     def unexplained(self, logs: Mapping[str, Value]) -> Iterator[tuple[Path, Tensor]]:
-        """The scalars in logs that do not come from metrics or from other logs."""
+        """The scalars in logs that do not come from metrics or from other logs.
+
+        Variables are not among them.
+        """
         for path, value in leaves(logs):
             known = path in self.origins or path in self.derived or path in self.counts
-            if not known and tf.is_tensor(value) and value.shape.rank == 0:
+            if not known and isinstance(value, tf.Tensor) and value.shape.rank == 0:
                 yield path, value
 
 
