@@ -13,6 +13,10 @@ A number of the batch that passes ``tf.stop_gradient`` may be right in the value
 loss and wrong in its gradient, as in ``a + stop_gradient(a / b) * b``. If it scales
 what has a gradient, the difference between ``L(A, A)`` and ``L(A, B)`` changes with it.
 
+The first equation also shows which numbers that a program only reports, in metrics or
+logs, are neither a mean nor a sum over the rows: a precision that it divides by itself,
+for example. These give a warning.
+
 The loss is recomputed for the other arrangements of rows without running the user's
 code: see ``op_replay``. Random numbers and the batch statistics of
 ``BatchNormalization`` keep their values. The method is tfcluster's own.
