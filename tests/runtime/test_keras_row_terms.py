@@ -53,9 +53,9 @@ def test_numbers_for_metrics_that_share_something_are_pointed_out(
 ) -> None:
     assert_not_refused(outcomes.refused(case))
     said = outcomes.said(case)
-    what = r"the number that the metric (\w+) gets"
+    what = r"the number that the metric ([a-z]+)_\w+ gets"
     if "in_logs" in case:
-        what = r"(\w+) in the logs of a step"
+        what = r"([a-z]+)_\w+ in the logs of a step"
     warned = re.findall(rf"row_terms\.py:(\d+): {what} {REPORTED}", said)
     assert {name for _, name in warned} == {"deviation", "precision"}
     assert said.count(REPORTED) == len(warned)
