@@ -64,3 +64,12 @@ def test_an_answer_of_before_counts_for_nothing() -> None:
     silence.heard(HOST.name)
     silence.answered(late)
     assert silence.elapsed(HOST, SILENCE_S + 0.1) == SILENCE_S
+
+
+def test_what_came_some_time_ago_gives_no_more_than_the_rest_of_the_time() -> None:
+    silence = HostLiveness(Way(False), SimpleQueue[Answered]().put)
+    silence.heard(HOST.name)
+    assert silence.elapsed(HOST, SILENCE_S + 0.1) == SILENCE_S
+    silence.heard(HOST.name, SILENCE_S - 0.2)
+    assert silence.elapsed(HOST, 0.1) is None
+    assert silence.elapsed(HOST, 0.2) == SILENCE_S

@@ -125,10 +125,11 @@ class AgentConnection:
         self._channel.kill()
         self.close()
 
-    def has_arrived(self, within_s: float) -> bool:
-        """Whether anything came within that time, even if nobody has handled it yet."""
-        newest = time.monotonic() - self._heard_s < within_s
-        return newest or self._channel.has_unread()
+    def silent_s(self) -> float:
+        """How long ago anything has arrived, even if nobody has handled it yet."""
+        if self._channel.has_unread():
+            return 0.0
+        return time.monotonic() - self._heard_s
 
     def _put(self, data: bytes | None) -> None:
         with self._lock:

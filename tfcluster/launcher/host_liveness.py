@@ -38,8 +38,12 @@ class HostLiveness:
         self._post = post
         self._quiet: dict[str, _Quiet] = {}
 
-    def heard(self, host: str) -> None:
-        self._quiet[host] = _Quiet()
+    def heard(self, host: str, ago_s: float = 0.0) -> None:
+        """Something came from a host, ``ago_s`` seconds ago."""
+        if ago_s > DOUBT_S:
+            self._quiet[host].seconds = ago_s  # what was asked since then still counts
+        else:
+            self._quiet[host] = _Quiet(ago_s)
 
     def answered(self, item: Answered) -> None:
         quiet = self._quiet[item.host]

@@ -298,9 +298,12 @@ class Hosts:
             if side.gone or side.contact is None or not side.greeted:
                 continue
             limit_s = self.silence.elapsed(side.host, seconds)
-            if limit_s is not None and side.contact.has_arrived(limit_s):
-                self.silence.heard(name)
-            elif limit_s is not None:
+            if limit_s is None:
+                continue
+            silent_s = side.contact.silent_s()
+            if silent_s < limit_s:
+                self.silence.heard(name, silent_s)
+            else:
                 cause = f"{name} silent for {limit_s:g} s"
                 # Our frames may still reach it until the contact is ended: its lease
                 # begins then.
