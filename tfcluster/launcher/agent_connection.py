@@ -98,6 +98,7 @@ class AgentConnection:
     ) -> None:
         self.host = host
         self._heard_s = time.monotonic()
+        """When the newest bytes were read; the clock of ``time.monotonic``."""
         self.began_s = time.time()
         """Unix time; the agent sent everything after that."""
         self._channel = channel

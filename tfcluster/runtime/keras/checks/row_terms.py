@@ -194,8 +194,8 @@ class RowTerms:
         """Warn if ``number``, a scalar, is no sum over rows, in a graph or eagerly.
 
         The program reports it, in a metric or in logs. The warning begins with
-        ``what``. The loss of the step is not looked at again, nor are the numbers that
-        are added up for it.
+        ``what``. Skips numbers that were already checked: the loss of the step and its
+        terms.
         """
         if not isinstance(number, tf.Tensor):
             return
