@@ -98,6 +98,18 @@ def test_what_cannot_be_written_is_lost_and_nothing_else(tmp_path: Path) -> None
     assert steps(paths.metrics) == [2]
 
 
+def test_a_line_that_cannot_be_encoded_is_lost_and_nothing_else(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    writer = MetricsWriter(paths, most=100)
+    endless: list[Any] = []
+    endless.append(endless)
+    writer.add({**line(0), "value": endless})
+    writer.flush()
+    writer.add(line(1))
+    writer.close(timeout_s=10)
+    assert steps(paths.metrics) == [1]
+
+
 def test_the_file_is_bounded_whatever_the_number_of_tasks() -> None:
     assert most_of_series(1) == 2000
     assert most_of_series(200) == 200

@@ -1,7 +1,7 @@
 """Writes the metrics of a run, in a thread of its own, bounded in size.
 
-Metrics are worth less than the run: when the disk is slow or full, lines are lost, and
-nothing else happens.
+Metrics are worth less than the run: when the disk is slow or full, or a line cannot be
+written for another reason, lines are lost, and nothing else happens.
 """
 
 from __future__ import annotations
@@ -94,9 +94,12 @@ class MetricsWriter:
 
     def _write(self) -> None:
         while (lines := self._queue.get()) is not None:
-            with contextlib.suppress(OSError):
-                self._append(lines)
-            self._queue.task_done()
+            try:
+                # Not only errors of the disk: if the thread ended, flush() would hang.
+                with contextlib.suppress(Exception):
+                    self._append(lines)
+            finally:
+                self._queue.task_done()
 
     def _append(self, lines: _Lines) -> None:
         data = b"".join(map(events.encode, lines))
