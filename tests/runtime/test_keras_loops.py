@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,10 @@ def test_a_loop_in_one_function_is_pointed_out(outcomes: Outcomes) -> None:
 def test_a_loop_that_xla_was_to_compile_does_without(outcomes: Outcomes) -> None:
     said = outcomes.said("tape_compiled_by_xla")
     assert said.count("it runs without jit_compile=True") == 1
+
+
+@pytest.mark.slow
+def test_a_graph_that_a_session_trains_is_pointed_out(outcomes: Outcomes) -> None:
+    said = outcomes.said("session_of_tensorflow_1")
+    assert said.count("this graph of TensorFlow 1 is not distributed") == 1
+    assert re.search(r"cases/loops\.py:\d+: this graph", said)

@@ -108,8 +108,13 @@ WAIT_FOR_SESSION = Patch(
 OPTIMIZER_APPLY = Patch(
     f"{_TRAIN}.Optimizer",
     "apply_gradients",
-    (Handler(f"{_RECORD}._apply", _VERIFY, True),),
-    "recorded steps",
+    (
+        Handler(f"{_RECORD}._apply", _VERIFY, True),
+        Handler(
+            "tf1.undivided_graphs.UndividedGraphs._apply", "several ranks, no ps", True
+        ),
+    ),
+    "recorded steps, a warning that a graph is not distributed",
 )
 SYNC_APPLY = Patch(
     f"{_TRAIN}.SyncReplicasOptimizer",
