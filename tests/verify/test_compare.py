@@ -146,6 +146,37 @@ def test_lines_that_clip_are_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("moments", "cause"),
+    [((1e-9, 2e-9), "zero but for rounding"), ((0.1, 0.2), "may have been clipped")],
+)
+def test_a_weight_that_follows_rounding_is_no_clipped_one(
+    tmp_path: Path, moments: tuple[float, float], cause: str
+) -> None:
+    names = [
+        *(["weight", "m/dense/kernel"], ["weight", "m/dense/bias"]),
+        *(["slot", "adam/iteration"], ["slot", "adam/m_dense_kernel_momentum"]),
+        ["slot", "adam/m_dense_bias_momentum"],
+    ]
+    clip = {"kind": "clip", "line": "train.py:7"}
+    for name, bias, moment in zip(
+        ("alone", "ranks"), (0.01, -0.01), moments, strict=True
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        arrays = [[[1.0], [2.0]], [0.5, bias], 1, [[0.5], [0.25]], [0.3, moment]]
+        np.savez(folder / "0.npz", *map(np.asarray, arrays))
+        step = {"kind": "step", "optimizer": 0, "file": "0.npz", "names": names}
+        text = "".join(json.dumps(line) + "\n" for line in (clip, step))
+        (folder / "events.jsonl").write_text(text)
+    alone, ranks = read(tmp_path / "alone"), read(tmp_path / "ranks")
+    first = compare(alone, ranks, TOLERANCE).first
+    assert first is not None
+    assert first.name == "m/dense/bias"
+    (said,) = causes(first, ranks, 2, Runtime(), [])
+    assert cause in said
+
+
 def test_layers_and_methods_are_named(tmp_path: Path) -> None:
     layers = {"kind": "layers", "layers": ["Dropout", "RandomFlip", "Dense"]}
     said = explained(tmp_path, [layers, weights(1)], [weights(2)])

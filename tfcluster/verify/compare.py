@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.verify.recorded import Event, Recorded, Run
+from tfcluster.verify.rounding import follows_rounding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,6 +51,8 @@ class Difference:
     """The difference, relative to the largest value of the array."""
     factor: float | None = None
     """Change on the ranks over the change alone, if it is the same everywhere."""
+    of_rounding: bool = False
+    """Whether it is a weight whose gradient is zero but for rounding."""
 
     @property
     def at_the_end(self) -> bool:
@@ -189,6 +192,8 @@ def _step(
                 ranks=float(array.flat[at]) if array.size > at else None,
                 relative=relative,
                 factor=_factor(earlier, mine[index], array),
+                of_rounding=kind == "weight"
+                and follows_rounding(name, at, one.names, mine, theirs),
             )
     return None
 
