@@ -55,7 +55,7 @@ def local_addresses() -> list[str]:
 
 
 def ipv4_addresses(trie: str) -> list[str]:
-    """Addresses of ``/proc/net/fib_trie``: leaves ``|-- A`` above ``host LOCAL``."""
+    """Addresses in ``/proc/net/fib_trie``: leaves ``|-- A`` above ``host LOCAL``."""
     found: list[str] = []
     leaf = ""
     for line in trie.splitlines():
@@ -68,7 +68,7 @@ def ipv4_addresses(trie: str) -> list[str]:
 
 
 def ipv6_addresses(table: str) -> list[str]:
-    """Global addresses of ``/proc/net/if_inet6``: hex digits, ..., scope, ..., name."""
+    """Global addresses in ``/proc/net/if_inet6``: hex digits, ..., scope, ..., name."""
     found = []
     for line in table.splitlines():
         words = line.split()

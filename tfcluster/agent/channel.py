@@ -20,8 +20,8 @@ _READ_BYTES = 256 << 10
 
 
 class Channel:
-    """Callbacks: ``on_frame`` with each frame, ``on_end`` with a cause when the other
-    side is gone, ``on_garbage`` with a cause when it violates the protocol."""
+    """Calls ``on_frame`` with each frame, ``on_end`` with a cause when the other side
+    is gone, and ``on_garbage`` with a cause when it violates the protocol."""
 
     def __init__(
         self, loop: Loop, ends: tuple[int, int], backlog: ConsoleQueue

@@ -19,7 +19,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that was reaped; ``status`` as in waitpid(2).
+    """A child that was reaped; ``status`` is the one of waitpid(2).
 
     CPU time and the largest resident memory include children that it has waited for.
     """
@@ -70,7 +70,7 @@ class Children:
 
 
 def _ended_child() -> int | None:
-    """The pid of a child that can be reaped, without reaping it."""
+    """The pid of a child that can be reaped; does not reap it."""
     try:
         info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

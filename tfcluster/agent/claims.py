@@ -19,7 +19,7 @@ from tfcluster.agent.loop import Loop
 from tfcluster.wire import Frame
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
-"""Variable with the socket's name in the abstract namespace, see unix(7)."""
+"""The variable with the socket's name in the abstract namespace, see unix(7)."""
 
 _WAITING = 16
 _MAX_CONNECTIONS = 64
@@ -97,8 +97,8 @@ class Claims:
         try:
             end, _ = self._listener.accept()
         except OSError as error:
-            # ECONNABORTED: the process is gone already, there may be others. Else there
-            # are none, or too many open files.
+            # ECONNABORTED: the process is already gone, but others may be waiting. Any
+            # other error: none is waiting, or too many files are open.
             return error.errno == errno.ECONNABORTED
         peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, uid, _ = _PEER.unpack(peer)

@@ -60,7 +60,7 @@ class ConsoleQueue:
                 self._add_drops(source, lines, count_bytes)
 
     def settle(self, source: Source) -> bool:
-        """Queue a count of drops if no line follows it; returns if there was one."""
+        """Queue the count of drops that no line follows; returns if there was one."""
         with self._lock:
             if source not in self._drops:
                 return False

@@ -48,14 +48,14 @@ LISTEN_POLL_MAX_S = 2.0
 LISTEN_POLL_IDLE_S = 10.0  # if no task has to listen, and perhaps none ever will
 GUARD_POLL_S = 0.2  # for how long strangers may reach a server that was just started
 GUARD_POLL_SLOW_S = 1.0  # once each task's server is guarded
-GUARD_POLL_SHARE = 0.02  # the most that looking may take of the agent's time
+GUARD_POLL_SHARE = 0.02  # the largest share of the agent's time that polling may take
 GUARD_FRESH_S = 3.0  # for how long after a change more listeners may follow
 ACCEPT_RETRY_S = 0.5
 OPEN_FILES = 8192
 
 SYNC_PART_BYTES = 256 * KIB
 SYNC_WINDOW_BYTES = MIB  # of file contents, requested at a time
-SYNC_STALE_S = 3600.0  # age of incomplete files of a killed agent that are removed
+SYNC_STALE_S = 3600.0  # the age at which a killed agent's incomplete files are removed
 
 # Results. Pieces are small, so that a slow line still passes some frame every few
 # seconds: a host that sends no complete frame counts as silent.
@@ -66,9 +66,9 @@ RESULT_FILES = 10_000  # at most, in a listing
 RESULT_LOOKS = 500  # entries of a folder that are looked at between other work
 RESULT_ROWS = 1_000  # per frame; a path has at most 4096 bytes, mostly far fewer
 RESULT_ROW_BYTES = 512 * KIB
-RESULT_SHOWN = 100  # files that are refused by name; the rest is counted
+RESULT_SHOWN = 100  # refused files that are named; the rest is only counted
 
 USAGE_FIRST_S = 1.0  # between two measurements of what tasks use, at first
 USAGE_MAX_S = 10.0  # and later
-USAGE_LOOKS = 300  # after twice as many, the interval is twice as long, and so on
+USAGE_LOOKS = 300  # measurements; after twice as many, the interval doubles, and so on
 USAGE_COST_SHARE = 0.005  # of one CPU

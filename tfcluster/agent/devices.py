@@ -13,7 +13,7 @@ def gpus(
 ) -> tuple[str, ...]:
     """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number.
 
-    In containers that lack this folder of the driver, no GPU is found.
+    Finds no GPU in containers that lack the driver's folder.
     """
     given = environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:

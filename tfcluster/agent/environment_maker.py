@@ -1,8 +1,8 @@
 """Makes the environment of a requirements file, once for each content and interpreter.
 
-Runs as a process of its own: ``REQUEST ANSWER``, two descriptors. Reads a frame with
-what is wanted. Answers with frames ``say``, which tell what it does, and at last with
-``made`` or ``failed``. Whatever pip prints goes to its own output.
+Runs as a separate process. Its arguments ``REQUEST ANSWER`` are two descriptors. It
+reads the request as a frame. It answers with ``say`` frames, which report what it is
+doing, and finally with ``made`` or ``failed``. Whatever pip prints goes to its output.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tfcluster.wire import WORKDIR
 
 _KEY_CHARS = 20
 _PIP = (22, 3)
-"""The first one that has the option --python."""
+"""The first version of pip that has the option --python."""
 _QUIET_S = 1.0
-"""Lines that a program prints sooner after another one are not told."""
+"""A line is not reported if a program prints it this soon after a reported one."""
 _USUAL = ("~/.local/bin", "~/.cargo/bin")
-"""Where uv's installers put it, which is often not on the PATH of an sshd."""
-# What an environment depends on, apart from the requirements. It refers to its base by
-# the path, which differs between a host and a container, or between two of them.
+"""Where uv's installers put uv; these folders are often not on the PATH of an sshd."""
+# What an environment depends on, apart from the requirements. An environment refers to
+# its base by path, which differs between a host and a container, or two containers.
 _FACTS = """\
 import json, os, platform, site, sys
 try:
@@ -54,7 +54,7 @@ _PURELIB = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
 
 
 class Failed(Exception):
-    """It could not be made; the message says why."""
+    """The environment could not be made; the message says why."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,7 +98,7 @@ class _Maker:
         sys.stdout.flush()
 
     def make(self) -> None:
-        """Find it or make it, and answer. Raises Failed or OSError."""
+        """Find or make the environment, and answer. Raises Failed or OSError."""
         facts = self._facts()
         where = folder(os.environ)
         os.makedirs(where, mode=0o700, exist_ok=True)
@@ -109,12 +109,13 @@ class _Maker:
             if not is_complete(home):
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 self._lock(lock, fcntl.LOCK_EX, home)
-                # Programs inherit it: if this process is killed, they may still write.
+                # Programs inherit the lock: they may still write if this process is
+                # killed.
                 self._locked = lock
                 self._make_locked(home, facts)
-                # Others may use it now, even if pip has left a process that lives on.
+                # Others may use the environment now, even if pip has left a process.
                 fcntl.flock(lock, fcntl.LOCK_SH)
-            # Its age, for `tfcluster clean`, counts from the last use.
+            # `tfcluster clean` counts the environment's age from its last use.
             os.utime(os.path.join(home, MARKER))
         finally:
             os.close(lock)
@@ -136,8 +137,8 @@ class _Maker:
 
     def _make_locked(self, home: str, facts: dict[str, Any]) -> None:
         if is_complete(home):
-            return  # another one was faster
-        # What a maker that was killed has left may be anything.
+            return  # another launch was faster
+        # A maker that was killed may have left anything.
         shutil.rmtree(home, ignore_errors=True)
         began = time.monotonic()
         try:
@@ -164,8 +165,8 @@ class _Maker:
             self._run([uv, "venv", "--quiet", "--no-project", "--python", base, home])
             install = [uv, "pip", "install", "--python", python]
         else:
-            # To install pip into each environment takes seconds, and Debian's Python
-            # needs a package for it.
+            # Installing pip into each environment takes seconds, and Debian's Python
+            # needs an extra package for that.
             lent = _is_newer(facts["pip"])
             options = ["--without-pip"] if lent else []
             options += ["--system-site-packages"] if self._system else []
@@ -181,8 +182,8 @@ class _Maker:
         self._run([*self._python[:-1], python, "-c", "pass"])
 
     def _add_packages(self, python: Sequence[str], packages: Sequence[str]) -> None:
-        """Make those of a base visible that is a virtual environment itself: venv would
-        take its base's."""
+        """Make the packages of the base visible, which is itself a virtual environment:
+        venv would take those of the base's own base."""
         shown = self._output([*python, "-c", _PURELIB])
         lines = [f"import site; site.addsitedir({path!r})\n" for path in packages]
         with open(os.path.join(shown, "tfcluster-base.pth"), "w") as stream:
@@ -191,7 +192,7 @@ class _Maker:
     def _write_files(self, home: str) -> str:
         """Write the requirements files; returns the path of the main one."""
         where = os.path.join(home, "requirements")
-        os.mkdir(where, mode=0o700)  # addresses of indexes may have passwords
+        os.mkdir(where, mode=0o700)  # index URLs may contain passwords
         for name, text in self._files:
             with open(os.path.join(where, name), "w") as stream:
                 stream.write(text.replace(WORKDIR, self._cwd))
@@ -216,7 +217,7 @@ class _Maker:
         return done.stdout.decode(errors="surrogateescape").strip()
 
     def _run(self, argv: Sequence[str]) -> None:
-        """Run a program to its end, and tell now and then what it prints."""
+        """Run a program to its end, and now and then report a line that it prints."""
         try:
             process = subprocess.Popen(
                 argv,
@@ -255,7 +256,7 @@ def _find_uv() -> str | None:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """What a command is for people: ``pip install``, ``venv``."""
+    """A command's name for messages: ``pip install``, ``venv``."""
     if "install" in argv:
         return "uv pip install" if argv[1] == "pip" else "pip install"
     return "venv" if "venv" in argv else "the environment's Python"

@@ -31,19 +31,19 @@ def folder(environ: Mapping[str, str]) -> str:
 
 
 def maker_argv(request: int, answer: int) -> tuple[str, ...]:
-    """A process that makes an environment; the arguments are inherited descriptors."""
+    """The command to make an environment; the arguments are inherited descriptors."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
     return (sys.executable, "-I", "-S", "-c", _RUN, root, str(request), str(answer))
 
 
 def is_complete(home: str) -> bool:
-    """Whether it was made to its end, and its interpreter is still there."""
+    """Whether the environment is complete, and its interpreter is still there."""
     python = os.path.join(home, "bin", "python")
     return os.path.exists(os.path.join(home, MARKER)) and os.path.lexists(python)
 
 
 def open_lock(home: str) -> int:
-    """The descriptor of its lock file. Raises OSError."""
+    """The descriptor of the environment's lock file. Raises OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     return os.open(home + _LOCK, flags, 0o600)
 
@@ -58,7 +58,7 @@ def try_lock(descriptor: int, kind: int) -> bool:
 
 
 def hold(home: str) -> int | None:
-    """Keep it from being removed while this process lives; None: it is being removed.
+    """Keep the environment while this process lives; None: it is being removed.
 
     Raises OSError.
     """
@@ -71,14 +71,14 @@ def hold(home: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One that exists; ``used_s`` is the Unix time of its last use."""
+    """An existing environment; ``used_s`` is the Unix time of its last use."""
 
     home: str
     used_s: float
 
 
 def environments(environ: Mapping[str, str]) -> Iterator[Environment]:
-    """All on this host, also incomplete ones."""
+    """All environments on this host, including incomplete ones."""
     where = folder(environ)
     try:
         names = sorted(os.listdir(where))
@@ -97,14 +97,17 @@ def environments(environ: Mapping[str, str]) -> Iterator[Environment]:
 
 
 def remove(home: str) -> bool:
-    """Remove one, unless it is used; returns whether it was removed. Raises OSError."""
+    """Remove an environment unless it is in use; returns whether it did.
+
+    Raises OSError.
+    """
     import shutil  # only here: it takes long to import
 
     descriptor = open_lock(home)
     try:
         if not try_lock(descriptor, fcntl.LOCK_EX):
             return False
-        # First the marker: without it, what is left is never used.
+        # The marker goes first: without it, whatever is left is never used.
         marker = os.path.join(home, MARKER)
         if os.path.exists(marker):
             os.unlink(marker)

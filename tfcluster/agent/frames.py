@@ -1,4 +1,4 @@
-"""The launcher's requests, checked and typed. Pure; does not know how they are met."""
+"""The launcher's requests, checked and typed. Pure; does not know who handles them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Opens a listed file; the launcher has ``have`` bytes of this digest."""
+    """Opens a listed file; the launcher already has ``have`` bytes with this digest."""
 
     number: int
     path: str
@@ -211,7 +211,7 @@ Request = (
 
 
 def parse_request(frame: Frame) -> Request | None:
-    """The frame as a request; None for an unknown type, of a newer version.
+    """The frame as a request; None if a newer version added its type.
 
     Raises WireError if a key is missing or has the wrong kind of value.
     """

@@ -42,7 +42,7 @@ class GpuUsage:
             self._thread.join(timeout_s)
 
     def of(self, visible: str | None) -> list[dict[str, object]]:
-        """The usage of the GPUs in CUDA_VISIBLE_DEVICES; of all if it is None."""
+        """The usage of the GPUs in CUDA_VISIBLE_DEVICES; of all GPUs if it is None."""
         latest = self.latest
         if visible is None:
             return latest
@@ -93,7 +93,7 @@ class _Nvml:
             raise OSError(f"{library} cannot be initialised")
 
     def read(self) -> list[dict[str, object]] | None:
-        """The usage of every GPU; None if the driver does not answer any more."""
+        """The usage of every GPU; None if the driver no longer answers."""
         count = self._c.c_uint()
         if self._nvml.nvmlDeviceGetCount_v2(self._c.byref(count)) != 0:
             return None
@@ -107,7 +107,7 @@ class _Nvml:
         uuid = self._c.create_string_buffer(_UUID_CHARS)
         nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_CHARS)
         keys: dict[str, object] = {"gpu": number, "uuid": uuid.value.decode("ascii")}
-        # Neither is known of a GPU that is divided into instances (MIG).
+        # Neither is known for a GPU that is divided into instances (MIG).
         busy, memory = self._utilization(), self._memory()
         if nvml.nvmlDeviceGetUtilizationRates(handle, ref(busy)) == 0:
             keys["busy"] = busy.gpu / 100

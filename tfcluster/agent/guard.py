@@ -58,11 +58,11 @@ class GuardSocket:
         self._write(_RUN + run.encode("utf-8", "surrogateescape"))
 
     def send_kept(self, process: Process) -> None:
-        """This descendant of ours outlives the run."""
+        """Say that this descendant of ours outlives the run."""
         self._write(_KEPT + f"{process.pid} {process.start_time}".encode())
 
     def send_clean(self) -> None:
-        """Everything is stopped, and the exit that follows is intended."""
+        """Say that everything is stopped and the exit that follows is intended."""
         self._write(_CLEAN)
 
     def _write(self, line: bytes) -> None:
@@ -71,8 +71,8 @@ class GuardSocket:
 
 
 def guarded(serve: Callable[[GuardSocket], int]) -> int:
-    """Run ``serve`` in a child process. Returns its exit code, or ``AGENT_DIED`` after
-    killing everything that it left."""
+    """Run ``serve`` in a child process. Returns the child's exit code, or
+    ``AGENT_DIED`` after killing everything that the child left."""
     adopt_orphans()
     open_files.allow(OPEN_FILES)  # a task takes five descriptors, a port two
     # A signal that comes before its handler exists would end the guard alone.
@@ -152,7 +152,7 @@ def _wait_for(agent: int) -> int:
 
 
 def _reap(agent: int) -> int | None:
-    """Reap all children that have ended. Returns the agent's wait status if it did."""
+    """Reap all ended children. Returns the agent's wait status if it was among them."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in (0, agent):

@@ -19,10 +19,10 @@ def kill_until_gone(
     find: Callable[[], list[Process]],
     done: Callable[[list[Process], list[Process]], None],
 ) -> None:
-    """SIGKILL what ``find`` returns until it returns nothing, at most for ``SWEEP_S``.
+    """SIGKILL what ``find`` returns until it returns nothing, for at most ``SWEEP_S``.
 
     ``done`` is called with all killed processes and with those that are still alive.
-    Killing is repeated because a process may fork between the look and the signal.
+    Killing is repeated because a process may fork between ``find`` and the signal.
     """
     deadline = loop.now() + SWEEP_S
     killed: dict[int, Process] = {}

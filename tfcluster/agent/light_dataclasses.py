@@ -1,4 +1,4 @@
-"""A light replacement of dataclasses, for a program that must start fast.
+"""A light replacement for dataclasses, for a program that must start fast.
 
 Type checkers see the real dataclasses. Importing that module would take longer than the
 rest of the agent's start, on every host of a launch, because it inspects source code

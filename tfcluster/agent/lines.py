@@ -21,7 +21,7 @@ from tfcluster.agent.light_dataclasses import dataclass, field
 
 @dataclass
 class FedLines:
-    """Lines to show, and how many lines after them are only in the file."""
+    """Lines to show, and the number of lines after them that only the file gets."""
 
     lines: list[bytes] = field(default_factory=list)
     dropped: int = 0
@@ -49,7 +49,7 @@ def decoded(line: bytes) -> str:
 
 
 def _kept(text: bytes, limit: int, *, ended: bool) -> bytes:
-    """An unfinished line, cut to bounded memory, with the \\r that may end it."""
+    """An unfinished line, cut to a bounded length, with the \\r that may end it."""
     # One byte over the limit lets `shorten` see where the last character ends.
     return text[: limit + 1] + b"\r" * ended
 

@@ -1,10 +1,10 @@
 """Proves that the listener on a task's port is the task's own.
 
-SO_REUSEPORT, by which a task takes a held port, would also let another program of the
-same user silently share it. A task that must listen is not up before its listener is
-the only one. For a task that may listen, a second listener beside its own is just as
-bad; but a single foreign one may be its own after all, started by a daemon on its
-behalf. Knows ports and processes; starts and stops nothing.
+A task takes a held port with SO_REUSEPORT, which would also let another program of the
+same user silently share the port. A task that must listen is not up before its listener
+is the only one. For a task that may listen, a second listener beside its own is just as
+bad; but a single listener of a foreign process may still be the task's, started by a
+daemon on its behalf. Knows ports and processes; starts and stops nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Listening:
         if service is not None:
             wanted.append(_Watch(task, service, awaited=request.listens))
         if request.port is not None and (request.listens or request.watched):
-            # A parameter service lets TensorFlow's server start only on request.
+            # A parameter service starts TensorFlow's server only on request.
             awaited = request.listens and service is None
             wanted.append(_Watch(task, request.port, awaited=awaited))
         if wanted:
@@ -104,7 +104,7 @@ class Listening:
         shared = watch.awaited or len(strange) < len(listeners)
         told = watch.reported if shared else watch.noted
         for entry in strange:
-            # Only if seen twice: once may be a socket that is just being closed.
+            # Only if it is seen twice: the first time, it may just be closing.
             if entry.inode in watch.suspects - told:
                 told.add(entry.inode)
                 self._tell(watch, entry, shared=shared)

@@ -1,9 +1,8 @@
 """Every listening TCP socket of this network namespace, as the kernel knows them.
 
-The kernel is asked by netlink (sock_diag(7)), and then looks at listening sockets only.
-/proc/net/tcp has the same, but for it the kernel walks through the table of all
-connections, which took 30 times as long where it was measured. It is read where there
-is no netlink.
+Netlink (sock_diag(7)) lets the kernel look at listening sockets only. /proc/net/tcp has
+the same data, but to produce it the kernel walks through the table of all connections,
+which took 30 times as long where it was measured. It is read where there is no netlink.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Listener:
 
 
 def listeners() -> list[Listener]:
-    """All of them, IPv4 and IPv6."""
+    """All listening TCP sockets, IPv4 and IPv6."""
     try:
         with socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
@@ -55,7 +54,7 @@ def listeners() -> list[Listener]:
 
 
 def from_proc() -> list[Listener]:
-    """The same, from /proc."""
+    """All listening TCP sockets, from /proc."""
     found: list[Listener] = []
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"{PROC}/net/{name}") as lines:
@@ -73,7 +72,7 @@ def parse(lines: Iterable[str]) -> Iterator[Listener]:
 
 
 def _asked(link: socket.socket, family: int) -> Iterator[Listener]:
-    """Ask for those of one family. Raises OSError if the kernel does not answer."""
+    """The sockets of one family. Raises OSError if the kernel does not answer."""
     question = _QUESTION.pack(family, socket.IPPROTO_TCP, 0, 1 << _LISTEN)
     size = _HEADER.size + len(question)
     head = _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, family, 0)

@@ -66,7 +66,7 @@ class LogFile:
         self.write(b"\n" * broken + line.encode() + b"\n", now)
 
     def check(self, now: float) -> None:
-        """Detect that the file was removed or replaced: writing would still succeed."""
+        """Detect a file that was removed or replaced: writing would still succeed."""
         self._checked_at = now
         written, self._unchecked_bytes = self._unchecked_bytes, 0
         if self._fd is None:
@@ -91,7 +91,7 @@ class LogFile:
     def close(self, now: float) -> None:
         self.check(now)
         self._close()
-        if self.cause is not None:  # the count has grown since
+        if self.cause is not None:  # the count has grown since the last change
             self.changes.append((self.cause, self.dropped_bytes))
 
     def _set_cause(self, cause: str | None) -> None:
@@ -121,7 +121,8 @@ class LogFile:
 
 
 def _make_folder(path: str) -> None:
-    """Like makedirs, but every new folder is private, not only the last one."""
+    """Make folders as makedirs does, but make every new folder private, not only the
+    last one."""
     if path and not os.path.isdir(path):
         _make_folder(os.path.dirname(path))
         with suppress(FileExistsError):  # another task was faster

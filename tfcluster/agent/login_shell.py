@@ -1,6 +1,6 @@
-"""Runs setup lines in a login shell and reads the environment that they leave.
+"""Makes the command of a login shell that runs setup lines, and parses its answer.
 
-Makes the shell's command and parses its answer. Starts no process.
+The answer is the environment that the lines leave. Starts no process.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Captured:
 
     env: dict[bytes, bytes]
     python: str | None
-    """The first Python on the PATH, if the lines have changed which one that is."""
+    """The first Python on the PATH, if the lines changed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFailed:
-    """A line failed; ``line`` counts from 1, None: it is unknown which one."""
+    """A line failed; ``line`` counts from 1, or is None if it is unknown."""
 
     line: int | None
     cause: str
 
 
 def shell_argv(lines: int, answer: int) -> tuple[str, ...]:
-    """The login shell; the arguments are descriptors that it inherits."""
+    """The login shell's command; the arguments are descriptors that it inherits."""
     return ("bash", "--login", "-c", _DRIVER, "tfcluster", str(lines), str(answer))
 
 

@@ -1,6 +1,6 @@
 """A single-threaded event loop: descriptors, timers, signals, calls from threads.
 
-Knows nothing of frames or tasks. Callbacks must not block.
+Knows nothing about frames or tasks. Callbacks must not block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 
 Callback = Callable[[], object]
 
-_PAUSE_S = 1.0  # a delay beyond this: the process was stopped, or starved
+_PAUSE_S = 1.0  # after a longer delay, the process must have been stopped or starved
 
 
 class Timer:

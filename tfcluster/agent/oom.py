@@ -1,6 +1,6 @@
-"""Tells whether the kernel's OOM killer struck, by counters of the control group.
+"""Says whether the kernel's OOM killer struck, from counters of the control group.
 
-Knows no tasks: it is asked when a process was killed, but not by us.
+Knows no tasks. It is asked when something other than the agent killed a process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
                 yield f"{base}/{_within(path)}memory.events"
         elif "memory" in controllers.split(","):
             yield f"{root}/memory/{_within(path)}memory.oom_control"
-            # In a container the path is that of the host, but the mount shows only the
-            # container's own groups.
+            # In a container, the path is the one on the host, but the mount shows only
+            # the container's own groups.
             yield f"{root}/memory/memory.oom_control"
     yield f"{root}/memory.events"
     yield "/proc/vmstat"

@@ -75,7 +75,7 @@ class _Stream:
 
 
 class OutputCapture:
-    """Call its methods in the loop's thread; it calls ``notify`` in its own thread."""
+    """Runs the capture thread, which calls ``notify``. For the loop's thread."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class OutputCapture:
         )
 
     def drain(self, stream: int) -> None:
-        """The process has ended: ``Drained`` follows at the end of its output, or when
-        there is none for ``QUIET_S``, or after ``DRAIN_S``. Later output still goes to
-        the file."""
+        """Read the rest of an ended process's output: ``Drained`` follows at its end,
+        or when none comes for ``QUIET_S``, or after ``DRAIN_S``. Later output still
+        goes to the file."""
         self._call(lambda: self._drain(stream))
 
     def drop(self, stream: int) -> None:
@@ -156,7 +156,7 @@ class OutputCapture:
                 small = 0 < self._read(stream) < SMALL_READ_BYTES
         if small:
             # Programs write line by line: waking up for each line would cost them more
-            # than their own work. The pipe buffers what arrives in the meantime.
+            # time than their own work. The pipe buffers output in the meantime.
             self._calls_only.poll(READ_PAUSE_S * 1000)
         while self._calls:
             self._calls.popleft()()
@@ -165,7 +165,7 @@ class OutputCapture:
             self._tick(stream, now)
 
     def _add(self, stream: _Stream, header: str | None) -> None:
-        with suppress(OSError):  # over the user's limit; the default size works, too
+        with suppress(OSError):  # above the user's limit; the default size works, too
             fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._streams[stream.id] = stream
         self._selector.register(stream.fd, selectors.EVENT_READ, stream.id)

@@ -1,9 +1,9 @@
 """Keeps strangers out of TensorFlow's servers, which authenticate nobody.
 
-A runtime tells the agent that it has started a server. A program without a runtime is
-left alone; the agent looks from time to time whether it listens on its task's port. In
-both cases a ``RejectingListener`` rejects the connections of strangers from then on,
-and those that they already have are cut.
+A runtime tells the agent that it has started a server. For a program without a runtime,
+the agent checks from time to time whether the program listens on its task's port. In
+both cases, a ``RejectingListener`` rejects strangers from then on, and the connections
+that they already have are cut.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PortGuard:
         self._timer: Timer | None = None
 
     def expect(self, task: Task) -> None:
-        """Look from now on for a server that the task's program starts, if it may."""
+        """Look from now on for a server of the task's program, if it may start one."""
         self._forget_ended()
         if task.request.watched and task.request.port is not None:
             self._add(task, task.request.port, GUARD_POLL_S)
@@ -75,7 +75,7 @@ class PortGuard:
             self._add(task, port, 0.0)
 
     def inodes(self) -> set[int]:
-        """Our own listening sockets."""
+        """The inodes of our own listening sockets."""
         return {
             each.inode for watch in self._watches for each in watch.rejecting_listeners
         }
@@ -119,8 +119,8 @@ class PortGuard:
             found = by_port.get(watch.port, set())
             if found != watch.listeners or (found and fresh):
                 self._guard(watch, found, now_s)
-        # A server may come at any time in the life of a program. Once it is there,
-        # another one hardly follows.
+        # A program may start a server at any time. Once it has one, it hardly ever
+        # starts another one.
         quiet = all(
             each.listeners and now_s - each.changed_s >= GUARD_FRESH_S
             for each in self._watches
@@ -176,7 +176,7 @@ def _cut_strangers(watch: _Watch, found: Iterator[socket.socket]) -> None:
                 continue
             peer = each.getpeername()[0]
         except OSError:
-            continue  # it listens, or is not connected any more
+            continue  # it listens, or is no longer connected
         if not peer_filter.admits(watch.networks, peer):
             try:
                 each.shutdown(socket.SHUT_RDWR)

@@ -30,8 +30,8 @@ def parse_reserved(text: str) -> set[int]:
 
 
 def candidates(ephemeral: tuple[int, int], reserved: set[int]) -> list[int]:
-    """Ports outside of the ephemeral range, which outgoing connections do not take; all
-    ports if there are none. Without the reserved ones."""
+    """The ports that outgoing connections do not take (outside of the ephemeral range),
+    or all ports if there are none such; in either case without the reserved ports."""
     low, high = ephemeral
     below = range(_LOWEST, min(low, _HIGHEST + 1))
     above = range(max(_LOWEST, high + 1), _HIGHEST + 1)
@@ -40,7 +40,7 @@ def candidates(ephemeral: tuple[int, int], reserved: set[int]) -> list[int]:
 
 
 def shuffled(ports: list[int]) -> Iterator[int]:
-    """In random order, so that agents that start together do not collide."""
+    """The ports in random order, so that agents that start together do not collide."""
     rest = list(ports)
     while rest:
         index = int.from_bytes(os.urandom(4), "big") % len(rest)
@@ -60,7 +60,7 @@ class Ports:
     def hold(
         self, count: int, low: int | None, high: int | None
     ) -> tuple[list[int], str | None]:
-        """Hold ``count`` ports. Returns those held, and a cause if they are fewer."""
+        """Hold ``count`` ports. Returns those held, and a cause if there are fewer."""
         given = low is not None and high is not None
         wanted = range(low or 0, (high or 0) + 1) if given else _default_ports()
         found: list[int] = []
@@ -91,7 +91,7 @@ class Ports:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return False
             raise
-        # Only now that all sockets are bound: until here nobody could share the port,
+        # Set only now that all sockets are bound: so far nobody could share the port,
         # not even another run of the same user.
         for held in sockets:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

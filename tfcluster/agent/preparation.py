@@ -1,7 +1,7 @@
 """Prepares the host before anything is imported: runs setup lines, makes environments.
 
-What the lines change becomes the environment of every process that is started later.
-Knows neither tasks nor warm interpreters.
+Every process that is started later gets the environment that the lines leave. Knows
+neither tasks nor warm interpreters.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Preparation:
         self._read_bytes = 0
         self._told = 0.0
         self._held: int | None = None
-        """A descriptor by which the environment is not removed while we live."""
+        """A descriptor that protects the environment from removal while we live."""
 
     def start(self, request: Prepare) -> None:
         """Begin; `prepared` or `unprepared` is reported at the end."""
@@ -99,7 +99,7 @@ class Preparation:
                 self._python = python
 
     def _make_environment(self) -> None:
-        """Find the environment of these requirements, or make it."""
+        """Find or make the environment of these requirements."""
         self._next, self._of = self._done, "environment"
         request = self._request
         if request is None or request.environment is None:
@@ -118,7 +118,7 @@ class Preparation:
             self._look(self._step)
 
     def _look(self, step: _Step) -> None:
-        """Report what is new, and in any case that the maker is still at work."""
+        """Report news, or at least that the maker is still at work."""
         if self._step is not step or step.status is not None or step.closed:
             return
         self._shared.reports.send("making", text=None)
@@ -126,7 +126,7 @@ class Preparation:
         self._shared.loop.later(_LOOK_S, lambda: self._look(step))
 
     def _tell(self, answer: bytes) -> None:
-        """Report what the maker does, and now and then a line of pip's."""
+        """Report what the maker does, and now and then a line that pip prints."""
         lines = answer[self._read_bytes :].splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         self._read_bytes += sum(map(len, whole))
@@ -184,7 +184,7 @@ class Preparation:
         self._step = _Step(pid, stream, answer, ended)
 
     def ended(self, pid: int, status: int) -> bool:
-        """A child was reaped; returns whether it belongs to the preparation."""
+        """Note that a child was reaped; returns whether it was a step's process."""
         step = self._step
         if step is None or step.pid != pid or step.status is not None:
             return False
@@ -197,7 +197,7 @@ class Preparation:
         return True
 
     def drained(self, stream: int, tail: list[str]) -> None:
-        """The output of a step that has ended is in its file."""
+        """Note that all output of an ended step is in its file."""
         step = self._step
         if step is None or step.stream != stream or step.status is None:
             return
@@ -222,7 +222,7 @@ class Preparation:
         self._shared.reports.send("unprepared", **keys, tail=[])
 
     def close(self) -> None:
-        """End what is running; nothing of it is needed any more."""
+        """End the processes that still run; their answers are no longer needed."""
         step = self._step
         if step is not None and step.status is None:
             step.closed = True

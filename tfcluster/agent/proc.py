@@ -83,7 +83,7 @@ def parse_environ(data: bytes) -> dict[str, str]:
 def family(
     table: Table, roots: Collection[int], sessions: Collection[int] = ()
 ) -> set[int]:
-    """The roots, the members of the sessions, and all descendants of either."""
+    """The roots, the members of the sessions, and the descendants of all of these."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.ppid, []).append(process.pid)
@@ -118,7 +118,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def read(pid: int) -> Process | None:
-    """The current state of a process, zombies included; None if there is none."""
+    """The state of a process, perhaps a zombie; None if there is no such process."""
     try:
         return parse_stat(_bytes_of(f"{PROC}/{pid}/stat"))
     except _GONE:
@@ -126,7 +126,7 @@ def read(pid: int) -> Process | None:
 
 
 def usage(pid: int) -> Usage | None:
-    """What a process uses; None if there is none."""
+    """What a process uses; None if there is no such process."""
     try:
         return parse_usage(_bytes_of(f"{PROC}/{pid}/stat"))
     except _GONE:
@@ -143,7 +143,7 @@ def snapshot() -> dict[int, Process]:
 
 
 def uid_of(pid: int) -> int | None:
-    """The effective user of a process."""
+    """The effective user id of a process."""
     try:
         return os.stat(f"{PROC}/{pid}").st_uid
     except _GONE:
@@ -163,7 +163,7 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def descriptors(pid: int) -> set[str]:
-    """The targets of its descriptors, as in /proc: ``socket:[INODE]`` or a path."""
+    """The targets of a process's descriptors: ``socket:[INODE]`` or a path."""
     found: set[str] = set()
     with suppress(*_GONE):
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
@@ -173,7 +173,7 @@ def descriptors(pid: int) -> set[str]:
 
 
 def network() -> str:
-    """Identifies the network namespace on this machine; empty: unknown."""
+    """An identifier of the network namespace on this machine; empty if unknown."""
     try:
         return os.readlink(f"{PROC}/self/ns/net")
     except OSError:
@@ -181,7 +181,7 @@ def network() -> str:
 
 
 def boot_id() -> str:
-    """Identifies this boot of the machine; empty: unknown."""
+    """An identifier of this boot of the machine; empty if unknown."""
     try:
         return text_of(f"{PROC}/sys/kernel/random/boot_id").strip()
     except _GONE:

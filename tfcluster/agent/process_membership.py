@@ -1,7 +1,7 @@
-"""Finds the processes of a task: its tree, its session, and orphans marked with it.
+"""Finds the processes of a task: its tree, its session, and orphans with its marks.
 
-Only descendants of the agent can be members, so that a foreign process with a reused
-pid never is one. Sends no signals.
+Only descendants of the agent can be members, so a foreign process with a reused pid
+never is one. Sends no signals.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A listener that rejects the connections of strangers to the others on its port.
+"""A listener that rejects strangers' connections to the other listeners on its port.
 
-Sockets of one user that listen on one port with SO_REUSEPORT form a group, of which the
-kernel chooses one for each connection. A program in the kernel sends the connections of
-strangers to our socket, and leaves the others to the sockets that were there before. It
-needs neither privileges nor the cooperation of the program that listens.
+Sockets of one user that listen on one port with SO_REUSEPORT form a group, from which
+the kernel chooses one socket for each connection. A program in the kernel sends the
+connections of strangers to our socket, and leaves the others to the sockets that were
+there before. It needs neither privileges nor the cooperation of the listening program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for i
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What sockets have in common among which the kernel chooses."""
+    """What the sockets among which the kernel chooses have in common."""
 
     family: int
     host: str
@@ -51,9 +51,9 @@ class Group:
 
 
 class RejectingListener:
-    """Joins a group of ``count`` sockets; ``networks`` are those that it lets through.
+    """Joins a group of ``count`` sockets, and lets only ``networks`` through.
 
-    Raises OSError if that is impossible, such as for a group without SO_REUSEPORT.
+    Raises OSError if it cannot join, for example a group without SO_REUSEPORT.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RejectingListener:
         try:
             self._join(group)
             self._socket.listen()
-            # struct sock_fprog: a number of instructions, and where they are.
+            # struct sock_fprog: the number of instructions, and their address.
             code = array("B", program(networks, count))
             argument = struct.pack(
                 "@HP", len(code) // INSTRUCTION.size, code.buffer_info()[0]
@@ -105,6 +105,6 @@ class RejectingListener:
                 self._socket.accept()[0].close()
         except BlockingIOError:
             return
-        except OSError:  # such as no free descriptor: it would be tried at once again
+        except OSError:  # such as no free descriptor: a retry must not follow at once
             self._loop.unwatch(self._socket.fileno())
             self._loop.later(ACCEPT_RETRY_S, self._watch)

@@ -1,8 +1,8 @@
-"""Sends files that tasks have written to the launcher, which asks piece by piece.
+"""Sends files that tasks have written to the launcher, piece by piece.
 
 Every step is small, so that the agent stays responsive: a folder is listed, a piece is
 read, or some bytes are hashed, and then other work gets its turn. The launcher asks for
-each piece, so that no more is ever queued than it has asked for.
+each piece, so never more is queued than it has asked for.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Found:
 
 
 class ResultSender:
-    """Answers one launcher; ``post`` schedules a call after other work."""
+    """Answers one launcher; ``post`` schedules a call after waiting work."""
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class ResultSender:
                 self._returned[path] = digest
 
     def close(self) -> None:
-        """Send nothing more, and remember what has been returned."""
+        """Send nothing more, and remember which results have been returned."""
         self._closed = True
         self._drop()
         self._remember()
 
     def _remember(self) -> None:
         if self._root is not None:
-            # If this fails, a later copy of the folder at most reports a conflict.
+            # If this fails, a later copy of the folder reports a conflict at worst.
             with suppress(OSError):
                 remember_returned(Path(os.fsdecode(self._root)), self._returned)
         self._returned = {}
@@ -173,7 +173,7 @@ class ResultSender:
     def _prove(self, reading: _Reading) -> None:
         """Hash what the launcher already has, some bytes at a time."""
         if self._reading is not reading:
-            return  # another request has come meanwhile
+            return  # another request has arrived in the meantime
         try:
             done = reading.prove()
         except (OSError, _ReadError) as error:
@@ -186,7 +186,7 @@ class ResultSender:
         self._post(lambda: self._prove(reading))
 
     def _show_life(self, number: int) -> None:
-        """Tell the launcher now and then that a long step goes on."""
+        """Tell the launcher now and then that a long step is still running."""
         now = time.monotonic()
         if now - self._told_s > RESULT_TOLD_S:
             self._told_s = now
@@ -271,7 +271,7 @@ class _Listing:
             shared=False,
             folder=self._folder,
             files=self._rows,
-            # Apart from the rows, because all of them have to fit into one frame.
+            # Refusals are limited separately: all of them must fit into one frame.
             refused=self._refused if last else [],
             more=self._unshown if last else 0,
             last=last,
@@ -291,9 +291,9 @@ class _Reading:
         self._before = _stamp(os.fstat(fd))
 
     def prove(self) -> bool:
-        """Hash a part of what the launcher has; True once that is decided.
+        """Hash a part of what the launcher has; True once it is all checked.
 
-        ``offset`` is then where the launcher has to go on: at 0 if what it has is not
+        ``offset`` is then where the launcher has to continue: 0 if what it has is not
         the beginning of this file.
         """
         have = self._request.have
@@ -314,7 +314,7 @@ class _Reading:
         return self._take(min(RESULT_PIECE_BYTES, left)) if left else b""
 
     def over(self) -> tuple[str, bool]:
-        """The digest of all bytes, and whether the file was written to meanwhile."""
+        """The digest of all bytes, and whether the file has changed in the meantime."""
         now = _stamp(os.fstat(self._fd))
         changed = now != self._before or now[0] != self._request.size
         return self._hash.hexdigest(), changed
@@ -334,8 +334,8 @@ class _Reading:
 def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
     """The files below ``root`` that match, a few at a time, in a fixed order.
 
-    Folders are not followed through links. One that cannot be read is among the found.
-    Raises OSError if ``root`` cannot be read.
+    Links to folders are not followed. An unreadable folder is among the results. Raises
+    OSError if ``root`` cannot be read.
     """
     folders = [b""]
     while folders:
@@ -349,7 +349,7 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
         except OSError as error:
             if not below:
                 raise
-            if not isinstance(error, FileNotFoundError):  # else it has just vanished
+            if not isinstance(error, FileNotFoundError):  # otherwise it just vanished
                 text = below.decode("utf-8", "surrogateescape")
                 cause = f"this folder cannot be read: {error.strerror}"
                 yield [Found(text, 0, 0, 0, cause)]
@@ -395,9 +395,9 @@ def _found(root: bytes, path: bytes, text: str) -> list[Found]:
 def _open_below(root: bytes, path: str) -> int:
     """Open a regular file below ``root``, whose own links are resolved.
 
-    Links are followed as long as they stay below ``root``. Each folder is opened by
-    itself and without links, so that a link that is made meanwhile leads nowhere.
-    Raises OSError or _ReadError.
+    Links are followed as long as they stay below ``root``. Each folder is opened
+    separately and without following links, so that a link that is made in the meantime
+    leads nowhere. Raises OSError or _ReadError.
     """
     real = os.path.realpath(os.path.join(root, raw(path)))
     if not real.startswith(root.rstrip(b"/") + b"/"):

@@ -73,8 +73,8 @@ class Run:
         lent: NewEnd | None = None,
         spare: Callable[[Process], None] = lambda process: None,
     ) -> None:
-        """``lent``: forks of a kept interpreter for this run. ``spare`` is called with
-        processes that outlive the run."""
+        """``lent`` has the forks of a kept interpreter for this run. ``spare`` is
+        called with processes that outlive the run."""
         self._channel = channel
         self._fault = fault
         self.adopts_orphans = adopt_orphans()
@@ -199,8 +199,8 @@ class Run:
         self._guard.expect(task)
 
     def _tree(self, task: Task) -> set[int]:
-        """The pids of the task's processes. If its script may listen, also orphans that
-        we adopted: a server may go into the background."""
+        """The pids of the task's processes. If its script may listen, this includes
+        orphans that we adopted: a server may go into the background."""
         leader = task.process_id
         if leader is None:
             return set()

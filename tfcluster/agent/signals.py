@@ -22,7 +22,7 @@ _NO_PIDFD = {errno.ENOSYS, errno.EPERM, errno.EINVAL}
 def adopt_orphans() -> bool:
     """Become the parent of descendants whose own parent ends (prctl(2), subreaper).
 
-    Returns False if that is impossible: then only marks tell what belongs to a run.
+    Returns False if that is impossible: then only marks show what belongs to a run.
     """
     try:
         import ctypes  # some builds of Python have none
@@ -62,7 +62,7 @@ def _sent(action: Callable[[], None]) -> bool:
 
 
 def send_group(leader: int, signum: int) -> None:
-    """Signal the process group of a child of ours that was not reaped yet."""
+    """Signal the process group of a child of ours that has not been reaped yet."""
     try:
         os.killpg(leader, signum)
     except ProcessLookupError:

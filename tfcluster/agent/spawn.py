@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Environment = Mapping[bytes, bytes]
 
-# Read before the agent has handlers of its own. Some schedulers send warning signals to
+# Read before the agent installs its handlers. Some schedulers send warning signals to
 # every process of a job; agents are started there with these signals ignored.
 IGNORED_AT_START = tuple(
     number
@@ -38,7 +38,7 @@ class SpawnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to execute: in a session of its own."""
+    """What to execute, in a new session."""
 
     argv: Sequence[str]
     env: Environment
@@ -71,7 +71,7 @@ def with_folders_first(
 def spawn(
     program: Program, output: int, *inherited: int, stdin: int = subprocess.DEVNULL
 ) -> int:
-    """Start it with ``output`` as stdout and stderr. Returns its pid.
+    """Start the program with ``output`` as stdout and stderr. Returns its pid.
 
     The caller must reap it. The descriptors ``inherited`` keep their numbers in the new
     process. SIGUSR1 and SIGUSR2 are ignored there if they were ignored when the agent
@@ -102,7 +102,7 @@ def spawn(
 
 @contextmanager
 def _ignoring(signals: Sequence[int]) -> Iterator[None]:
-    """Programs started within ignore them: exec keeps SIG_IGN but no handlers."""
+    """Programs started inside ignore the signals: exec keeps SIG_IGN, not handlers."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
     try:
         yield

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 def serve(guard_socket: GuardSocket, lent: NewEnd | None = None) -> int:
     """Serve the launcher on standard input and output. Returns an exit code.
 
-    ``lent``: this agent takes the place of an older one, if both agree.
+    With ``lent``, this agent takes the place of an older one, if both agree.
     """
     ends = _take_standard_streams()
     loop = Loop()
@@ -108,7 +108,7 @@ class Supervisor:
         self.closing = False
         self.ended = False
         self.clean = True
-        """Whether nothing is left behind, as far as is known."""
+        """Whether nothing is left behind, as far as we know."""
         self._lent = lent
         self._successor: Taken | None = None
         """The agent that continues in our place."""
@@ -250,7 +250,7 @@ class Supervisor:
         self._beat()
 
     def _beat(self) -> None:
-        """Send a heartbeat, and check that of the launcher."""
+        """Send a heartbeat, and check the launcher's heartbeat."""
         if self._opened is None or self.ended:
             return
         self._channel.send_ping()
@@ -316,7 +316,7 @@ class Supervisor:
     # --- another agent ---------------------------------------------------------------
 
     def begin_instead(self, data: bytes) -> None:
-        """Begin with what the agent whose place we take has read."""
+        """Begin with the data that the agent whose place we take has read."""
         assert self._lent is not None  # for mypy
         self._lent.watch(self._loop, self._note_dead_guard, self._predecessor_died)
         self._loop.post(lambda: self._channel.feed(data))
@@ -333,11 +333,11 @@ class Supervisor:
     def _find_successor(
         self, request: Open, notes: list[tuple[str, bool]]
     ) -> Taken | None:
-        """A new agent from a kept interpreter that fits, or None and why."""
+        """A new agent from a kept interpreter that fits, or None and the reason."""
         from tfcluster.agent.kept import places
 
         if not places.sockets(os.environ):
-            return None  # as on most hosts, where the rest need not be imported
+            return None  # the usual case, in which the rest need not be imported
         from tfcluster.agent.kept.handover import take, wanted
 
         base, package = dict(os.environb), _package()
@@ -358,7 +358,7 @@ class Supervisor:
         try:
             self._successor.old_end.go(self._successor.about, data)
         except (OSError, WireError):
-            # It has died in between: continue as if there had been none.
+            # It has died in the meantime: continue as if there had been none.
             frames, self._for_successor = self._for_successor, []
             self._successor, self._opened, self._alone = None, None, True
             for frame in frames:
@@ -373,7 +373,7 @@ class Supervisor:
         self._end()
 
     def _spare(self, process: Process) -> None:
-        """This process is kept when everything else is swept."""
+        """Keep this process when everything else is swept."""
         self._kept.append(process)
         self._guard_socket.send_kept(process)
 
@@ -464,7 +464,7 @@ class Supervisor:
         self._await(lambda: self._channel.idle, FLUSH_S, self._say_bye)
 
     def _say_bye(self) -> None:
-        read = self._channel.idle  # else nobody reads it
+        read = self._channel.idle  # otherwise nobody reads it
         # Nobody asked for the end of a lease: it must look like a lost host, even to a
         # launcher that was only suspended for a while.
         if self.code != exit_codes.LEASE_ENDED:

@@ -29,7 +29,7 @@ def agent_mark(pid: int) -> str:
 
 
 def supervised(mark: str, table: Table, but: int) -> bool:
-    """Whether the agent with this mark is alive and is not ``but``, a pid."""
+    """Whether the agent with this mark is alive and its pid is not ``but``."""
     pid, _, start_time = mark.partition(":")
     if not (pid.isdecimal() and start_time.isdecimal()) or int(pid) == but:
         return False
@@ -44,9 +44,9 @@ def belongings(
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
     kept: Collection[Process] = (),
 ) -> list[Process]:
-    """Live processes of the run: descendants of ``agent``, and marked ones whose own
-    agent is dead. Never ``agent`` itself or its ancestors, nor interpreters that are
-    ``kept`` beyond the run, and what descends from them."""
+    """Live processes of the run: descendants of ``agent``, and marked processes whose
+    own agent is dead. Never ``agent`` itself or its ancestors, nor interpreters that
+    are ``kept`` beyond the run or their descendants."""
     still = [p.pid for p in kept if table.get(p.pid, p).start_time == p.start_time]
     spared = proc.ancestors(table, agent) | proc.family(table, still)
     descendants = proc.family(table, [agent])
@@ -75,7 +75,7 @@ def other_agents_remain(table: Table, run: str, agent: int) -> bool:
 def _mark(
     process: Process, run: str, environ: Callable[[int], Mapping[str, str]]
 ) -> str | None:
-    """The mark of its agent; None if it does not belong to our run."""
+    """The mark of a process's agent; None if the process is not part of our run."""
     if proc.uid_of(process.pid) != os.geteuid():
         return None
     marks = environ(process.pid)
@@ -104,9 +104,9 @@ def sweep(
 
 
 def clear_away(run: str | None) -> None:
-    """Remove what the run's tasks keep on this host for their next attempt.
+    """Remove the files that the run's tasks keep on this host for their next attempt.
 
-    That is in folders ``tfcluster-UID-RUN-WHAT``, in TMPDIR and /tmp.
+    They are in folders ``tfcluster-UID-RUN-WHAT`` in TMPDIR and /tmp.
     """
     start = f"tfcluster-{os.geteuid()}-{run}-"
     for folder in {os.environ.get("TMPDIR") or "/tmp", "/tmp"} if run else ():

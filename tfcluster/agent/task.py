@@ -20,7 +20,7 @@ class Task:
 
     request: Start
     stream: int  # the capture's number for its output
-    output: str  # the same pipe as /proc shows it: pipe:[INODE]
+    output: str  # the same pipe, as /proc shows it: pipe:[INODE]
     events: EventSocket
     claims: Claims
     began: float
@@ -35,7 +35,7 @@ class Task:
     stopped: bool = False  # we told it to end
     exchanged: bool = False  # it reported an exchange with other tasks
     stop_signal: int | None = None  # requested before there was a process
-    signals: set[int] = field(default_factory=set)  # signals that it was sent
+    signals: set[int] = field(default_factory=set)  # the signals sent to it
     killed: bool = False
     kill_at: float | None = None
     kill_timer: Timer | None = None
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def key(self) -> dict[str, object]:
-        """The keys that all frames about it have in common."""
+        """The keys that all frames about this task have in common."""
         return {"task": self.request.task, "attempt": self.request.attempt}
 
     @property
@@ -70,7 +70,7 @@ class Task:
         )
 
     def outcome(self, now: float) -> dict[str, object]:
-        """The keys of its ``exited`` frame, once it has ended."""
+        """The keys of the ``exited`` frame, once the task has ended."""
         status = self.status or 0
         signaled = os.WIFSIGNALED(status)
         return {
@@ -90,7 +90,7 @@ class Task:
 
 
 def signal_name(signum: int) -> str:
-    """``KILL``; ``RTMIN+3`` for a real-time signal, which has no name of its own."""
+    """A signal's name: ``KILL``; ``RTMIN+3`` for a real-time signal without a name."""
     try:
         return signal.Signals(signum).name.removeprefix("SIG")
     except ValueError:

@@ -1,7 +1,7 @@
-"""The sockets of tasks, as duplicates that the agent can set options on.
+"""Duplicates the sockets of tasks, so that the agent can set options on them.
 
-By pidfd_getfd(2), which exists since Linux 5.6. It requires the right to trace the
-process; the agent has it, because tasks are its descendants and run as the same user.
+Uses pidfd_getfd(2), which exists since Linux 5.6 and requires the right to trace the
+process. The agent has it, because tasks are its descendants and run as the same user.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.proc import PROC
 
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
-"""Numbers of system calls, the same on every architecture of Linux."""
+"""System call numbers, the same on every architecture of Linux."""
 _SOCKET = "socket:["
 
 
@@ -41,7 +41,7 @@ def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
             try:
                 target = os.readlink(f"{folder}/{name}")
             except OSError:
-                continue  # closed meanwhile
+                continue  # closed in the meantime
             if target.startswith(_SOCKET):
                 inode = int(target.removeprefix(_SOCKET).rstrip("]"))
                 found.append(Descriptor(pid, int(name), inode))
@@ -49,7 +49,7 @@ def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
 
 
 def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
-    """Yield each socket, and close it again; those closed meanwhile are left out.
+    """Yield a duplicate of each socket, then close it; skips sockets closed since.
 
     Raises OSError if the kernel does not allow it.
     """

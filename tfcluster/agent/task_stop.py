@@ -1,4 +1,4 @@
-"""Ends tasks: signals the whole tree, kills it after the grace, then its leftovers.
+"""Ends tasks: signals the whole tree, kills it after the grace, ends its leftovers.
 
 ``members`` tells it which processes belong to a task.
 """
@@ -21,8 +21,9 @@ _LOOK_S = 0.1
 
 
 class Stopping:
-    """``others`` returns the leaders that do not belong to a task. ``settled`` is
-    called once per task, when no process is left or only some that survive SIGKILL."""
+    """Stops tasks. ``others`` returns the leaders that do not belong to a task.
+    ``settled`` is called once per task, when no process is left or only some that
+    survive SIGKILL."""
 
     def __init__(
         self,
@@ -52,12 +53,12 @@ class Stopping:
             self._kill_in(task, grace_s)
 
     def begun(self, task: Task) -> None:
-        """The task has a process now; deliver a signal that was requested before."""
+        """Deliver the signal that was requested before the task had a process."""
         if task.stop_signal is not None:
             self._signal(task, proc.snapshot(), task.stop_signal)
 
     def ended(self, task: Task) -> None:
-        """The task's process was reaped: end the processes that it left behind.
+        """End the processes that the task's reaped process left behind.
 
         Helpers that notice its end by themselves get a moment to exit.
         """
@@ -67,7 +68,7 @@ class Stopping:
             self._settle(task)
 
     def abandoned(self, task: Task) -> None:
-        """It is unknown whether a process was forked for it: kill any there is."""
+        """Kill any process of a task of which we do not know whether it was forked."""
         self._kill_in(task, 0.0)
 
     def _members(self, task: Task, table: Table | None = None) -> list[Process]:
@@ -105,7 +106,7 @@ class Stopping:
         task.killed = True
 
         def find() -> list[Process]:
-            # A leader that has ended but was not reaped yet counts as gone.
+            # A leader that has ended but has not been reaped yet counts as gone.
             found = self._members(task)
             if task.status is not None:
                 task.leftovers.update({p.pid: p for p in found})

@@ -153,7 +153,7 @@ class Tasks:
         return task, Ends(write_end, theirs)
 
     def begun(self, task: Task, pid: int) -> None:
-        """The task's process exists; it is a child of ours."""
+        """Note that the task's process exists, as a child of ours."""
         self._shared.deaths.watch(pid)
         known = proc.read(pid)
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
@@ -163,7 +163,7 @@ class Tasks:
         self._stopping.begun(task)
 
     def failed(self, task: Task, cause: str, number: int = 0) -> None:
-        """The task could not get a process."""
+        """Note that the task could not get a process."""
         task.reported = True
         task.events.finish()
         task.claims.finish()
@@ -176,7 +176,7 @@ class Tasks:
         self._shared.reports.send("failed", **keys, cause=cause)
 
     def ended(self, child: Ended) -> bool:
-        """A child was reaped; returns whether it was a task's process."""
+        """Note that a child was reaped; returns whether it was a task's process."""
         task = next((t for t in self._running() if t.process_id == child.pid), None)
         if task is None:
             return False
@@ -194,7 +194,7 @@ class Tasks:
         return True
 
     def drained(self, stream: int, tail: list[str]) -> None:
-        """The output of a task that has ended is in its file."""
+        """Note that all output of an ended task is in its file."""
         task = self._tasks.get(stream)
         if task is not None and task.status is not None:
             task.tail = tail
@@ -300,7 +300,7 @@ class Tasks:
 
 
 def swept_keys(processes: Collection[Process]) -> dict[str, object]:
-    """The keys of ``swept``; names of at most twenty processes."""
+    """The keys of ``swept``, with the names of at most twenty processes."""
     names = [str(process) for process in processes][:_SHOWN_PROCESSES]
     return {"count": len(processes), "processes": names}
 

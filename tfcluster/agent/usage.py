@@ -1,7 +1,7 @@
-"""Measures what running tasks use: memory, CPU time, GPUs. Knows nothing of training.
+"""Measures what running tasks use: memory, CPU time, GPUs. Independent of training.
 
-The next measurement is due after a second at first and later after ten; on a host with
-so many processes that one takes long, it is due later.
+The interval between measurements grows from one second to ten. It is longer on a host
+with so many processes that a measurement takes long.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class UsageReports:
-    """Reports the usage of every task that runs, again and again.
+    """Reports the usage of every running task, again and again.
 
     ``send`` gets a task and the keys of its ``usage`` frame.
     """
@@ -63,7 +63,7 @@ class UsageReports:
             if leader is not None:
                 members = proc.family(table, [leader], [leader])
                 keys = self._keys(task, members)
-                if keys["rss_bytes"]:  # else all have ended, and wait to be reaped
+                if keys["rss_bytes"]:  # otherwise all have ended, and wait to be reaped
                     self._send(task, keys)
         self._looks += 1
         cost_s = self._loop.now() - began
@@ -90,6 +90,6 @@ class UsageReports:
 
 
 def interval_s(looks: int, cost_s: float) -> float:
-    """When the next measurement is due, in seconds; the last one took ``cost_s``."""
+    """Seconds until the next measurement; the last one took ``cost_s``."""
     wanted_s = min(USAGE_MAX_S, USAGE_FIRST_S * max(1.0, looks / USAGE_LOOKS))
     return max(wanted_s, cost_s / USAGE_COST_SHARE)

@@ -1,7 +1,7 @@
 """Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
 Tasks outlive them: the death of an interpreter only fails the forks it still owes.
-Knows the protocol with them, but not what they import.
+Knows the protocol of these interpreters, but not what they import.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
-_END_S = 0.5  # from its end of file to its exit
+_END_S = 0.5  # from an interpreter's end of file to its exit
 _WRAPPER_END_S = 3.0
 _CAUSE_CHARS = 1000
 
 
 @dataclass
 class _Request:
-    """A requested fork; ``rest`` of the request is not yet written."""
+    """A requested fork; ``rest`` is the part of the request not written yet."""
 
     id: int
     task: Task
@@ -69,7 +69,7 @@ class _Interpreter:
     pid: int = 0
     ready: bool = False
     unfit: str | None = None
-    """Why no task can run in it, as it has reported itself."""
+    """The reason that the interpreter gave why no task can run in it."""
     status: int | None = None
     lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
     unwritten: deque[_Request] = field(default_factory=deque)
@@ -77,7 +77,7 @@ class _Interpreter:
     writing: bool = False
     closed: bool = False  # by us
     kept: Mapping[str, object] | None = None
-    """What is known of the kept interpreter from which it was forked, if it was."""
+    """What is known about the kept interpreter that forked it, if one did."""
 
     @property
     def alive(self) -> bool:
@@ -91,7 +91,7 @@ class _Interpreter:
 
     @property
     def blames_wrapper(self) -> str | None:
-        """``unforkable`` or ``unusable`` if it has ended because of its wrapper."""
+        """``unforkable`` or ``unusable`` if its wrapper made it end, or None."""
         if self.status is None or self.ready or not self.request.wrapped:
             return None
         if not os.WIFEXITED(self.status):
@@ -170,7 +170,7 @@ class WarmInterpreters:
         return interpreter
 
     def _lend(self, interpreter: _Interpreter, program: Program, output: int) -> bool:
-        """Use a fork of a kept interpreter, if there is one that fits."""
+        """Use a fork of a kept interpreter, if one fits."""
         if self._servers is None or interpreter.request.wrapped:
             return False
         server = self._servers.take(program, output)
@@ -210,7 +210,7 @@ class WarmInterpreters:
         self._write(interpreter)
 
     def ended(self, pid: int, status: int) -> bool:
-        """A child was reaped; returns whether it was a warm interpreter."""
+        """Note that a child was reaped; returns whether it was a warm interpreter."""
         for interpreter in self._interpreters.values():
             if interpreter.pid == pid and interpreter.status is None:
                 while interpreter.end.fileno() >= 0 and self._read(interpreter):
@@ -224,7 +224,7 @@ class WarmInterpreters:
         return False
 
     def drained(self, stream: int, tail: list[str]) -> None:
-        """The output of an interpreter that has ended is in its file."""
+        """Note that all output of an ended interpreter is in its file."""
         for interpreter in self._interpreters.values():
             if interpreter.stream != stream or interpreter.status is None:
                 continue
@@ -247,7 +247,8 @@ class WarmInterpreters:
                 self._end(interpreter)
 
     def _close_after_tasks(self, interpreter: _Interpreter) -> None:
-        """A container may need its first process: its end can unmount the image."""
+        """Close it after its tasks: the end of a container's first process can unmount
+        the image."""
         if self._tasks.over:
             self._end(interpreter)
         else:
@@ -260,7 +261,7 @@ class WarmInterpreters:
         interpreter.closed = True
         self._close(interpreter)
         if interpreter.serves_wrapped:
-            # It ends by itself, and its wrapper after it, which may clean up then.
+            # It ends by itself; its wrapper ends after it, and may clean up first.
             self._shared.loop.later(_WRAPPER_END_S, lambda: self._kill(interpreter))
         else:
             # An interpreter that is still importing would notice that only later.
@@ -331,7 +332,7 @@ class WarmInterpreters:
 
     @staticmethod
     def _kill(interpreter: _Interpreter) -> None:
-        if interpreter.status is None:  # else the pid may have been reused
+        if interpreter.status is None:  # otherwise the pid may have been reused
             send_group(interpreter.pid, signal.SIGKILL)
 
     def _take(self, interpreter: _Interpreter, frame: Frame) -> None:

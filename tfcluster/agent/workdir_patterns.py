@@ -1,6 +1,6 @@
 """Patterns of names and paths in a working directory. Pure.
 
-Launcher and agent use the same ones, so that both sides agree on which files are meant.
+Launcher and agent use the same patterns, so that both agree on which files are meant.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ NEVER = (
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"),
     ".tfcluster-*",
 )
-"""What is never copied in either direction."""
+"""Names that are never copied in either direction."""
 BY_HOST = "results-by-host"
-"""The folder in which results of several hosts are kept apart, one folder for each."""
+"""The folder in which the results of several hosts are kept, in one folder per host."""
 ENVIRONMENT = "pyvenv.cfg"
 """Marks a virtual environment, which is of no use on another host."""
 
 
 def is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    """Patterns with a slash match whole paths, others match names in any folder."""
+    """Whether a pattern matches: patterns with a slash match whole paths, the others
+    match names in any folder."""
     name = path.rpartition("/")[2]
     for pattern in patterns:
         bare = pattern.removesuffix("/")
@@ -34,7 +35,7 @@ def is_excluded(path: str, patterns: Sequence[str]) -> bool:
 
 
 def is_wanted(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a file is meant: its path matches, or a folder that contains it does.
+    """Whether a file is wanted: its path or a folder that contains it matches.
 
     A pattern that ends in a slash matches only folders.
     """
@@ -54,9 +55,9 @@ def is_never(path: str) -> bool:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path from elsewhere names something below a folder, and no other way.
+    """Whether a path from outside is normalized and stays below the folder.
 
-    Any bytes but NUL are allowed in a name, as on any file system of Linux.
+    A name may contain any byte but NUL, as on any Linux file system.
     """
     parts = path.split("/")
     return "\0" not in path and not any(part in ("", ".", "..") for part in parts)

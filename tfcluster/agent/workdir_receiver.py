@@ -1,7 +1,7 @@
 """Receives the user's files on hosts without a shared file system: only changed ones.
 
 Remembers what it wrote last time, and so can distinguish changes made here, changes
-made at the source, and both (a three-way merge, as in revision control). Files that
+made at the source, and both (a three-way merge, as in version control). Files that
 tasks have written here are never overwritten. Nothing changes before everything has
 arrived.
 """
@@ -33,12 +33,12 @@ from tfcluster.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"
-"""Results that have gone back to the launcher's folder, and count as known there."""
+"""Results that were returned to the launcher's folder, and count as known there."""
 _INCOMING = ".tfcluster-incoming-"
 _SHOWN = 5
 
 Known = Mapping[str, Sequence[str]]
-"""Path -> hashes of what we wrote there: one, or two after an interruption."""
+"""Path -> hashes of what we wrote there: one hash, or two after an interruption."""
 
 
 class SyncError(Exception):
@@ -60,11 +60,11 @@ def merge(
     found: Mapping[str, str | None],
     returned: Known = MappingProxyType({}),
 ) -> Merge:
-    """Decide what to do, by the hashes of files.
+    """Decide from the hashes of files what to do. Pure.
 
-    ``wanted`` are those at the source, ``known`` those that we wrote, ``found`` those
-    that are here now (None: no file), for all paths in the other two. ``returned`` are
-    results that went from here to the source. Pure.
+    ``wanted`` has the files at the source, ``known`` those that we wrote, and ``found``
+    those that are here now (None: no file), for all paths in the other two.
+    ``returned`` has the results that went from here to the source.
     """
     take, conflicts = [], []
     for path, digest in wanted.items():
@@ -74,7 +74,7 @@ def merge(
         if here is None or here in ours:
             take.append(path)
         elif digest not in ours:
-            conflicts.append(path)  # changed on both sides; changed only here: it stays
+            conflicts.append(path)  # changed on both sides; if only here, it stays
     gone = (path for path in known if path not in wanted)
     delete = tuple(path for path in gone if found[path] in known[path])
     return Merge(tuple(take), delete, tuple(conflicts))
@@ -93,7 +93,7 @@ class WorkdirReceiver:
     def listed(self, request: Sync) -> None:
         """Add a part of the list of files; the last part begins the transfer."""
         if self._over:
-            return  # done, or failed
+            return  # the transfer is done, or has failed
         if self._request is None:
             self._request = request
             if same_files(request.inodes):
@@ -104,7 +104,7 @@ class WorkdirReceiver:
             self._guarded(self._begin)
 
     def came(self, part: Part) -> None:
-        """The next requested part has arrived."""
+        """Take the next requested part, which has arrived."""
         if self._taking is not None and not self._over:
             self._guarded(lambda: self._take(part))
 
@@ -183,7 +183,7 @@ class _Taking:
         self._folder = _incoming(root) if plan.take else None
         taken = set(plan.take)
         self._files = {i: each for i, each in enumerate(files) if each.path in taken}
-        # Not a list: the sizes are what the launcher says.
+        # Not a list: the launcher determines the sizes.
         self._queue = (
             [index, offset, min(SYNC_PART_BYTES, each.size - offset)]
             for index, each in self._files.items()
@@ -255,7 +255,7 @@ class _Taking:
         self.drop()
 
     def _put(self, new: Known) -> None:
-        # If we are interrupted, both our old and our new content counts as ours.
+        # If we are interrupted, both our old and our new content count as ours.
         paths = {*new, *self._known}
         both = {p: [*self._known.get(p, ()), *new.get(p, ())] for p in paths}
         _remember(self.root, both)
@@ -290,7 +290,7 @@ def _check(path: str) -> None:
 
 
 def same_files(inodes: Sequence[tuple[str, int]]) -> bool:
-    """Whether these paths are the launcher's own files, by a shared file system."""
+    """Whether these paths are the launcher's own files, on a shared file system."""
     try:
         return bool(inodes) and all(
             local_path(path).stat().st_ino == number for path, number in inodes

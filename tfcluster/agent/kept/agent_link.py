@@ -1,9 +1,9 @@
 """The socket between an agent that was started and the one that took its place.
 
 An agent that takes a kept interpreter hands its run over to a new agent, which descends
-from that interpreter. The old one only waits for the end of the new one: if either
-side ends, the other one learns that from end of file. ``docs/protocols.md`` ("Kept
-interpreters") lists the frames.
+from that interpreter. The old agent only waits for the new one to end: if either side
+ends, the other one reads an end of file. ``docs/protocols.md`` ("Kept interpreters")
+lists the frames.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Server:
 
 
 class NewEnd:
-    """The new agent's end, and what it has got from the kept interpreter."""
+    """The new agent's end, and what the kept interpreter has given it."""
 
     def __init__(self, end: socket.socket, servers: Sequence[Server]) -> None:
         self._end = end
@@ -43,10 +43,10 @@ class NewEnd:
         self._early: list[Frame] = []
         self.servers = servers
         self.about: Frame = {}
-        """What the kept interpreter has told about itself."""
+        """The kept interpreter's description of itself."""
 
     def agree(self) -> bytes | None:
-        """Tell that we are here. Returns what the launcher has sent so far, or None.
+        """Report that we are here. Returns what the launcher has sent so far, or None.
 
         None: the old agent continues by itself, and this one must leave no trace.
         """
@@ -64,8 +64,8 @@ class NewEnd:
     def watch(
         self, loop: Loop, guard_died: Callable[[int], None], lost: Callable[[], None]
     ) -> None:
-        """Call ``guard_died`` with the pid of the old agent's guard when that dies, and
-        ``lost`` when the old agent itself does."""
+        """Call ``guard_died`` with the pid of the old agent's guard when the guard
+        dies, and ``lost`` when the old agent dies."""
         self._end.setblocking(False)
 
         def read() -> None:
@@ -96,7 +96,7 @@ def _received(end: socket.socket) -> bytes | None:
 
 
 def say_code(end: int, code: int) -> None:
-    """Tell the old agent with which exit code guard or agent end."""
+    """Tell the old agent the exit code with which the guard or agent ends."""
     with suppress(OSError):
         os.write(end, encode({"type": "ended", "code": code}))
 
@@ -111,8 +111,8 @@ class OldEnd:
         self._code: int | None = None
 
     def watch(self, loop: Loop, ended: Callable[[int, bool], None]) -> None:
-        """Call ``ended`` with the exit code of the new agent, and whether it has left
-        nothing behind, as far as is known."""
+        """Call ``ended`` with the new agent's exit code, and with whether the new agent
+        has left nothing behind, as far as we know."""
         self._end.setblocking(False)
 
         def read() -> None:
@@ -131,7 +131,7 @@ class OldEnd:
         loop.watch(self._end.fileno(), read)
 
     def go(self, about: Frame, data: bytes) -> None:
-        """From now on, the new agent is in charge. Raises OSError."""
+        """Put the new agent in charge. Raises OSError."""
         text = base64.b64encode(data).decode()
         self._end.settimeout(AGREE_S)
         self._end.sendall(encode({"type": "go", "about": about, "data": text}))

@@ -1,4 +1,4 @@
-"""Speaks with kept interpreters: who is there, what are they, end."""
+"""Talks to kept interpreters: finds, describes and ends them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Found:
 
 
 def found(environ: Mapping[str, str]) -> Iterator[Found]:
-    """All that answer."""
+    """All kept interpreters that answer."""
     for path in places.sockets(environ):
         with suppress(OSError, WireError):
             about = ask(path, {"type": "about"}, timeout_s=_ABOUT_S)
@@ -49,7 +49,7 @@ def found(environ: Mapping[str, str]) -> Iterator[Found]:
 def ask(
     path: str, frame: Frame, fds: Sequence[int] = (), timeout_s: float = ANSWER_S
 ) -> Frame:
-    """The answer to a request. Raises OSError or WireError if there is none."""
+    """The answer to a request. Raises OSError or WireError if there is no answer."""
     with places.connect(path, timeout_s) as end:
         line = encode(frame)
         sent = socket.send_fds(end, [line], fds) if fds else 0
@@ -60,7 +60,7 @@ def ask(
 def receive(end: socket.socket, decoder: Decoder) -> list[Frame]:
     """The next frame, and any that came with it. Raises OSError, WireError."""
     while data := end.recv(_READ_BYTES):
-        # All of them: a decoder that is left half-way repeats itself.
+        # Take all of them: a decoder that is left halfway repeats frames.
         if frames := list(decoder.feed(data)):
             return frames
     raise OSError("the connection has ended")
@@ -72,7 +72,7 @@ def listed(environ: Mapping[str, str]) -> list[dict[str, object]]:
 
 
 def end(environ: Mapping[str, str], purpose: str | None) -> list[int]:
-    """End all, or those that are kept for this purpose; returns their pids."""
+    """End all kept interpreters, or those for this purpose; returns their pids."""
     ended = []
     for each in found(environ):
         if purpose in (None, each.about.get("purpose")):

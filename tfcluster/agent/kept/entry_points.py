@@ -1,6 +1,7 @@
 """Entry points of the guard and the agent that descend from a kept interpreter.
 
-It has forked them, and they have executed this. Descriptors are in their arguments.
+The interpreter has forked them, and they have executed this module. Their arguments are
+descriptors.
 """
 
 from __future__ import annotations

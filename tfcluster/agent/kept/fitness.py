@@ -21,11 +21,11 @@ class Wanted:
     argv: Sequence[str]
     env: Environment
     sure: bool = True
-    """False: setup lines may still change the environment, and what ``argv`` means."""
+    """False if setup lines may still change the environment and what ``argv`` means."""
 
 
 def misfit(about: Frame, wanted: Wanted) -> str | None:
-    """Why the interpreter that says this ``about`` itself cannot be used, or None."""
+    """Why the interpreter that describes itself so cannot be used, or None."""
     try:
         argv, theirs = list(wanted.argv), list(about["argv"])
         if argv[1:-1] != theirs[1:-1]:
@@ -34,7 +34,7 @@ def misfit(about: Frame, wanted: Wanted) -> str | None:
             return reason
         return obstacle(attributes_of(os.getpid()), attributes_of(int(about["pid"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        # It has ended, or is that of another version, which tells other things.
+        # It has ended, or another version started it, whose description differs.
         return f"it cannot be examined: {type(error).__name__}: {error}"
 
 
@@ -57,7 +57,7 @@ def text_environment(env: Environment) -> dict[str, str]:
 
 
 def program(word: str, env: Mapping[str, str]) -> dict[str, object] | None:
-    """The file that ``word`` executes, and what identifies its content; None: none."""
+    """The file that ``word`` executes and its stamps; None if there is no such file."""
     if "/" in word:
         path = word if word.startswith("/") else None
     else:
@@ -66,7 +66,7 @@ def program(word: str, env: Mapping[str, str]) -> dict[str, object] | None:
         path = next((file for file in files if os.access(file, os.X_OK)), None)
     if path is None or (stamp := _stamp(path)) is None:
         return None
-    # What makes an interpreter that of a virtual environment.
+    # With this file, the interpreter belongs to a virtual environment.
     config = os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")
     return {"path": path, "stamps": [stamp, _stamp(config)]}
 

@@ -1,7 +1,7 @@
 """Looks for a kept interpreter that fits a run, and has a new agent forked from it.
 
 Tasks must be children of the run's agent, and a process cannot be given to another
-parent. So it is the agent that becomes a descendant of the kept interpreter.
+parent. So the agent itself becomes a descendant of the kept interpreter.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def wanted(hints: object, base: Environment, package: str) -> list[Wanted]:
     """The interpreters that the launcher expects to need. Raises WireError.
 
     Folders in ``hints`` are relative to ``package``, and an empty word in a command
-    stands for that.
+    stands for ``package``.
     """
     if not isinstance(hints, list):
         raise WireError("'warm' must be a list")
@@ -70,8 +70,8 @@ def take(
     package: str,
     say: Callable[[str, bool], None],
 ) -> Taken | None:
-    """Take the first kept interpreter that fits. None: there is none, and ``say`` was
-    called with the reasons, one for each, and whether only the curious need them."""
+    """Take the first kept interpreter that fits. None: none fits, and ``say`` was
+    called for each with the reason, and with whether the reason is only a detail."""
     reasons = []
     for each in found(os.environ):
         fits = [need for need in needs if misfit(each.about, need) is None]
@@ -91,7 +91,7 @@ def take(
 def _take(
     each: Found, count: int, run: str, streams: tuple[int, int, int], package: str
 ) -> Taken:
-    """Raises OSError or WireError if that fails; then nothing is left of it."""
+    """Take this interpreter. Raises OSError or WireError, and then leaves nothing."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:

@@ -1,6 +1,6 @@
 """Starts kept interpreters for the command ``warm``, lists them and ends them.
 
-What it starts outlives this agent: once ready, it is none of the run's processes.
+The interpreters outlive this agent: once ready, they no longer belong to the run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Starting:
     path: str
     lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
     cause: str | None = None
-    """Why it cannot be kept, as it has said itself."""
+    """The reason that the interpreter gave why it cannot be kept."""
 
 
 class Keeping:
@@ -93,7 +93,7 @@ class Keeping:
             self._fail(request, str(error))
 
     def _environment(self, request: Keep) -> Environment:
-        """Without marks of this run, which do not belong to what outlives it."""
+        """The environment without the run's marks: the interpreter outlives the run."""
         base = {
             name: value
             for name, value in self._shared.base.items()
@@ -224,13 +224,13 @@ class Keeping:
         self._shared.reports.send("unkept", key=key, cause=cause, tail=tail or [])
 
     def ended(self, pid: int) -> bool:
-        """A child was reaped; returns whether we have started it."""
+        """Note that a child was reaped; returns whether it was an interpreter."""
         known = pid in self._children
         self._children.discard(pid)
         return known
 
     def close(self) -> None:
-        """End those that are not ready; the others are kept."""
+        """End the interpreters that are not ready yet; the others are kept."""
         for starting in list(self._starting):
             self._forget(starting)
             self._discard(starting)

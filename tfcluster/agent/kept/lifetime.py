@@ -11,15 +11,15 @@ from tfcluster.import_variables import JOB_NAMES
 
 
 def login() -> str | None:
-    """The file in which systemd tells whether this user is logged in, or None."""
+    """The file in which systemd says whether this user is logged in, or None."""
     path = f"/run/systemd/users/{os.geteuid()}"
     return path if os.path.isfile(path) else None
 
 
 def job(environ: Mapping[str, str]) -> Process | None:
-    """The first process of the scheduler's job in which we are; None: in none.
+    """The first process of the scheduler's job that we are in; None if in no job.
 
-    Not all schedulers end what has left the session of the job's script.
+    Not all schedulers end processes that have left the session of the job's script.
     """
     ours = {f"{name}={environ[name]}" for name in JOB_NAMES if environ.get(name)}
     first = None

@@ -1,7 +1,7 @@
 """Where the sockets of this host's kept interpreters are. Knows nothing of messages.
 
-They are in a private folder of the user, which several hosts may share. So names begin
-with what identifies the host.
+They are in a private folder of the user, which several hosts may share. So their names
+begin with an identifier of the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 def _folder(environ: Mapping[str, str]) -> str:
-    """Not /run/user/UID, which is gone when the SSH session of an agent has ended."""
+    """The folder of the sockets.
+
+    Not /run/user/UID, which is gone once the SSH session of an agent has ended.
+    """
     if state := environ.get("TFCLUSTER_STATE_DIR"):
         return f"{state}/warm"
     home = environ.get("HOME") or os.path.expanduser("~")
@@ -44,7 +47,7 @@ def _is_private(folder: str) -> bool:
 
 
 def sockets(environ: Mapping[str, str]) -> list[str]:
-    """The paths of all sockets of this host, the oldest first."""
+    """The paths of all sockets of this host, oldest first."""
     folder, found = _folder(environ), []
     if _is_private(folder):
         for name in os.listdir(folder):
@@ -76,9 +79,9 @@ def listen(environ: Mapping[str, str]) -> tuple[socket.socket, str]:
 
 
 def _remove_old(folder: str) -> None:
-    """Remove what hosts have left that were switched off: it is used by nobody.
+    """Remove the sockets of hosts that were switched off, which nobody uses.
 
-    Interpreters renew the time of their socket when they are used.
+    Interpreters update the time of their socket when they are used.
     """
     oldest = time.time() - _UNUSED_S
     for name in os.listdir(folder):
@@ -89,7 +92,7 @@ def _remove_old(folder: str) -> None:
 
 
 def _make_private(folder: str) -> None:
-    """Make the folder, and those above it that do not exist, for this user only."""
+    """Make the folder and its missing parents, for this user only."""
     if not os.path.isdir(folder):
         _make_private(os.path.dirname(folder))
         with suppress(FileExistsError):
@@ -127,18 +130,18 @@ def remove(path: str) -> None:
 
 
 def log_of(path: str) -> str:
-    """Where the output of the interpreter with this socket goes."""
+    """The log file of the interpreter with this socket."""
     return path.removesuffix(_SUFFIX) + ".log"
 
 
 def _host() -> str:
-    """What no other host has in common with this one, as the start of a name."""
+    """The start of a name that no other host uses."""
     network = "".join(filter(str.isdigit, proc.network()))
     return f"{proc.boot_id()[:13]}-{network}-"
 
 
 class _Short:
-    """A short name for a path: those of Unix sockets have at most 107 bytes."""
+    """A short name for a path: a Unix socket's path has at most 107 bytes."""
 
     def __init__(self, path: str) -> None:
         self._folder, self._name = os.path.split(path)

@@ -1,6 +1,6 @@
-"""What a process inherits when it is forked, and cannot change: compared for two.
+"""Compares what two processes inherited when they were forked and cannot change.
 
-A task that is forked from a kept interpreter must live as if the agent had started it:
+A task that is forked from a kept interpreter must run as if the agent had started it:
 with the same rights, in the same namespaces, under the same limits.
 """
 
@@ -30,15 +30,15 @@ _LIMITS = tuple(
     value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
 )
 _READ_AT_START = {resource.RLIMIT_STACK}
-"""glibc reads this one when a program starts: new threads get stacks of this size."""
+"""glibc reads this limit when a program starts: new threads get stacks of this size."""
 _LINE_BYTES = 200
 _SHELLS = ("/user.slice/user-",)
-"""systemd puts each login into a control group of its own below that of the user."""
+"""systemd puts each login into its own control group below the user's group."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessAttributes:
-    """Of one process."""
+    """The attributes of one process."""
 
     namespaces: Mapping[str, str]
     rights: Mapping[str, str]
@@ -57,7 +57,7 @@ class ProcessAttributes:
 
 
 def attributes_of(pid: int) -> ProcessAttributes:
-    """Those of a process of ours. Raises OSError if it may not be examined."""
+    """The attributes of a process of ours. Raises OSError if it may not be examined."""
     folder = f"{proc.PROC}/{pid}"
     names = sorted(set(os.listdir(f"{folder}/ns")) - set(_LATER))
     status = dict(
@@ -90,9 +90,9 @@ def _optional(path: str) -> str:
 
 
 def _memory_policy(path: str) -> str:
-    """That of the first mapping, which is an ordinary one (numa(7)): ``default``."""
+    """The NUMA policy of the first mapping, an ordinary one (numa(7)): ``default``."""
     try:
-        # Only the beginning: the kernel counts all pages of each mapping that is read.
+        # Read only the start: the kernel counts all pages of each mapping that is read.
         with open(path, "rb", buffering=0) as maps:
             words = maps.read(_LINE_BYTES).split(maxsplit=2)
     except OSError:
@@ -144,7 +144,7 @@ def _same_groups(here: tuple[str, ...], there: tuple[str, ...]) -> bool:
 
 
 def _login(line: str) -> str:
-    """A line of /proc/PID/cgroup, without the part that each login has for itself."""
+    """A line of /proc/PID/cgroup, without the part that differs between logins."""
     number, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     for start in _SHELLS:

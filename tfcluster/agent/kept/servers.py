@@ -1,6 +1,6 @@
 """The servers of this agent's run: forks of a kept interpreter that fork its tasks.
 
-Each takes the place of a warm interpreter that would be started otherwise.
+Each replaces a warm interpreter that would otherwise be started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfcluster.wire import WireError, encode
 
 
 class Servers:
-    """Those that are not in use yet."""
+    """The servers that are not in use yet."""
 
     def __init__(self, lent: NewEnd | None, say: Callable[[str], None]) -> None:
         self._about = {} if lent is None else lent.about
@@ -29,8 +29,8 @@ class Servers:
         """The description of the interpreter that forked them, for the launcher."""
 
     def take(self, program: Program, output: int) -> Server | None:
-        """A server that fits, with the program's environment, and ``output`` for what
-        it says itself. None: there is none, and why was said."""
+        """A server that fits. It gets the program's environment, and writes its own
+        messages to ``output``. None: there is none, and the reason was reported."""
         if not self._unused:
             return None
         reason = misfit(self._about, Wanted(program.argv, program.env))
@@ -51,12 +51,12 @@ class Servers:
         return None
 
     def close(self) -> None:
-        """End those that nobody needs."""
+        """End the servers that are not in use."""
         while self._unused:
             self._end(self._unused.pop())
 
     def ended(self, pid: int) -> bool:
-        """A child was reaped; returns whether it was a server that nobody needed."""
+        """Note that a child was reaped; returns whether it was an unused server."""
         for server in self._unused:
             if server.pid == pid:
                 server.end.close()
