@@ -22,7 +22,7 @@ from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0
 LEASE_S = 30.0
-"""An agent that hears nothing for this long ends its tasks."""
+"""An agent that receives nothing for this long ends its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Received:
     host: str
     frame: Frame
     heard_s: float = field(default_factory=time.time)
-    """When it arrived; Unix time."""
+    """When the frame arrived; Unix time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The channel to ``host`` has ended; ``cause`` says why, as far as known."""
+    """The channel to ``host`` has ended; ``cause`` says why, as far as we know."""
 
     host: str
     cause: str
@@ -52,7 +52,7 @@ class Opened:
     resolved: tuple[str, ...] = ()
     """The addresses that the host's name resolves to on this machine."""
     begun_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """When it began to connect, to resolve the name, and to wait for the agent."""
+    """When we began to connect, to resolve the name, and to wait for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ class AgentConnection:
     ) -> None:
         self.host = host
         self._heard_s = time.monotonic()
-        """When the newest bytes were read; the clock of ``time.monotonic``."""
+        """When the newest bytes were read, by the clock of ``time.monotonic``."""
         self.began_s = time.time()
-        """Unix time; the agent sent everything after that."""
+        """Unix time before which the agent cannot have sent anything."""
         self._channel = channel
         self._post = post
         self._reception = Reception(nonce)
@@ -122,12 +122,12 @@ class AgentConnection:
         self._put(None)
 
     def kill(self) -> None:
-        """End the contact now."""
+        """End the connection now."""
         self._channel.kill()
         self.close()
 
     def silent_s(self) -> float:
-        """How long ago anything has arrived, even if nobody has handled it yet."""
+        """How long ago anything arrived, even if nobody has handled it yet."""
         if self._channel.has_unread():
             return 0.0
         return time.monotonic() - self._heard_s
@@ -151,7 +151,7 @@ class AgentConnection:
                 self._shut()
 
     def _next(self) -> bytes | None:
-        """What to write next; None: nothing for now, or nothing any more."""
+        """What to write next; None: nothing for now, or nothing ever again."""
         with self._lock:
             if not self._outbox:
                 self._writing = False
@@ -245,9 +245,9 @@ def open_agent(
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
-    ``witness`` is the path of a file of this run. The agent tells whether it sees it,
-    that is, whether the host shares our files. ``warm``: the warm interpreters that we
-    expect to need; the agent may take kept ones.
+    ``witness`` is the path of a file of this run. The agent says whether it sees that
+    file, that is, whether the host shares our files. ``warm`` has the warm interpreters
+    that we expect to need; the agent may take kept ones.
     """
     nonce = secrets.token_hex(16)
     contact = AgentConnection(

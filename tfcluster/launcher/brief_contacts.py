@@ -37,9 +37,9 @@ def greeting_s(count: int) -> float:
 
 
 class BriefContacts:
-    """Opens agents, hears them, and closes them. Used by one thread.
+    """Opens agents, listens to them, and closes them. Used by one thread.
 
-    The agents' run is named after ``purpose``, so that they sweep no run of a user.
+    The agents' run is named after ``purpose``, so that they never sweep a user's run.
     """
 
     def __init__(self, starter: Starter, purpose: str) -> None:
@@ -56,9 +56,9 @@ class BriefContacts:
         open_all(self._starter, hosts, self._open_one)
 
     def next(self, timeout_s: float) -> Item | None:
-        """What happened next; None: nothing for now, ask again.
+        """The next item; None if there is none for now: call again.
 
-        Waits for ``timeout_s`` at most, and sends heartbeats when they are due.
+        Waits at most ``timeout_s``, and sends heartbeats when they are due.
         """
         self._ping()
         with contextlib.suppress(Empty):
@@ -78,7 +78,7 @@ class BriefContacts:
         self._contacts[host].send(frame)
 
     def close(self) -> None:
-        """Have all agents exit, and wait until they have, CLOSING_S at most."""
+        """Have all agents exit, and wait at most CLOSING_S until they have."""
         for contact in self._contacts.values():
             contact.send({"type": "close", "grace_s": 0})
             contact.close()
@@ -100,7 +100,7 @@ class BriefContacts:
             self._items.put(Opened(host.name, contact))
 
     def _ping(self) -> None:
-        """Agents end if they hear nothing for too long."""
+        """Send heartbeats: agents exit if they receive nothing for too long."""
         now = time.monotonic()
         if now - self._pinged_s >= HEARTBEAT_S:
             self._pinged_s = now

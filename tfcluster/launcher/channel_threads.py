@@ -1,7 +1,7 @@
 """The threads that read from the channels of all hosts, and write to them.
 
-One thread reads from all channels. Writing and ending a channel may block, so that is
-done by threads of a pool, which grows while they block: a host whose cable is cut must
+One thread reads from all channels. Writing to a channel and ending it may block, so the
+threads of a pool do that, which grows while they block: a host whose cable is cut must
 not keep others waiting. Knows no frames.
 """
 
@@ -20,12 +20,12 @@ from tfcluster.launcher.growing_pool import GrowingPool
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A descriptor to read from, and what to do; ``name`` is that of a thread."""
+    """A descriptor to read from, and what to do; ``name`` is the name of a thread."""
 
     name: str
     descriptor: int
     ready: Callable[[], bool]
-    """Reads what is there; called in the reading thread; False: it has ended."""
+    """Reads what is there, in the reading thread; returns False at the end."""
     end: Callable[[], None]
     """Called after the end, in a thread of the pool; may close the descriptor."""
 
@@ -81,9 +81,9 @@ class _Reader:
         return bool(self._new)
 
     def add(self, watch: Watch) -> None:
-        """Called from other threads, unless ``is_over`` has agreed."""
+        """Read from this descriptor, too. Other threads call this until ``is_over``."""
         self._new.append(watch)
-        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+        with contextlib.suppress(BlockingIOError):  # enough wake-ups are pending
             os.write(self._wake, b"w")
 
     def run(self) -> None:
@@ -94,7 +94,7 @@ class _Reader:
                     if key.data is None:
                         self._take_new()
                     elif not key.data.ready():
-                        # First this: its number may be that of another one afterwards.
+                        # Forget it first: afterwards its number may be reused.
                         self._selector.unregister(key.fd)
                         self._run_elsewhere(key.data.name, key.data.end)
         finally:

@@ -17,17 +17,17 @@ from tfcluster.model import Host
 
 SWEEP_S = 10.0
 OTHERS_S = 7.0
-"""Part of SWEEP_S in which the old agent may end its tasks itself."""
+"""The part of SWEEP_S in which the old agent may end its tasks itself."""
 SWEEPERS = 3
-"""How many agents are tried for a sweep: one may be killed like the one before it."""
+"""How many agents a sweep tries: an agent may be killed like the one before it."""
 SILENT_SWEEP_S = 2.0
-"""As SWEEP_S, for a host that has long been silent and will hardly answer now."""
+"""Like SWEEP_S, for a host that has long been silent and will hardly answer now."""
 
 
 def sweep_all(
     starter: Starter, hosts: Sequence[Host], run: str
 ) -> Iterator[tuple[str, int | TfclusterError | None]]:
-    """``sweep`` hosts in parallel; yields names with results or errors, in order."""
+    """Sweep hosts in parallel; yields their names with results or errors, in order."""
 
     threads = ChannelThreads()
 
@@ -77,7 +77,7 @@ class Cleanup:
 def sweep(
     starter: Starter, host: Host, run: str, threads: ChannelThreads
 ) -> int | None:
-    """End all processes with the run's marker on ``host``; returns how many.
+    """End all processes with the run's marks on ``host``; returns how many.
 
     Returns None if no agent answered in time, or if an older agent is still alive and
     has processes. Raises HostError or StartError.

@@ -1,7 +1,8 @@
 """Compares hosts' clocks with ours.
 
-Their clocks of the day time nothing, but files bear their time. What tasks record bears
-the time of their host's monotonic clock, which is measured again and again.
+No duration is measured with hosts' wall clocks, but files carry their times. Whatever
+tasks record carries the time of their host's monotonic clock, which is measured again
+and again.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A host's monotonic clock, by ours: all in seconds.
+    """A host's monotonic clock compared with our clock, in seconds.
 
-    When it showed ``monotonic_s``, ours (Unix time) was ``offset_s`` ahead, give or
-    take ``uncertainty_s``.
+    When the host's clock showed ``monotonic_s``, ours (Unix time) was ``offset_s``
+    ahead, give or take ``uncertainty_s``.
     """
 
     monotonic_s: float
@@ -33,17 +34,17 @@ class Measured:
 
     @classmethod
     def of(cls, monotonic_s: float, asked_s: float, heard_s: float) -> Measured:
-        """From an answer: the clock was read between asking and hearing.
+        """The measurement from an answer: the clock was read before we heard it.
 
-        As in NTP, it is taken to have been read in the middle.
+        As in NTP, we assume that it was read in the middle.
         """
         half_s = max(0.0, heard_s - asked_s) / 2
         return cls(monotonic_s, asked_s + half_s - monotonic_s, half_s)
 
     def says_more_than(self, last: Measured | None) -> bool:
-        """Whether it is to be recorded after ``last``.
+        """Whether this measurement must be recorded after ``last``.
 
-        That is so if it is much more certain, or if the clocks have drifted apart.
+        It must if it is much more certain, or if the clocks have drifted apart.
         """
         if last is None or self.uncertainty_s < last.uncertainty_s / 2:
             return True
@@ -52,9 +53,9 @@ class Measured:
 
 
 def certain_lead(there_s: float, asked_s: float, heard_s: float) -> float:
-    """By how many seconds a clock is certainly ahead (negative: behind).
+    """How many seconds a clock is ahead for certain (negative: behind).
 
-    It showed ``there_s`` at some time between ``asked_s`` and ``heard_s`` of our clock.
+    It showed ``there_s`` at some time between ``asked_s`` and ``heard_s`` on our clock.
     When many hosts are asked at once, answers take long, and only large errors show.
     """
     return there_s - min(max(there_s, asked_s), heard_s)

@@ -1,4 +1,4 @@
-"""Launches in the background: the launcher continues in a session of its own."""
+"""Launches in the background: the launcher continues in its own session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster.record.paths import RunPaths
 _PR_SET_PDEATHSIG = 1
 
 Launch: TypeAlias = Callable[[Callable[[RunPaths], None]], int]
-"""Runs a launch to its end and returns its exit code. Calls its argument once there is
+"""Runs a launch to its end and returns the exit code. Calls its argument once there is
 a run."""
 
 
@@ -24,8 +24,8 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
     """Run ``launch`` in a child that outlives us; returns the run id once there is one.
 
     With ``orphaned``, the child ends the run if we die, as if it got SIGTERM, and then
-    calls this. Raises the TfclusterError that prevented the run. Must be called before
-    any thread is started, because it forks.
+    calls ``orphaned``. Raises the TfclusterError that prevented the run. Must be called
+    before any thread is started, because it forks.
     """
     reading, writing = os.pipe()
     parent = os.getpid()
@@ -52,10 +52,10 @@ def detached(launch: Launch, *, orphaned: Callable[[], None] | None = None) -> s
 
 
 def leave_terminal(paths: RunPaths) -> None:
-    """Redirect this process's output to a file of the record, and its input to none.
+    """Redirect this process's output to a file of the record; take its input away.
 
-    In the file of a submitted run is what the launcher in the job says: a follower of
-    the job says nothing.
+    For a submitted run, the file has the messages of the launcher in the job: a
+    follower of the job writes none.
     """
     if paths.job.exists():
         log = os.open(os.devnull, os.O_WRONLY)
@@ -69,7 +69,7 @@ def leave_terminal(paths: RunPaths) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Get SIGTERM when the parent dies; end now if it is dead already (prctl(2))."""
+    """Get SIGTERM when the parent dies, see prctl(2), or now if it is already dead."""
     import ctypes  # imported here: few commands need it
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -94,7 +94,7 @@ def _tell(writing: int, message: dict[str, Any]) -> None:
         os.write(writing, json.dumps(message).encode())
         os.close(writing)
     except OSError:
-        pass  # already told, or the reader is gone
+        pass  # the message was already sent, or the reader is gone
 
 
 def _result(data: bytes) -> str:

@@ -133,7 +133,7 @@ class Driver:
         )
         self._copies = LogCopies(job.logs)
         self._clocks: dict[str, Measured] = {}
-        """The last recorded ones, by host."""
+        """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
         self._results = ResultRecorder(
@@ -145,7 +145,7 @@ class Driver:
         """Unix times of the restarts so far, ``earlier`` included."""
         self._resizer = resizing(self._progress, self._say)
         self._changed = False
-        """The plan has changed since it was last shown."""
+        """Whether the plan has changed since it was last shown."""
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()
@@ -201,7 +201,7 @@ class Driver:
         self._show.live(self._journal.view, now, self._results.text)
 
     def _ping(self, now: float) -> None:
-        """Send all hosts a heartbeat, if it is time for one."""
+        """Send all hosts a heartbeat if one is due."""
         if now - self._pinged >= HEARTBEAT_S:
             self._hosts.ping()
             self._pinged = now
@@ -211,7 +211,7 @@ class Driver:
         self._journal.progress(progress.snapshot(), progress.attempts())
 
     def _faulty(self, error: Exception) -> None:
-        """A bug in tfcluster ends the run in order; a second one is raised."""
+        """End the run in order because of a bug in tfcluster; raise a second one."""
         if self._fault is not None:
             raise error
         self._fault = error
@@ -269,7 +269,7 @@ class Driver:
         if item.frame["type"] == "hello":
             self._journal.event("machine", host=item.host, **_machine(item.frame))
             if self._job.description.runtime.trace:
-                # What tasks record bears the time of their host's clock.
+                # Whatever tasks record carries the time of their host's clock.
                 self._hosts.ask_clock(item.host)
             if self._hosts.importing(item.host):
                 self._importing(item.host)
@@ -285,7 +285,7 @@ class Driver:
             self._journal.event("clock", host=item.host, **asdict(measured))
 
     def _making(self, host: str, text: object) -> None:
-        """A host makes an environment, which may take longer than anything else."""
+        """Record that a host makes an environment, which may take longest of all."""
         if START in self._deadlines:
             later = time.monotonic() + self._job.description.start_timeout_s
             self._deadlines[START] = later
@@ -334,7 +334,7 @@ class Driver:
         }
 
     def _serve(self) -> None:
-        """Meet the requests of other commands."""
+        """Handle the requests of other commands."""
         for number, request in take(RunPaths(self._job.logs.parent)):
             if request.get("type") == "stacks":
                 running, send = self._running(), self._hosts.send
@@ -347,7 +347,7 @@ class Driver:
         self._resizer.probe(time.monotonic())
 
     def _resize(self, number: str | None, request: Mapping[str, Any]) -> list[Event]:
-        """Take a request to resize; the events for its new hosts."""
+        """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
         trains = state.phase is Phase.TRAINING and state.started and not state.success
@@ -408,7 +408,7 @@ class Driver:
     def _plan_again(self, left: Container[str]) -> None:
         """Plan for the remaining hosts, whose addresses are already known.
 
-        A resize may add hosts, which have told their addresses meanwhile.
+        A resize may add hosts, which have reported their addresses in the meantime.
         """
         hosts = self._hosts
         after = self._resizer.job_on(self._job, left) if self._state.resizing else None
@@ -436,7 +436,7 @@ class Driver:
 
     @cached_property
     def _ports(self) -> dict[TaskId, int]:
-        """Known once all hosts are ready; agents hold them for all attempts."""
+        """The tasks' ports: known once all hosts are ready, held for all attempts."""
         return self._hosts.ports()
 
     def _start(self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]) -> None:
@@ -537,8 +537,8 @@ class Driver:
             self._hosts.send(host, frame)
 
     def _run_state(self, state: RunState, reason: str | None) -> None:
-        # A final state goes into the record's last event, and not earlier: until then
-        # `stop` would have to sweep if this process died.
+        # A final state is recorded only in the record's last event: until then `stop`
+        # would have to sweep if this process died.
         if not state.final:
             self._journal.event("state", state=str(state), reason=reason)
 

@@ -43,22 +43,22 @@ class Echo:
         self._everything = everything
         self._dumping: set[str] = set()
         self._held: dict[str, str] = {}
-        """By task: a "Traceback" line within a dump. If the next line is not empty, it
-        begins Python's own traceback, which is shown."""
+        """By task: a "Traceback" line inside a dump. If the next line is not empty,
+        Python's own traceback begins there, which is shown."""
         self._repeating: set[str] = set()
         """Tasks whose next line belongs to a warning that is left out."""
         self._warned: dict[str, str] = {}
         """Python warnings that were shown -> the task that issued them first."""
 
     def chosen(self, task: str, lines: Sequence[str]) -> Sequence[str]:
-        """Those of a task's next lines that are shown."""
+        """The lines to show out of a task's next lines."""
         if self._everything:
             return lines
         shown: list[str] = []
         for line in lines:
             held = self._held.pop(task, None)
             if held is not None and line.strip():
-                # Within a dump, empty lines separate the lines: this is its end.
+                # Empty lines separate the lines of a dump: this is its end.
                 self._dumping.discard(task)
                 shown.append(held)
             if self._is_wanted(task, line):
@@ -75,7 +75,7 @@ class Echo:
         if _NATIVE.match(line):
             self._dumping.discard(task)
             if _OURS.search(line):
-                # Python reports the same error later, with the line of the program.
+                # Python reports the same error later, with the program's line.
                 self._dumping.add(task)
                 return False
             return not (_GPU_SEARCH.search(line) and self._has_gpus(task) is False)

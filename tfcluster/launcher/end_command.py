@@ -1,7 +1,7 @@
 """Runs the user's command at the end of a run (``on_end``).
 
-It gets the outcome as JSON on its standard input, no argument of it is ours, and no
-shell runs it. Whatever it does is at most a warning.
+The command gets the outcome as JSON on its standard input. We add no arguments and use
+no shell. Whatever the command does causes a warning at most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfcluster.record.paths import RunPaths
 LIMIT_S = 60.0
 """How long the command may take."""
 _TERM_S = 2.0
-"""How long it may take to end after SIGTERM."""
+"""How long the command may take to end after SIGTERM."""
 _POLL_S = 0.1
 
 
@@ -37,10 +37,11 @@ def run_end_command(
     is_interrupted: Callable[[], bool],
     limit_s: float = LIMIT_S,
 ) -> str | None:
-    """Run ``on_end`` of the Description; returns why it failed, or None.
+    """Run the Description's ``on_end``; returns why it failed, or None.
 
     ``outcome`` is the object of ``status --json``. The command's output goes to a file
-    of the record. It is ended after ``limit_s`` seconds, or once ``is_interrupted()``.
+    of the record. The command is ended after ``limit_s`` seconds, or as soon as
+    ``is_interrupted()`` is true.
     """
     argv = description.on_end
     if not argv:
@@ -81,7 +82,7 @@ def run_end_command(
 def _wait(
     process: subprocess.Popen[bytes], limit_s: float, is_interrupted: Callable[[], bool]
 ) -> int | None:
-    """Its exit code; None if it had to be ended."""
+    """The command's exit code; None if it had to be ended."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until and not is_interrupted():
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -7,20 +7,20 @@ from collections import deque
 
 _REMEMBERED = 256
 _STEP_S = 1e-6
-"""Distance between two ends of which only the order is known."""
+"""The distance between two ends if only their order is known."""
 
 
 class EndOrder:
-    """The ends on all hosts. Each agent numbers those that it sees, from 0."""
+    """The ends on all hosts. Each agent numbers the ends that it sees, from 0."""
 
     def __init__(self) -> None:
         self._known: dict[str, deque[tuple[int, float]]] = {}
 
     def at_s(self, host: str, number: int, about_s: float) -> float:
-        """The time of an end that was at about ``about_s``.
+        """The time of an end that happened at about ``about_s``.
 
-        Reports are delayed by varying amounts, so the number decides the order of two
-        ends on one host, and the time is adjusted to it.
+        Reports are delayed by varying amounts, so the numbers decide the order of two
+        ends on one host, and the times are adjusted to it.
         """
         known = self._known.setdefault(host, deque(maxlen=_REMEMBERED))
         before = max((s for n, s in known if n < number), default=-math.inf)

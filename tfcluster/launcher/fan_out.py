@@ -1,4 +1,4 @@
-"""Opens agents on many hosts, some at a time."""
+"""Opens agents on many hosts, a limited number at a time."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 IDLE_S = 10.0
-"""How long a thread waits for more work: longer than between heartbeats."""
+"""How long a thread waits for more work: longer than the interval of heartbeats."""
 PATIENCE_S = 0.1
 """If the threads take no work for this long, others are added."""
 GROWTH = 8
@@ -26,7 +26,7 @@ class GrowingPool:
 
     It begins with one thread. ``run`` takes no lock and starts no thread, except for
     the first one, because both may take seconds while hundreds of other threads compete
-    for the interpreter: a thread of its own, the foreman, does all that.
+    for the interpreter: a separate thread, the foreman, does all that.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class GrowingPool:
         self._has_foreman = False
         self._size = 0
         self._taken = 0
-        """Changes whenever work is taken. It counts without a lock, so not exactly."""
+        """Changes whenever work is taken; inexact, because it counts without a lock."""
 
     def run(self, name: str, act: Callable[[], None]) -> None:
-        """Call ``act`` in a thread that has this name meanwhile; never blocks."""
+        """Call ``act`` in a thread that has this name during the call; never blocks."""
         self._arrived.put(_Work(name, act))
         if self._has_foreman:
             return
@@ -90,7 +90,7 @@ class GrowingPool:
                 self._size -= 1
 
     def _take(self) -> _Work | None:
-        """What was handed out; None: nothing for so long that the thread may end."""
+        """The next work; None if there was none for so long that the thread may end."""
         try:
             work = self._handed_out.get(timeout=IDLE_S)
         except Empty:

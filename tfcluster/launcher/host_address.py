@@ -17,12 +17,12 @@ def choose_address(
     resolved: Sequence[str],
     alone: bool,
 ) -> str:
-    """The configured address; else the one we connected to; else one of its own.
+    """The configured address; else the one we connected to; else one of the host's own.
 
-    The host itself tells ``way_in``, at which our connection arrived, and ``local``,
-    its own addresses, of which those in ``resolved`` (what its name means here) are
-    preferred. Loopback addresses, such as Debian's 127.0.1.1, do not count unless the
-    host is ``alone``. Returns "" if there is no usable address.
+    The host itself reports ``way_in``, the address at which our connection arrived, and
+    ``local``, its own addresses. Those that are in ``resolved`` (what the host's name
+    resolves to here) are preferred. Loopback addresses, such as Debian's 127.0.1.1, do
+    not count unless the host is ``alone``. Returns "" if no address is usable.
     """
     if host.address is not None:
         return host.address
@@ -43,7 +43,7 @@ def _is_reachable(text: str) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is an IP address, and not a name."""
+    """Whether the text is an IP address and not a name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -18,7 +18,7 @@ from tfcluster.model import Host
 SILENCE_S = 15.0
 """A host that is silent for this long is lost; agents send every HEARTBEAT_S."""
 ANSWERING_S = 25.0
-"""As SILENCE_S, for a host that answers on a new connection."""
+"""Like SILENCE_S, for a host that answers on a new connection."""
 DOUBT_S = SILENCE_S - ANSWER_S
 """After this silence a new connection is tried."""
 
@@ -31,7 +31,7 @@ class _Quiet:
 
 
 class HostLiveness:
-    """Counts silence. ``post`` gets silent hosts' answers, from other threads."""
+    """Counts silence. Other threads call ``post`` with the answers of silent hosts."""
 
     def __init__(self, starter: Starter, post: Callable[[Answered], None]) -> None:
         self._starter = starter
@@ -39,9 +39,9 @@ class HostLiveness:
         self._quiet: dict[str, _Quiet] = {}
 
     def heard(self, host: str, ago_s: float = 0.0) -> None:
-        """Something came from a host, ``ago_s`` seconds ago."""
+        """Note that something came from a host, ``ago_s`` seconds ago."""
         if ago_s > DOUBT_S:
-            self._quiet[host].seconds = ago_s  # what was asked since then still counts
+            self._quiet[host].seconds = ago_s  # a question asked since still counts
         else:
             self._quiet[host] = _Quiet(ago_s)
 

@@ -17,39 +17,39 @@ class HostSide:
 
     host: Host
     connecting_s: float | None = None
-    """When its turn came to be connected to (Unix time); set by another thread."""
+    """When we began to connect to it (Unix time); set by another thread."""
     contact: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
-    """What its name, or its configured address, resolves to here."""
+    """What the host's name or configured address resolves to here."""
     local: tuple[str, ...] = ()
     """The addresses that it says it has."""
     package: str = PACKAGE_ROOT
     """The folder on the host that holds this package."""
     address: str = ""
     reachable: str = ""
-    """The address for other hosts; as ``address`` unless it is the only host."""
+    """The address for other hosts; same as ``address`` unless this is the only host."""
     added: bool = False
-    """It has no task yet, but will have some of the planned job."""
+    """Whether it has no task yet, but will have some of the planned job."""
     short: str | None = None
-    """Why it cannot hold more ports."""
+    """Why the host cannot hold more ports."""
     greeted: bool = False
     shares_files: bool = True
     """Whether the host sees the files of the run's folder."""
     gpus: tuple[str, ...] = ()
     machine: tuple[str, ...] = ()
-    """Identifies the machine, see ``machine_of``; empty: unknown."""
+    """An identifier of the machine, see ``machine_of``; empty if unknown."""
     ports: list[int] | None = None
     preparing: bool = False
     making: bool = False
-    """It makes its environment, which it did not find."""
+    """Whether the host is making its environment, which it did not find."""
     warm: set[str] = field(default_factory=set)
-    """Keys of its warm interpreters, including those that are starting."""
+    """The keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
     kept: dict[str, Any] | None = None
-    """What is known of the kept interpreter that it took, if it did."""
+    """What is known about the kept interpreter that it took, if it took one."""
     ready: bool = False
     failed: bool = False
-    """It was noted as a host that cannot be made ready."""
+    """Whether it was noted as a host that cannot be prepared."""
     closing: bool = False
     gone: bool = False
     dead_guard: int | None = None

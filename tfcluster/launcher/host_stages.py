@@ -17,7 +17,7 @@ ENVIRONMENT = "make the environment"
 IMPORT = "import TensorFlow"
 
 Note = Callable[[str, str, float | None], None]
-"""Called with a host, a stage, and when it began (Unix time); None: now."""
+"""Called with a host, a stage, and the Unix time when it began (None: now)."""
 
 
 def not_noted(host: str, stage: str, began_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""The agents of a run: starts them, makes them ready, and detects their loss.
+"""The agents of a run: starts them, prepares them, and detects their loss.
 
 Turns frames about a host as a whole into lifecycle events; frames about tasks are left
 to the driver.
@@ -77,7 +77,7 @@ class Hosts:
         self._starter = starter
         self._post = post
         self._planned = job
-        """The job after a resize that is being prepared; else the same job."""
+        """The job after the resize that is being prepared, or else the current job."""
         self._sides = {host.name: HostSide(host) for host in job.used_hosts()}
         self._threads = ChannelThreads()
         self._failed: list[HostFailed] = []
@@ -85,7 +85,7 @@ class Hosts:
         self.sweeps = Cleanup(starter, job.run)
         self.silence = HostLiveness(starter, post)
         self.clock_leads_s: dict[str, float] = {}
-        """By how much hosts' clocks are certainly ahead of ours."""
+        """How far hosts' clocks are ahead of ours for certain."""
 
     # --- out ------------------------------------------------------------------------
 
@@ -120,10 +120,10 @@ class Hosts:
             self._post(Opened(host.name, contact, resolved, begun_s))
 
     def plan(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks, which ``use`` follows.
+        """Prepare for a job on more hosts or with other tasks; ``use`` follows later.
 
-        Starts agents on its new hosts, and returns those: they are made ready while
-        the tasks of this job run. Other hosts hold more ports if they need them.
+        Starts agents on the job's new hosts, and returns these hosts: they are prepared
+        while the tasks of the current job run. Other hosts hold more ports if needed.
         """
         self._planned = job
         new = []
@@ -151,7 +151,7 @@ class Hosts:
         )
 
     def why_not_ready(self, job: Job) -> str | None:
-        """Why a host of the job will never be ready; None: it may be, or is."""
+        """Why a host of the job will never be ready; None if all may become ready."""
         for host in job.used_hosts():
             side = self._sides.get(host.name)
             if side is None or side.gone:
@@ -161,7 +161,7 @@ class Hosts:
         return None
 
     def forget_plan(self) -> list[str]:
-        """There will be no such job; returns the hosts that are not needed."""
+        """Drop the planned job; returns the hosts that are no longer needed."""
         self._planned = self._job
         return [
             name for name, side in self._sides.items() if side.added and not side.gone
@@ -171,7 +171,7 @@ class Hosts:
         return sum(spec.ports for spec in job.on_host(side.host))
 
     def _job_of(self, side: HostSide) -> Job:
-        """The job whose tasks the host is made ready for."""
+        """The job for whose tasks the host is prepared."""
         return self._planned if side.added else self._job
 
     def _ports_of(self, side: HostSide) -> int:
@@ -206,7 +206,7 @@ class Hosts:
 
     @cached_property
     def _digest(self) -> str | None:
-        """Identifies the requirements; None: there are none."""
+        """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
         return None if requirements is None else requirements_digest(requirements)
 
@@ -234,7 +234,7 @@ class Hosts:
             )
 
     def send(self, host: str, frame: Frame) -> None:
-        """Queue a frame for a host; does nothing if there is no contact to it."""
+        """Queue a frame for a host; does nothing if we have no contact with it."""
         contact = self._sides[host].contact
         if contact is not None:
             contact.send(frame)
@@ -248,7 +248,7 @@ class Hosts:
                     self.ask_clock(name)
 
     def ask_clock(self, name: str) -> None:
-        """Ask a host, which has answered before, for its monotonic clock."""
+        """Ask a host that has answered before for the time of its monotonic clock."""
         self.send(name, {"type": "clock", "asked_s": time.time()})
 
     def close(self, names: Sequence[str], grace_s: float) -> None:
@@ -289,9 +289,9 @@ class Hosts:
     def elapsed(self, seconds: float) -> list[Event]:
         """Add to every host's silence; a host that was silent for too long is lost.
 
-        The caller adds little at a time, so that a launcher that was suspended itself
+        The caller adds little at a time, so that a launcher that was itself suspended
         does not blame its hosts. What has arrived here counts, even if the launcher has
-        not handled it yet, because too many lines arrive.
+        not handled it yet because too many lines arrive.
         """
         events: list[Event] = []
         for name, side in self._sides.items():
@@ -305,14 +305,14 @@ class Hosts:
                 self.silence.heard(name, silent_s)
             else:
                 cause = f"{name} silent for {limit_s:g} s"
-                # Our frames may still reach it until the contact is ended: its lease
+                # Our frames may still reach it until we end the contact: its lease
                 # begins then.
                 alive_s = LEASE_S + self._job.description.grace_s
                 events.append(HostLost(name, cause, harmless_after_s=alive_s))
         return events
 
     def opened(self, item: Opened | Unopened) -> list[Event]:
-        """An agent was started, or could not be."""
+        """Handle an agent that was started, or could not be."""
         side = self._sides[item.host]
         if isinstance(item, Unopened):
             if side.gone or side.contact is not None:
@@ -345,7 +345,7 @@ class Hosts:
         code: ExitCode = ExitCode.START,
         tail: tuple[str, ...] = (),
     ) -> list[Event]:
-        """Note a host that cannot be made ready; such hosts are reported together."""
+        """Note a host that cannot be prepared; such hosts are reported together."""
         if self._sides[host].failed:
             return []
         self._sides[host].failed = True
@@ -360,7 +360,7 @@ class Hosts:
         return list(failed)
 
     def closed(self, item: Closed) -> list[Event]:
-        """The channel has ended."""
+        """Handle the end of a channel."""
         side = self._sides[item.host]
         if side.gone:
             return []
@@ -556,12 +556,12 @@ class Hosts:
         return {name: same[0] for same in names.values() if same[1:] for name in same}
 
     def kept(self) -> dict[str, dict[str, Any]]:
-        """Host -> the kept interpreter that it took, where there was one."""
+        """Host -> the kept interpreter that it took, for hosts that took one."""
         sides = self._sides.items()
         return {name: side.kept for name, side in sides if side.kept is not None}
 
     def shares_files(self, host: str) -> bool:
-        """Whether logs that are written there are visible here."""
+        """Whether logs that are written on a host are visible here."""
         return self._sides[host].shares_files
 
     def package(self, host: str) -> str:
@@ -586,7 +586,7 @@ class Hosts:
         return found
 
     def importing(self, host: str) -> bool:
-        """Whether one of its warm interpreters is not ready yet."""
+        """Whether one of the host's warm interpreters is not ready yet."""
         return bool(self._sides[host].warming)
 
     def is_warm(self, host: str, key: str | None) -> bool:

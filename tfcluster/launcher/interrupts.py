@@ -21,7 +21,7 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """The run was told to end; the exit code tells by which signal."""
+    """A signal told the run to end; the exit code says which one."""
 
     code: ExitCode
 

@@ -59,11 +59,11 @@ class Job:
     files: Listing | None = None
     """The workdir's files, if they are copied to hosts that do not share them."""
     left_out: Mapping[TaskId, TaskSpec] = field(default_factory=dict)
-    """Tasks that the run continues without, as they were."""
+    """The tasks that the run continues without, as they were before."""
     machines: Mapping[str, str] = field(default_factory=dict)
     """Host names that share a machine -> one name of that machine."""
     pythons: Mapping[str, Interpreter] = field(default_factory=dict)
-    """Host -> the interpreter there, if its preparation has led to another one."""
+    """Host -> the interpreter there, if the host's preparation has changed it."""
 
     def on_host(self, host: Host) -> tuple[TaskSpec, ...]:
         """The tasks of a host, in listing order."""
@@ -163,7 +163,7 @@ class Job:
         )
 
     def _exchanging(self) -> Iterator[TaskId]:
-        """Training tasks that are expected to exchange something with others."""
+        """Training tasks that are expected to exchange something with other tasks."""
         runtime = self.description.runtime
         together = [task for task, s in self.specs.items() if s.trains]
         if runtime.require_exchange and (
@@ -202,12 +202,12 @@ class Job:
 
     @property
     def transport(self) -> Choice:
-        """The transport between the ranks, as far as it is known."""
+        """The transport between the ranks, as far as we know it."""
         places = [spec.place for spec in self.specs.values()]
         return chosen_transport(self.description.runtime, places, self.machines)
 
     def resized(self, hosts: Sequence[Host], workers: int, uses: UsesTensorFlow) -> Job:
-        """The job with this number of workers on ``hosts``, some of which may be new.
+        """The job with this number of workers on ``hosts``, some of them perhaps new.
 
         Raises StartError if they have too few slots or GPUs.
         """
@@ -244,7 +244,7 @@ class Job:
         return str(count) if count else None
 
     def parameter_servers(self, ports: Mapping[TaskId, int]) -> str | None:
-        """Addresses of our parameter services in the order of ps tasks; None: none."""
+        """Addresses of our parameter services, in order of ps tasks; None: none."""
         found = [
             address(spec.place, ports.get(task))
             for task, spec in self.specs.items()
@@ -253,17 +253,17 @@ class Job:
         return ",".join(found) or None
 
     def runs_tensorflow_server(self, task: TaskId) -> bool:
-        """Whether a TensorFlow server listens on its port, as far as can be known."""
+        """Whether a TensorFlow server listens on the task's port, as far as we know."""
         spec = self.specs[task]
         transport = self.description.runtime.transport
         theirs = spec.strategy is Strategy.NONE or transport == TENSORFLOW
         if spec.server:
-            # It is started later, with a warning, if a program needs it.
+            # The server is started later, with a warning, if a program needs it.
             return not spec.serves_parameters
         return spec.needs_port and (theirs or spec.has_own_gpu)
 
     def may_listen(self, task: TaskId) -> bool:
-        """Whether the script may listen on its port: we only give it a TF_CONFIG."""
+        """Whether the script may itself listen on its port: it only gets TF_CONFIG."""
         spec = self.specs[task]
         return spec.strategy is Strategy.NONE and spec.needs_port and not spec.server
 
@@ -279,7 +279,8 @@ def role_of(spec: TaskSpec) -> Role:
 
 
 def _is_awaited(spec: TaskSpec) -> bool:
-    """Whether it counts as started once it listens; data workers choose their port."""
+    """Whether the task counts as started once it listens; data workers choose their
+    port, so they do not."""
     return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
 
 
@@ -287,7 +288,7 @@ def search_paths(job: Job, package: str) -> dict[str, str]:
     """Search path variables, and the folder to prepend to each, for all tasks.
 
     Every Python below the command of a training task finds the runtime there. Other
-    tasks get it as well, because they may share a warm interpreter with such a task.
+    tasks get it, too, because they may share a warm interpreter with such a task.
     With the strategy ``none``, only a program whose steps are recorded needs it.
     """
     recorded = RECORDING in job.description.env

@@ -49,7 +49,7 @@ class Journal:
         )
 
     def metrics(self, kind: str, task: str, **fields: Any) -> None:
-        """Record a line of metrics other than the samples that ``progress`` makes."""
+        """Record a line of metrics other than the samples of ``progress``."""
         line = {"t": round(time.time(), 3), "type": kind, "task": task, **fields}
         self._metrics.add(line)
 

@@ -1,4 +1,4 @@
-"""What launches say about interpreters that are kept on hosts. Pure."""
+"""What launches ask and say about interpreters that are kept on hosts. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tfcluster.model import Host
 KEPT = "tfcluster.runtime.warm.kept"
 
 _BACKENDS = ("local", "ssh")
-"""Hosts of schedulers are only prepared inside of a job, and end with it."""
+"""A scheduler's hosts are prepared only inside a job, and end with it."""
 
 
 def hints(job: Job, host: Host) -> list[dict[str, Any]]:
-    """The warm interpreters that will be asked for on a host, before it is known.
+    """The warm interpreters that a host will be asked for, before we know the host.
 
     An empty word in a command stands for the folder of the package, and folders are
-    relative to it. What a command starts, as in a container, is never kept.
+    relative to it. Interpreters below a wrapper, such as a container, are never kept.
     """
     description = job.description
     if description.backend not in _BACKENDS:
@@ -43,7 +43,7 @@ def hints(job: Job, host: Host) -> list[dict[str, Any]]:
 def keep_requests(
     job: Job, host: Host, package: str, *, keep_s: float, purpose: str
 ) -> list[dict[str, Any]]:
-    """What an agent is asked to keep, so that launches of this job find it.
+    """The requests for an agent to keep what launches of this job need.
 
     ``package`` is the folder of the package on that host. Secrets are left out: tasks
     get them after the fork.
@@ -59,7 +59,7 @@ def keep_requests(
             "keep_s": keep_s,
             "purpose": purpose,
             "strategy": str(job.description.runtime.strategy),
-            # Over SSH, the login of the agent is not that of the user.
+            # Over SSH, the agent's login is not the user's login.
             "ends_at_logout": job.description.backend == "local",
         }
         for warm in warm_specs(specs)
@@ -67,17 +67,17 @@ def keep_requests(
 
 
 def import_env(env: Mapping[str, str | None]) -> dict[str, str | None]:
-    """What matters of the environment for imports, and for which program is meant."""
+    """The variables that affect imports, or which program a command starts."""
     return {k: v for k, v in env.items() if is_import_variable(k) or k == "PATH"}
 
 
 def by_key(specs: Iterable[TaskSpec]) -> dict[str | None, TaskSpec]:
-    """A task for each key of a warm interpreter."""
+    """One task for each key of a warm interpreter."""
     return {spec.warm: spec for spec in specs}
 
 
 def taken_lines(taken: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Sentences for the user; ``taken``: host -> what its agent has told."""
+    """Sentences for the user; ``taken``: host -> what its agent has reported."""
     by_text: dict[str, list[str]] = {}
     for host, kept in taken.items():
         libraries = kept.get("libraries")

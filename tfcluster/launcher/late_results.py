@@ -54,7 +54,7 @@ def fetch_late(
     launched_s: float,
     show: Callable[[Mapping[str, Outcome]], None],
 ) -> list[tuple[Outcome, TfclusterError | None]]:
-    """Fetch from hosts whose run is over; an error says why one was not reached.
+    """Fetch from hosts whose run is over; an error says why a host was not reached.
 
     ``show`` is called now and then with the outcomes so far.
     """
@@ -92,7 +92,7 @@ def fetch_late(
     try:
         _attend(thread, lines, lambda: show(outcomes))
     finally:
-        # Also after Ctrl-C: what has arrived need not come again.
+        # Also after Ctrl-C: what has arrived need not be sent again.
         with suppress(OSError):
             fetched.save()
         _end(lines)
@@ -109,7 +109,7 @@ def fetch_late(
 def _attend(
     thread: threading.Thread, lines: Sequence[_Line], show: Callable[[], None]
 ) -> None:
-    """Wait for the fetch; agents end if they hear nothing for too long."""
+    """Wait for the fetch, and send heartbeats, without which the agents would exit."""
     pinged_s = time.monotonic()
     while thread.is_alive():
         thread.join(_POLL_S)
@@ -143,8 +143,8 @@ class _Line:
         cls, starter: Starter, host: Host, threads: ChannelThreads
     ) -> _Line | TfclusterError:
         line = cls(host.name)
-        # Not the id of the run: this agent must not end processes of the run, should
-        # some be left.
+        # Not the id of the run: this agent must not end any processes of the run that
+        # are left.
         mark = f"fetch-{secrets.token_hex(8)}"
         try:
             line.contact = open_agent(starter, host, mark, 0.0, line.post, threads)

@@ -74,7 +74,7 @@ _WHY_ENDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A Description with hosts and tasks: all that is known before anything starts."""
+    """A Description with hosts and tasks: all we know before anything starts."""
 
     description: Description
     allocation: Allocation
@@ -124,7 +124,7 @@ def check(
 ) -> Launch:
     """Check everything that can be checked before anything starts.
 
-    ``paths`` is the run if it was already begun, by ``submit``. Raises TfclusterError.
+    ``paths`` is the run if ``submit`` has already begun it. Raises TfclusterError.
     """
     given, backend = description, backends.get(description.backend)
     scheduler = backend if isinstance(backend, Scheduled) else None
@@ -164,7 +164,7 @@ def check(
 def _within_limits(
     description: Description, scheduler: Scheduled | None, environ: Mapping[str, str]
 ) -> tuple[Description, str | None]:
-    """The description with grace limited to what the scheduler grants; a warning."""
+    """The description, grace limited to what the scheduler grants, and a warning."""
     limit_s = None if scheduler is None else scheduler.longest_grace_s(environ)
     if limit_s is None or description.grace_s <= limit_s:
         return description, None
@@ -187,7 +187,7 @@ class Launch:
     """A launch that is ready to go."""
 
     given: Description
-    """What was asked for, before it was fitted to the scheduler's limits."""
+    """What the user asked for, before it was fitted to the scheduler's limits."""
     prepared: Prepared
     secrets: Mapping[str, str]
     starter: Starter
@@ -210,8 +210,8 @@ class Launch:
         description = self.prepared.description
         queue: SimpleQueue[Item] = SimpleQueue()
         with ExitStack() as stack:
-            # From before there is a run until its end is recorded: an early signal
-            # also ends the run in order, and a late one has no effect.
+            # From before the run exists until its end is recorded: an early signal also
+            # ends the run in order, and a late one has no effect.
             signals: list[Interrupt] = []
 
             def post(signal: Interrupt) -> None:
@@ -260,7 +260,7 @@ class Launch:
     ) -> tuple[RunPaths, Writer]:
         """Create the run's folder and first files, and take its name if it has one.
 
-        From then on the record tells what happens. A record that could not be begun
+        From then on, the record says what happens. A record that could not be begun
         would never have an end, so it is removed.
         """
         name = self.prepared.description.name
@@ -403,7 +403,7 @@ class Launch:
     def _explained(
         self, finish: Finish, environ: Mapping[str, str]
     ) -> tuple[Finish, str | None]:
-        """Look up why the scheduler, if it was the scheduler, told us to end.
+        """Look up why the scheduler told us to end, if the signal came from it.
 
         Returns ``finish`` with the exit code for that reason, and a sentence or None.
         """
@@ -422,7 +422,7 @@ def call_on_end(
     environ: Mapping[str, str],
     is_interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run the command for the end of a run, which ended as ``view`` tells."""
+    """Run the command for the end of a run; ``view`` says how the run ended."""
     trouble = run_end_command(
         description, paths, view.to_json(), environ, is_interrupted=is_interrupted
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 
 def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
-    """One line per machine; ``machines`` maps each of its names to the first one."""
+    """One line per machine; ``machines`` maps each name of a machine to its first."""
     for first in dict.fromkeys(machines.values()):
         names = [name for name, its in machines.items() if its == first]
         listed = f"{', '.join(names[:-1])} and {names[-1]}"

@@ -13,8 +13,8 @@ def exposure_warning(
 ) -> str | None:
     """The warning for these ports; None if only the user can connect to them.
 
-    ``away`` are the hosts that have them, if it is not this one. ``anyone``: any
-    machine can connect, and not only the hosts of the run.
+    ``away`` has the hosts with these ports, if they are not on this host. ``anyone``:
+    any machine can connect, not only the hosts of the run.
     """
     wanted = sorted(ports)
     if not wanted:
@@ -54,7 +54,7 @@ def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
 def describe(
     ports: Sequence[int], where: str, others: int | None, *, anyone: bool
 ) -> str:
-    """The text; ``others`` is how many other users are logged in, if that is known."""
+    """The text; ``others`` is the number of other users logged in, if known."""
     shown = ", ".join(map(str, ports[:6])) + (", ..." if ports[6:] else "")
     begin = f"warning: TensorFlow servers may listen on port {shown} of {where} and "
     users = f"; other users are logged in: {others}" if others else ""

@@ -14,7 +14,7 @@ from tfcluster.compose import TaskSpec
 from tfcluster.errors import ResourceError, StartError
 
 _FILES_OF_A_TASK = 5
-"""In its agent: output, events, claims, log, and a pidfd for its end."""
+"""A task's files in its agent: output, events, claims, log, a pidfd for its end."""
 _FILES_OF_A_PORT = 2
 """A port is held for IPv4 and IPv6."""
 _OTHER_FILES = 40
@@ -26,7 +26,7 @@ def require_commands(
 ) -> None:
     """Raise StartError if a program or script is missing. Checks each only once.
 
-    ``programs``: programs, too; setup lines may change where they are found.
+    ``programs``: also check programs; setup lines may change where they are found.
     """
     for spec in _different(specs):
         if programs:
@@ -39,8 +39,8 @@ def command_warnings(
 ) -> Iterator[str]:
     """What a launch would find missing, as far as this machine can tell.
 
-    ``programs``: also check programs, because this machine runs them. What other hosts
-    have is unknown.
+    ``programs``: also check programs, because this machine runs them. We do not know
+    which programs other hosts have.
     """
     for spec in _different(specs):
         if not programs and not Path(spec.cwd).is_dir():
@@ -57,7 +57,7 @@ def command_warnings(
 def require_open_files(specs: Iterable[TaskSpec]) -> None:
     """Raise ResourceError if the limit of open files is too low for these tasks.
 
-    For tasks of this machine: their agent inherits the limit and raises it as far as
+    For tasks on this machine: their agent inherits the limit and raises it as far as
     permitted.
     """
     tasks = list(specs)
@@ -93,7 +93,7 @@ def require_keras_backend(
 ) -> None:
     """Raise StartError if tasks would import Keras with a backend but TensorFlow.
 
-    ``environ`` is the environment that tasks inherit, as far as it is known here.
+    ``environ`` is the environment that tasks inherit, as far as this machine knows it.
     """
     for spec in specs:
         backend = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))

@@ -1,6 +1,6 @@
 """What a host does before anything is imported there: the request and its answers.
 
-Pure. ``doctor`` asks hosts for the same.
+Pure. ``doctor`` asks hosts to do the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ def prepare_frame(
 ) -> Frame:
     """The request; ``cwd`` is the working directory on the host.
 
-    ``digest`` identifies the requirements, see ``requirements_digest``; None: none.
+    ``digest`` identifies the requirements, see ``requirements_digest``; None: there are
+    none.
     """
     setup = description.setup
     return {
@@ -52,10 +53,10 @@ def _is_configured(description: Description, host: Host) -> bool:
 def changed_python(
     description: Description, host: Host, frame: Frame
 ) -> Interpreter | None:
-    """The interpreter that a leading ``python`` stands for from now on; None: as is.
+    """The interpreter that a leading ``python`` means from now on; None: the same.
 
-    A configured interpreter takes precedence over what the lines put on the PATH. An
-    environment replaces either; what starts its base starts it, too.
+    A configured interpreter takes precedence over one that the lines put on the PATH.
+    An environment replaces either; the wrapper that starts its base starts it, too.
     """
     configured = _is_configured(description, host)
     made, found = frame.get("environment"), frame.get("python")
@@ -68,7 +69,7 @@ def changed_python(
 
 
 def unprepared_cause(description: Description, frame: Frame) -> str:
-    """One sentence: what has failed."""
+    """One sentence that says what has failed."""
     line, cause = frame.get("line"), str(frame.get("cause"))
     setup = description.setup
     if setup is None or frame.get("of") == "environment":
@@ -77,9 +78,9 @@ def unprepared_cause(description: Description, frame: Frame) -> str:
 
 
 def unprepared(description: Description, host: str, frame: Frame) -> HostFailed:
-    """The host cannot run tasks; the last lines of the output tell more.
+    """The event that the host cannot run tasks, with the last lines of the output.
 
-    Raises WireError if they are no list.
+    Raises WireError if these are not a list.
     """
     tail = tuple(str(line) for line in entries(frame, "tail"))
     return HostFailed(host, unprepared_cause(description, frame), ExitCode.START, tail)

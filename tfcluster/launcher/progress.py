@@ -1,6 +1,6 @@
 """How far the training tasks are, and whether they still make steps.
 
-Time is an argument, so that tests can replay it; knows nothing of channels.
+Time is an argument, so that tests can replay it; knows nothing about channels.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SERVING = ("applied", "dropped", "staleness_mean", "staleness_max", "bytes")
 @dataclass(slots=True)
 class _TaskProgress:
     since: float
-    """When it last made a step, or was started."""
+    """When the task last made a step, or was started."""
     reports: bool
-    """Whether it is expected to report steps, or has done so."""
+    """Whether the task is expected to report steps, or has done so."""
     attempt: int = 0
     latest: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
-    """What it uses, as its agent has measured it."""
+    """What the task uses, as its agent has measured it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Progress:
     def started(
         self, task: TaskId, now: float, *, reports: bool, attempt: int = 0
     ) -> None:
-        """An attempt began; ``reports``: it runs under the runtime."""
+        """Note that an attempt began; ``reports``: it runs under the runtime."""
         self._tasks[task] = _TaskProgress(since=now, reports=reports, attempt=attempt)
 
     def ended(self, task: TaskId) -> None:
@@ -73,7 +73,7 @@ class Progress:
             self._tasks[task].reports = False
 
     def is_expected_of(self, task: TaskId) -> bool:
-        """Whether it runs under the runtime or has reported a step."""
+        """Whether the task runs under the runtime or has reported a step."""
         entry = self._tasks.get(task)
         return entry is not None and entry.reports
 
@@ -93,9 +93,9 @@ class Progress:
     def epoch(
         self, task: TaskId, epoch: int, found: Mapping[str, float | None]
     ) -> None:
-        """Note the metrics at the end of an epoch, which are those of all ranks' rows.
+        """Note the metrics at the end of an epoch, which cover the rows of all ranks.
 
-        Those of the steps are of the rank's own rows.
+        The metrics of steps cover only the rank's own rows.
         """
         entry = self._tasks.get(task)
         if entry is not None and entry.latest.get("epoch") == epoch and found:
@@ -107,13 +107,13 @@ class Progress:
         return None if entry is None else entry.latest.get("step")
 
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
-        """Note a ``serving`` event of a ps, which makes no steps of its own."""
+        """Note a ``serving`` event of a ps, which does not make steps itself."""
         if (entry := self._tasks.get(task)) is not None:
             known = {key: report[key] for key in _SERVING if _number(report.get(key))}
             entry.latest = {**entry.latest, "serving": known}
 
     def uses(self, task: TaskId, attempt: int, report: Mapping[str, Any]) -> None:
-        """Note a ``usage`` frame of its agent, or the usage in an ``exited`` frame."""
+        """Note a ``usage`` frame of the agent, or the usage in an ``exited`` frame."""
         entry = self._tasks.get(task)
         if entry is None or entry.attempt != attempt:
             return
@@ -125,7 +125,7 @@ class Progress:
                 if isinstance(gpu, Mapping)
             ]
         if "cpu_s" in known:
-            # That of its first process alone may be smaller.
+            # The value of the task's first process alone may be smaller.
             known["cpu_s"] = max(known["cpu_s"], entry.usage.get("cpu_s", 0.0))
         entry.usage = {**entry.usage, **known}
 
@@ -134,7 +134,7 @@ class Progress:
         self._timeout_s = None
 
     def stalled(self, now: float) -> tuple[TaskId, ...]:
-        """Tasks that made no step for longer than the timeout."""
+        """The tasks that have made no step for longer than the timeout."""
         if self._timeout_s is None:
             return ()
         return tuple(
@@ -144,7 +144,7 @@ class Progress:
         )
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
-        """The latest report of each task that made one, for the record."""
+        """The latest report of each task that has made one, for the record."""
         return {
             str(task): {**entry.latest, **entry.usage}
             for task, entry in self._tasks.items()
@@ -157,7 +157,7 @@ class Progress:
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:
-    """The metrics in a task's event; None for one that is no finite number."""
+    """The metrics in a task's event; None for a metric that is not a finite number."""
     found = report.get("metrics")
     if not isinstance(found, Mapping):
         return {}
@@ -180,7 +180,7 @@ class Blame:
     cause: str
     """One sentence: which tasks made no step, and who waits for whom."""
     stack: tuple[str, ...] = ()
-    """Stack of the first task that holds up others; the innermost call comes last."""
+    """The stack of the first task that holds up others, innermost call last."""
 
 
 def blame(
@@ -189,7 +189,7 @@ def blame(
     ranks: Mapping[int, TaskId],
     timeout_s: float,
 ) -> Blame:
-    """Find the culprits from the answers of hung tasks, or the lack of answers."""
+    """Find the culprits from the hung tasks' answers, or from missing answers."""
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))
@@ -199,7 +199,7 @@ def blame(
         for rank in said.get("for") or ():
             if ranks.get(rank) not in (None, *waiting):
                 awaited[ranks[rank]] = None
-    # If nobody says whom they wait for, those who do not wait themselves are blamed.
+    # If no task says whom it waits for, the tasks that do not wait are blamed.
     culprits = list(awaited) or [task for task in tasks if task not in waiting]
     text = f"no step for {timeout_s:g} s"
     stack = _stack_of(culprits, answers)

@@ -1,7 +1,7 @@
-"""Copies of logs from hosts whose files we cannot see, made of the lines they send.
+"""Copies of logs from hosts whose files we cannot see, made from the lines they send.
 
-The complete log stays where the task ran; a copy says where lines are missing. A thread
-of its own writes the copies, so that a slow disk delays nothing else.
+The complete log stays where the task ran; a copy says where lines are missing. A
+separate thread writes the copies, so that a slow disk delays nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LogCopies:
         self._files: dict[TaskId, int] = {}
         self._thread: threading.Thread | None = None
         self.trouble: str | None = None
-        """Why a copy could not be written; None if all were."""
+        """Why a copy could not be written; None if all copies were."""
 
     def add(self, task: TaskId, lines: Sequence[str], *, skipped: int, at: str) -> None:
         """Queue lines; never blocks. ``skipped`` earlier lines are only on ``at``."""

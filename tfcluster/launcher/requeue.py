@@ -1,7 +1,7 @@
-"""Has the scheduler start the job again that its time limit has ended.
+"""Has the scheduler restart a job that its time limit has ended.
 
-The intent is recorded before the scheduler is asked: it may kill the launcher before
-the answer is there.
+The intent is recorded before the scheduler is asked: the scheduler may kill the
+launcher before it answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Record = Callable[[Mapping[str, Any]], None]
 
 
 def is_due(restart: Restart, finish: Finish, signals: Collection[Interrupt]) -> bool:
-    """Whether the run ended by its time limit alone, and is to go on after it."""
+    """Whether only the time limit ended the run, and the run is to continue."""
     told = any(signal.code in _BY_A_PERSON for signal in signals)
     limit = finish.exit_code == ExitCode.TIME_LIMIT
     return restart.requeues and limit and finish.state is RunState.STOPPED and not told
@@ -45,7 +45,7 @@ def requeue(
 ) -> str:
     """Ask the scheduler if ``restart.max`` permits it; returns a sentence about it.
 
-    ``known`` has the restarts of this run and of those before it.
+    ``known`` has the restarts of this run and of the runs before it.
     """
     restart, now_s = description.restart, time.time()
     counted = known.counted(now_s, restart.within_s)
@@ -67,7 +67,7 @@ def requeue(
 def _remember(
     paths: RunPaths, job: str, description: Description, now_s: float
 ) -> None:
-    """Note the job, if it is a user's own: it is what continues the run."""
+    """Note a job that the user wrote: this job will continue the run."""
     known = {"job": job, "backend": description.backend, "name": description.name}
     with contextlib.suppress(OSError):
         if not paths.job.exists():

@@ -21,10 +21,11 @@ _LARGE_BYTES = 1 << 20
 
 
 def requirements_digest(requirements: Requirements) -> str:
-    """Differs if the files or the local packages to which they refer differ.
+    """A digest that differs if the files or the local packages they refer to differ.
 
-    Of a folder, sources count with their content, and archives with their size. Of an
-    editable package only what its installation reads: its modules are read in place.
+    In a folder, sources count by content (large ones by size and time), and archives by
+    size. Of an editable package, only the files that its installation reads count: its
+    modules are read in place.
     """
     digest = hashlib.sha256()
     for name, text in requirements.files:
@@ -45,7 +46,7 @@ def _update(digest: hashlib._Hash, path: Path, sources: tuple[str, ...]) -> None
 
 
 def _contents(path: Path, sources: tuple[str, ...]) -> Iterator[bytes]:
-    """What is known of a file or folder here: hosts may have files that we have not."""
+    """What we know here about a file or folder; hosts may have files that we lack."""
     try:
         if path.is_file():
             yield hashlib.sha256(path.read_bytes()).digest()

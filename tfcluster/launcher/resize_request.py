@@ -1,4 +1,4 @@
-"""What `tfcluster resize` asks for, and why a run cannot be resized so. Pure."""
+"""What `tfcluster resize` asks for, and why a run cannot be resized that way. Pure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _WITH_SERVERS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A request that can be met."""
+    """A request that can be fulfilled."""
 
     workers: int
     hosts: tuple[Host, ...]
-    """All hosts from then on, in the order of the allocation; new ones last."""
+    """All hosts after the resize, in the order of the allocation; new ones last."""
     new: tuple[str, ...]
-    """The hosts that must be made ready first."""
+    """The hosts that must be prepared first."""
     job: Job
-    """The job after the resize, as far as it is known before."""
+    """The job after the resize, as far as it is known before the resize."""
 
 
 def wanted(
@@ -36,7 +36,7 @@ def wanted(
     request: Mapping[str, Any],
     uses: UsesTensorFlow,
 ) -> Wanted | list[str]:
-    """The job that a request leads to, or all reasons against it.
+    """The resize that a request leads to, or all reasons against it.
 
     ``alive`` has the hosts that are ready. ``request`` has ``workers`` (a number or
     None) and ``hosts`` (a list of ``host`` and ``slots``), and may be malformed.
@@ -119,7 +119,7 @@ def _added(
 def _workers(
     job: Job, added: Sequence[Host], request: Mapping[str, Any], problems: list[str]
 ) -> int | None:
-    """The number of workers, or None and an entry of ``problems``."""
+    """The number of workers, or None with an entry in ``problems``."""
     group = job.description.tasks.get("worker")
     if group is None:
         return None

@@ -1,7 +1,7 @@
 """Resizes a running job: on request, and when a lost host answers again.
 
-New hosts are made ready while the tasks train. Then all training tasks restart by the
-new plan, when the epoch of ``fit`` ends: the script has saved its state then.
+New hosts are prepared while the tasks train. Then all training tasks restart with the
+new plan, when the epoch of ``fit`` ends: by then, the script has saved its state.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LONGEST_WAIT_S = 300.0
 
 Say = Callable[[str], None]
 Remember = Callable[[Description], None]
-"""Record how the hosts of this Description are reached, before agents start there."""
+"""Records how to reach the hosts of this Description, before agents start there."""
 
 
 @dataclass(slots=True)
 class _Pending:
     number: str | None
-    """The request; None: a host has come back."""
+    """The number of the request; None: a host has come back."""
     wanted: Wanted
     until_s: float
     """When the new hosts must be ready."""
@@ -56,7 +56,7 @@ class _Absent:
 
 
 class Resizer:
-    """At most one resize at a time. Times are of a monotonic clock."""
+    """Makes at most one resize at a time. All times are from a monotonic clock."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class Resizer:
         *,
         trains: bool,
     ) -> list[str]:
-        """Take a request, or refuse it; returns the hosts that are to be added.
+        """Take or refuse a request; returns the hosts to add.
 
-        ``trains``: all tasks have started, and the run does not end.
+        ``trains``: all tasks have started, and the run is not ending.
         """
         found: Wanted | list[str]
         if not trains:
@@ -129,7 +129,7 @@ class Resizer:
         return self._hosts.plan(found.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
-        """What follows now: ``Resize``, or hosts that are let go. Call it repeatedly.
+        """The events due now: ``Resize``, or hosts that are let go. Call it repeatedly.
 
         ``trains``: nothing has happened that may restart or end the tasks.
         """
@@ -138,7 +138,7 @@ class Resizer:
         return [*let_go, resize] if resize else [*let_go]
 
     def failed(self, host: str, cause: str) -> None:
-        """A host cannot be made ready, or is lost."""
+        """Give up if a new host cannot be prepared, or is lost."""
         if self._pending is not None and host in self._pending.wanted.new:
             self._give_up(f"{host}: {cause}")
 
@@ -167,7 +167,7 @@ class Resizer:
         return Resize(f"resizing: all tasks restart, with {workers} workers")
 
     def _epoch(self) -> int | None:
-        """The lowest epoch that any task is in; None: no task is known to be in fit."""
+        """The lowest epoch of any task; None if no task is known to be in ``fit``."""
         reports = self._progress.snapshot().values()
         found = [e for report in reports if isinstance(e := report.get("epoch"), int)]
         return min(found, default=None)
@@ -191,7 +191,7 @@ class Resizer:
         return after
 
     def done(self, job: Job) -> None:
-        """The tasks start again by the new plan."""
+        """Note that the tasks start again with the new plan."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -220,9 +220,9 @@ class Resizer:
     # --- hosts that come back -------------------------------------------------------
 
     def lost(self, host: Host, job: Job, now_s: float, after_s: float) -> None:
-        """A host was lost. If the run goes on without it, it may come back later.
+        """Note that a host was lost. It may come back if the run goes on without it.
 
-        ``after_s``: how long what ran there may still be alive.
+        ``after_s``: how long the processes there may still be alive.
         """
         if job.plan().min_training is None:
             return
@@ -232,7 +232,7 @@ class Resizer:
         self._absent[host.name] = _Absent(host, now_s + wait_s, wait_s)
 
     def probe(self, now_s: float) -> None:
-        """Ask absent hosts from time to time whether they answer, in threads."""
+        """Check now and then, in threads, whether absent hosts answer."""
         starter = self._starter
         if not isinstance(starter, ReachabilityProbe) or self._pending is not None:
             return
@@ -249,7 +249,7 @@ class Resizer:
             threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
 
     def came_back(self, item: CameBack, now_s: float) -> Mapping[str, Any] | None:
-        """A request that takes the host in again, if it has answered."""
+        """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:
             return None

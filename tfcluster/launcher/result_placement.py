@@ -1,7 +1,7 @@
 """Where a result from a host goes in the workdir here, and what it may replace.
 
 The first half decides and is pure; ``ResultFolder`` looks at files and moves them. What
-hosts send is not trusted: no name leads out of the workdir, not through links either.
+hosts send is not trusted: no name leads out of the workdir, not even through links.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tfcluster.record.fetched import Copy, FetchedFiles
 READ_BYTES = 1 << 20
 _PARTIAL = ".tfcluster-part-"
 _SAFE_MODE = 0o755
-"""Others never get the right to write to what comes from a host."""
+"""Other users never get the right to write to files that come from a host."""
 _KEPT_FREE = 100
-"""One part in so many of the disk stays free, for the run's record among others."""
+"""This fraction (1/N) of the disk stays free, for the run's record among others."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:@-]")
 
 
@@ -47,7 +47,7 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What is at a path here; times in ns since the epoch."""
+    """The file at a path here; times in ns since the epoch."""
 
     size: int
     mtime_ns: int
@@ -62,22 +62,22 @@ class Choice:
     path: str
     """Relative to the workdir here."""
     current: bool
-    """What is there is already what the host has."""
+    """Whether the file there already has the content of the host's file."""
     original: str
-    """Where it would go if nothing was in the way."""
+    """Where the file would go if nothing were in the way."""
     why: str | None = None
-    """Why it does not go to ``original``."""
+    """Why the file does not go to ``original``."""
 
 
 def is_current(remote: Remote, local: Local | None, copy: Copy | None) -> bool:
-    """Whether the file has come before and has not changed on either side since."""
+    """Whether the file was fetched before and has not changed on either side since."""
     if copy is None or (remote.size, remote.mtime_ns) != (copy.size, copy.mtime_ns):
         return False
     return local is not None and is_untouched(local, copy)
 
 
 def is_untouched(local: Local, copy: Copy) -> bool:
-    """Whether the copy here is as it came."""
+    """Whether the copy here is still as it was fetched."""
     here = (local.size, local.mtime_ns)
     return local.is_file and here == (copy.here_size, copy.here_mtime_ns)
 
@@ -87,8 +87,8 @@ def objection(
 ) -> str | None:
     """Why ``remote`` must not replace ``local``; None if it may.
 
-    ``launched_ns`` is when the run was launched, by the clock here. What has not been
-    changed here since then is what the tasks would have replaced in a shared folder.
+    ``launched_ns`` is when the run was launched, by the clock here. In a shared folder,
+    the tasks would have replaced a file that has not been changed here since then.
     """
     if local is None or (copy is not None and is_untouched(local, copy)):
         return None
@@ -104,10 +104,10 @@ def objection(
 
 
 def beside(path: str, host: str) -> str:
-    """Where the file of a host goes if the one here has to stay."""
+    """The path for a host's file if the file here has to stay."""
     folder, slash, name = path.rpartition("/")
     end = f".from-{safe_name(host)}"
-    # 255 bytes is the limit of a name on Linux.
+    # A name has at most 255 bytes on Linux.
     while len(os.fsencode(name + end)) > 255:
         name = name[:-1]
     return f"{folder}{slash}{name}{end}"
@@ -119,7 +119,7 @@ def host_folder(host: str) -> str:
 
 
 def safe_name(host: str) -> str:
-    """The host's name as a file name of this machine."""
+    """The host's name as a valid file name on this machine."""
     return _UNSAFE.sub("_", host).lstrip(".") or "_"
 
 
@@ -136,7 +136,7 @@ class ResultFolder:
         force: bool = False,
         apart: bool = False,
     ) -> None:
-        """With ``apart``, all files go to a folder of that host."""
+        """With ``apart``, all files go to a separate folder for this host."""
         self._root = Path(os.path.realpath(root))
         self._host = host
         self._fetched = fetched
@@ -161,7 +161,7 @@ class ResultFolder:
         return Choice(aside, current=current, original=path, why=why)
 
     def bases(self, choice: Choice, remote: Remote) -> list[Path]:
-        """Files here whose content may be the beginning of the host's file."""
+        """The files here whose content may be the beginning of the host's file."""
         names = dict.fromkeys((choice.original, choice.path))
         found = []
         for name in names:
@@ -175,7 +175,7 @@ class ResultFolder:
         return base == self._root / local_path(choice.original)
 
     def partial(self, choice: Choice) -> Partial:
-        """What has arrived of a file. Raises PlacementError or OSError."""
+        """The part of a file that has arrived. Raises PlacementError or OSError."""
         target = self._root / local_path(choice.path)
         # A file, a dangling link or a link to elsewhere may be where a folder must be.
         real = Path(os.path.realpath(target.parent))
@@ -199,7 +199,7 @@ class ResultFolder:
     def place(self, partial: Partial, choice: Choice, remote: Remote) -> Choice:
         """Move a complete file into place. Raises PlacementError or OSError.
 
-        Returns where it went: something may have changed here while it was sent.
+        Returns where the file went: something may have changed here while it was sent.
         """
         now = self.choose(remote)
         if now.path != choice.path:
@@ -225,7 +225,7 @@ class ResultFolder:
 
 
 class Partial:
-    """A file that is arriving, under a temporary name in the folder of its target.
+    """A file that is arriving, under a temporary name in its target's folder.
 
     The open file is locked, so that two fetches never write to one file.
     """
@@ -252,7 +252,7 @@ class Partial:
             os.close(self._fd)
 
     def _remove_own(self) -> None:
-        """Remove the file, unless it is in place and another fetch has begun one."""
+        """Remove the temporary file, unless it is now the file of another fetch."""
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
                 self.path.unlink()
@@ -287,7 +287,7 @@ class Partial:
             )
 
     def begin(self, base: Path | None, offset: int) -> None:
-        """Continue at ``offset``: what is before it is in ``base``; None: it is here.
+        """Continue at ``offset``: the bytes before it are in ``base``, or here if None.
 
         Raises PlacementError if ``base`` has become shorter, or OSError.
         """

@@ -1,4 +1,4 @@
-"""Records what becomes of fetches, and tells the person who launched the run."""
+"""Records the outcome of fetches, and tells the person who launched the run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ResultRecorder:
         self._final: Fetch | None = None
 
     def received(self, host: str, frame: Frame) -> bool:
-        """Take a frame, if it is about results."""
+        """Take a frame if it is about results; returns whether it was."""
         return self._results.received(host, frame)
 
     def lost(self, host: str, cause: str) -> None:
-        """Contact to a host has ended."""
+        """Note that we have lost contact with a host."""
         self._results.lost(host, cause)
 
     def use(self, job: Job) -> None:
@@ -43,7 +43,7 @@ class ResultRecorder:
         self._results.use(job)
 
     def text(self) -> str | None:
-        """How far a fetch is; None: nothing is fetched."""
+        """The progress of the current fetch; None if nothing is being fetched."""
         return self._results.text()
 
     def begin(self, number: str | None, request: Mapping[str, Any]) -> Fetch:
@@ -54,7 +54,7 @@ class ResultRecorder:
         return fetch
 
     def at_end(self, not_now: str | None) -> None:
-        """Begin the fetch at the end of the run; or say why there is none."""
+        """Begin the fetch at the end of the run, or say why there is none."""
         if not_now is None:
             self._final = self.begin(None, {})
             return
@@ -67,7 +67,7 @@ class ResultRecorder:
         self._results.leave(why)
 
     def close(self) -> None:
-        """End all fetches, and record them as what they are then."""
+        """End all fetches, and record what they have achieved by then."""
         self._results.leave("the run has ended")
         until, pause = time.monotonic() + CLOSE_S, threading.Event()
         while self._results.text() is not None and time.monotonic() < until:
@@ -75,7 +75,8 @@ class ResultRecorder:
             pause.wait(_POLL_S)
 
     def finished(self, now_s: float) -> bool:
-        """Record the fetches that have ended; whether that at the end is among them."""
+        """Record the fetches that have ended; returns whether the one at the end of the
+        run is among them."""
         final = False
         for fetch in self._results.finished(now_s):
             final = final or fetch is self._final

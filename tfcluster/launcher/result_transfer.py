@@ -1,7 +1,7 @@
-"""Brings the results of one host here: the launcher's side of the agent's sender.
+"""Fetches the results of one host: the launcher's counterpart of the agent's sender.
 
-Blocks, so it runs in a thread of its own. Nothing that happens on the host or here
-raises: what could not be fetched is in the outcome, by name.
+Blocks, so it runs in its own thread. Nothing that happens on the host or here raises:
+the outcome names what could not be fetched.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from tfcluster.launcher.result_placement import (
 from tfcluster.wire import Frame
 
 STALL_S = 30.0
-"""A host that sends nothing for so long is given up."""
+"""A host that sends nothing for this long is given up."""
 SHOWN = 20
-"""How many files are named in each list of an outcome; the rest is counted."""
+"""How many files each list of an outcome names; the rest are only counted."""
 _LOOK_S = 0.25
 _MOST_LISTED = RESULT_FILES + 1000
-"""Rows and empty frames of a list: an agent that violates the protocol is stopped."""
+"""Limit of a list's rows and empty frames: an agent that violates it is stopped."""
 _MOST_MODE = 0o7777
 _INT64 = 1 << 63
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _QUICK_S, _SLOW_S = 0.2, 0.6
 _MAX_WINDOW = 32
-"""Pieces on the way at a time: 2 MiB, half of what the agent queues of events."""
+"""Most pieces on their way at a time: 2 MiB, half of the agent's queue of events."""
 
 ANSWERS = frozenset(
     {"listed", "unlisted", "reading", "working", "piece", "complete", "unread"}
@@ -99,29 +99,29 @@ class Names:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a host's results; numbers of files and bytes.
+    """What became of a host's results, with numbers of files and bytes.
 
     One thread writes it while others read it, as progress.
     """
 
     host: str
     shared: bool = False
-    """The host sees the workdir here, so there was nothing to fetch."""
+    """Whether the host sees the workdir here, so that there was nothing to fetch."""
     folder: str = ""
     """The workdir there."""
     files: int = 0
-    """Files that match, and their bytes."""
+    """The number of matching files, followed by their bytes."""
     bytes: int = 0
     done_bytes: int = 0
-    """Of ``bytes``: fetched, or known to be here."""
+    """The part of ``bytes`` that was fetched, or is known to be here."""
     sent_bytes: int = 0
-    """What was really sent."""
+    """The bytes that the host actually sent."""
     fetched: int = 0
     unchanged: int = 0
     kept: Names = field(default_factory=Names)
     """Files that were put beside another one, and why."""
     growing: Names = field(default_factory=Names)
-    """Files that were written to while they were sent."""
+    """Files that changed while they were sent."""
     missed: Names = field(default_factory=Names)
     cause: str | None = None
     """Why the fetch from this host ended early."""
@@ -136,15 +136,15 @@ class Outcome:
 
 @dataclass(slots=True)
 class Window:
-    """How many pieces may be on their way: more if they return quickly.
+    """How many pieces may be on their way: more if they arrive quickly.
 
-    Other frames of the agent wait behind them, so a slow line gets few.
+    Other frames of the agent wait behind the pieces, so a slow line gets few.
     """
 
     pieces: int = 2
 
     def returned(self, seconds: float) -> None:
-        """A piece came ``seconds`` after it was asked for."""
+        """Note that a piece arrived ``seconds`` after we asked for it."""
         if seconds < _QUICK_S:
             self.pieces = min(self.pieces + 1, _MAX_WINDOW)
         elif seconds > _SLOW_S:
@@ -156,7 +156,7 @@ class Wanted:
     """What to ask a host for."""
 
     folder: str
-    """The workdir there, if the host does not share that of this machine."""
+    """The workdir on the host, if it does not share this machine's workdir."""
     inodes: tuple[tuple[str, int], ...]
     patterns: tuple[str, ...]
 
@@ -176,7 +176,7 @@ class HostTransfer:
         stopped: Callable[[], str | None],
         stall_s: float = STALL_S,
     ) -> None:
-        """``stopped`` returns why everything is to end, or None."""
+        """``stopped`` returns why the fetch has to end, or None."""
         self._outcome = outcome
         self._wanted = wanted
         self._here = here
@@ -189,7 +189,7 @@ class HostTransfer:
         self._left: list[Remote] = []
 
     def run(self) -> None:
-        """Fetch everything; the outcome tells what became of it."""
+        """Fetch everything; the outcome says what became of it."""
         outcome = self._outcome
         try:
             self._left = self._list()
@@ -199,7 +199,7 @@ class HostTransfer:
         except _Ended as error:
             self._leave(str(error))
         except Exception as error:
-            # A thread's exception would go unseen, and the outcome would look well.
+            # A thread's exception would go unseen, and the outcome would look good.
             self._leave(f"internal error: {type(error).__name__}: {error}")
         finally:
             outcome.over = True
@@ -251,7 +251,7 @@ class HostTransfer:
     def _problem(self, path: str) -> str | None:
         if not is_inside(path):
             return "its name leads out of the working directory"
-        # A host must not send what came from another one, either.
+        # A host must not send files that came from another host, either.
         never = is_never(path) or BY_HOST in path.split("/")
         if never or not is_wanted(path, self._wanted.patterns):
             return "nobody has asked for it"
@@ -288,7 +288,7 @@ class HostTransfer:
             for proves in (True, False):
                 if self._transfer(remote, choice, partial, proves=proves):
                     return
-            # A second time, from the start, it arrived with another digest again.
+            # Even the second transfer, from the start, had a wrong digest.
             partial.remove()
             raise _FileError("what arrived has another digest than on the host")
 
@@ -347,15 +347,15 @@ class HostTransfer:
     def _proof(
         self, remote: Remote, choice: Choice, partial: Partial
     ) -> tuple[Path | None, int, str]:
-        """What is here of the file: in which other file (None: what has arrived of it
-        before), how many bytes, and their digest."""
+        """Which part of the file is here: the other file that has it (None: the part
+        that arrived before), the number of bytes, and their digest."""
         if 0 < partial.size <= remote.size:
             return None, partial.size, partial.proof(self._tick)
         for base in self._here.bases(choice, remote):
             size = base.stat().st_size
             stays = choice.why is not None and self._here.is_original(base, choice)
             if stays and size != remote.size:
-                continue  # only an equal one is of use
+                continue  # only an identical file is of use
             digest = self._digest_here(base)
             if base.stat().st_size == size:
                 return base, size, digest
@@ -370,9 +370,9 @@ class HostTransfer:
         return hashed.hexdigest()
 
     def _tick(self) -> None:
-        """A part of a long step here is done, or nothing has come for a moment.
+        """Note a part of a long step here, or a moment in which nothing came.
 
-        Raises _Ended if everything is to end.
+        Raises _Ended if the fetch has to end.
         """
         self._outcome.steps += 1
         if why := self._stopped():
@@ -405,12 +405,12 @@ class HostTransfer:
             self._outcome.sent_bytes += len(data)
 
     def _drain(self, number: int) -> None:
-        """Have the agent close a file of which nothing is needed."""
+        """Have the agent close a file from which nothing is needed."""
         self._send({"type": "more", "number": number})
         self._receive_of_file(number, "complete")
 
     def _returned(self, remote: Remote, choice: Choice, digest: str) -> None:
-        """Tell the host that the workdir here has its content now."""
+        """Tell the host that the workdir here now has its file's content."""
         if choice.path == remote.path:
             path = remote.path
             self._send({"type": "returned", "path": path, "digest": digest})
@@ -426,13 +426,13 @@ class HostTransfer:
     def _receive(self, number: int, *types: str) -> Frame:
         """The next frame of these types and this number.
 
-        Raises _Ended if contact ends, or nothing comes for too long.
+        Raises _Ended if we lose contact, or nothing comes for too long.
         """
         heard_s = time.monotonic()
         while True:
             self._tick()
             try:
-                # Nothing can come any more if contact ended in an earlier fetch.
+                # Nothing more can come if we lost contact in an earlier fetch.
                 wait_s = _LOOK_S if self._inbox.cause is None else 0.0
                 item = self._inbox.frames.get(timeout=wait_s)
             except Empty:

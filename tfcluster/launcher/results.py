@@ -1,4 +1,4 @@
-"""Fetches results for the launcher: at the end of the run, and when somebody asks.
+"""Fetches results for the launcher: at the end of the run, and on request.
 
 Fetches run in a thread, one after the other. The launcher's loop passes on the frames
 of hosts, and records what has become of each host's files.
@@ -36,7 +36,7 @@ from tfcluster.wire import Frame
 AT_ONCE = 8
 """How many hosts send their files at a time."""
 STUCK_S = 90.0
-"""A fetch in which nothing happens for so long is given up: a disk here may hang."""
+"""A fetch in which nothing happens for this long is given up: a disk here may hang."""
 PROGRESS_S = 0.5
 
 
@@ -45,13 +45,13 @@ class Fetch:
     """One fetch, from some hosts."""
 
     number: str | None
-    """The request that it answers; None: the end of the run."""
+    """The number of the request; None: the fetch at the end of the run."""
     outcomes: Mapping[str, Outcome]
     transfers: Sequence[HostTransfer]
     stop: str | None = None
-    """Why it is to end early."""
+    """Why the fetch has to end early."""
     over: bool = False
-    """Its thread is done with it."""
+    """Whether the thread has finished this fetch."""
     moved_s: float = field(default_factory=time.monotonic)
     steps: int = 0
 
@@ -67,7 +67,7 @@ class Results:
         *,
         launched_s: float,
     ) -> None:
-        """``has_copy`` tells whether a host works on a copy of the workdir; None:
+        """``has_copy`` returns whether a host works on a copy of the workdir; None:
         unknown."""
         self._job = job
         self._has_copy = has_copy
@@ -86,7 +86,7 @@ class Results:
     # --- in -------------------------------------------------------------------------
 
     def received(self, host: str, frame: Frame) -> bool:
-        """Take a frame, if it is about results."""
+        """Take a frame if it is about results; returns whether it was."""
         if frame["type"] not in ANSWERS:
             return False
         if host in self._inboxes:
@@ -94,7 +94,7 @@ class Results:
         return True
 
     def lost(self, host: str, cause: str) -> None:
-        """Contact to a host has ended."""
+        """Note that we have lost contact with a host."""
         self._lost[host] = cause
         if host in self._inboxes:
             self._inboxes[host].end(cause)
@@ -147,7 +147,7 @@ class Results:
         return fetch
 
     def skip(self, why: str) -> list[Outcome]:
-        """What a fetch at the end leaves out for this reason."""
+        """The outcomes of a fetch at the end that is skipped for this reason."""
         _, every = self._wanted({})
         return [
             Outcome(host, cause=why, over=True) for host in self._hosts(every=every)
@@ -172,7 +172,7 @@ class Results:
         self, host: str, patterns: tuple[str, ...], seen: tuple[tuple[str, int], ...]
     ) -> Wanted:
         description = self._job.description
-        # What a host has found out before its tasks were started is certain.
+        # What a host found out before its tasks were started is certain.
         if self._has_copy(host):
             seen = ()
         sync = description.sync
@@ -180,7 +180,7 @@ class Results:
         return Wanted(folder, seen, patterns)
 
     def _hosts(self, *, every: bool) -> list[str]:
-        """All hosts of the run, or that of the chief, which has rank 0."""
+        """All hosts of the run, or only the host of the chief, which has rank 0."""
         everywhere = {**self._job.left_out, **self._job.specs}
         hosts = dict.fromkeys(spec.place.host.name for spec in everywhere.values())
         if every:
@@ -196,7 +196,7 @@ class Results:
 
     @property
     def reachable_later(self) -> bool:
-        """Whether hosts can be reached when the run is over."""
+        """Whether hosts can be reached once the run is over."""
         return self._job.description.backend == "ssh"
 
     @property
@@ -235,7 +235,7 @@ class Results:
         return ended
 
     def text(self) -> str | None:
-        """How far the fetch is that goes on; None: nothing is fetched."""
+        """The progress of the current fetch; None if nothing is being fetched."""
         if not self._fetches:
             return None
         return progress_text(progress_of(self._fetches[0]))
@@ -245,14 +245,14 @@ class Results:
             fetch = self._waiting.get()
             run_all(fetch.transfers, AT_ONCE)
             if self._fetched is not None:
-                # If this fails, files are compared by their content next time.
+                # If this fails, files are compared by content next time.
                 with suppress(OSError):
                     self._fetched.save()
             fetch.over = True
 
 
 def _is_stuck(fetch: Fetch) -> bool:
-    """Whether nothing has happened for STUCK_S; then it is given up.
+    """Whether nothing has happened for STUCK_S; then the fetch is given up.
 
     A fetch that waits for the one before it is not stuck.
     """
@@ -270,7 +270,7 @@ def _is_stuck(fetch: Fetch) -> bool:
 
 
 def progress_of(fetch: Fetch) -> dict[str, dict[str, int]]:
-    """By host: how many bytes are here, and of how many."""
+    """By host: the number of bytes that are here, and of all bytes."""
     return {
         each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
         for each in fetch.outcomes.values()

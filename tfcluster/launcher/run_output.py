@@ -62,7 +62,7 @@ class RunOutput:
             self._screen.say("warning: running as root; your program will, too")
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
-        """Warn about TensorFlow's servers: they obey anybody who can connect."""
+        """Warn about TensorFlow's servers, which obey anybody who can connect."""
         self._job = job
         exposed = [task for task in ports if job.runs_tensorflow_server(task)]
         away = {job.specs[task].place.host.name for task in exposed}
@@ -106,7 +106,7 @@ class RunOutput:
         self._screen.say(text)
 
     def detail(self, text: str) -> None:
-        """Say what is usually left out."""
+        """Say something that is usually left out."""
         if self._everything:
             self._screen.say(text)
 
@@ -116,9 +116,9 @@ class RunOutput:
         now_s: float,
         more: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """Refresh the status line if it is time to; only then ``view`` is called.
+        """Refresh the status line if it is due; ``view`` is called only then.
 
-        ``more`` is what else is going on while a run stops.
+        ``more`` says what else is going on while a run stops.
         """
         if self._display.quiet or now_s < self._next_live_s:
             return
@@ -133,7 +133,7 @@ class RunOutput:
             self._screen.live(running(shown, time.time()))
 
     def end(self, view: RunView) -> None:
-        """Show the table of tasks, the first failure if any, and where logs are."""
+        """Show the table of tasks, any first failure, and where the logs are."""
         self._screen.live(None)
         self._screen.show(outcome(view, self._screen.style))
         self._screen.show(failure(view, self._screen.style))

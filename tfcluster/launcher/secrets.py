@@ -18,7 +18,7 @@ def read_secrets(
     origins: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """The value of each secret. Raises ConfigError that lists all unreadable ones."""
+    """The value of each secret. Raises a ConfigError that lists all unreadable ones."""
     values: dict[str, str] = {}
     problems: list[Problem] = []
     for name, secret in secrets.items():

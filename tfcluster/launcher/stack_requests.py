@@ -1,4 +1,4 @@
-"""Meets requests for stacks: asks the running tasks, whose answers go to the record."""
+"""Handles requests for stacks: asks running tasks, whose answers go to the record."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def ask_stacks(
     send: Callable[[str, Frame], None],
     journal: Journal,
 ) -> None:
-    """Ask the running tasks (task -> host) that the request names; all without names.
+    """Ask the running tasks (task -> host) that the request names, or else all tasks.
 
-    The event ``asked`` tells which ones; an event ``stack`` follows for each answer.
+    The event ``asked`` says which ones; an event ``stack`` follows for each answer.
     """
     names = request.get("tasks")
     chosen = {

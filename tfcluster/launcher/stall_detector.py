@@ -12,7 +12,8 @@ from tfcluster.wire import Frame
 
 
 class StallDetector:
-    """``answers`` receives the tasks' answers; ``send`` sends a frame to a host."""
+    """Detects stalls. ``answers`` receives the tasks' answers; ``send`` sends a frame
+    to a host."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class StallDetector:
     def look(
         self, now: float, running: Mapping[TaskId, str], job: Job, *, well: bool
     ) -> Stalled | None:
-        """Ask for stacks if tasks have stalled; the verdict once there are answers.
+        """Ask for stacks if tasks have stalled; returns the verdict once they answered.
 
         ``running`` maps tasks to hosts. ``well``: nothing has gone wrong yet.
         """

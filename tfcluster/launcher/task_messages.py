@@ -1,4 +1,4 @@
-"""Agents' frames about tasks: checks, shows and records them, makes events of them."""
+"""Checks, shows and records agents' frames about tasks; turns them into events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MOST_VERSIONS = 20
 _MAX_SAID = 1000
 _MAX_PHASE = 80
 _UNLIMITED = ("step", "serving", "epoch", "exchanges", "trace")
-"""Of these only the latest is kept, or the record bounds their number."""
+"""Only the latest of these events is kept, or the record bounds their number."""
 
 
 Keep = Callable[[str, TaskId, Sequence[str], int], None]
@@ -85,7 +85,8 @@ class TaskFrames:
         return self._facts.get((task, attempt), {})
 
     def use(self, job: Job) -> None:
-        """Tasks may now be on other hosts; frames from their old hosts stay valid."""
+        """Continue with this job, whose tasks may be on other hosts; frames from their
+        old hosts stay valid."""
         self._job = job
         self._owners |= {(t, s.place.host.name) for t, s in job.specs.items()}
 
@@ -157,7 +158,7 @@ class TaskFrames:
         if not isinstance(code, int | None) or not isinstance(signal, str | None):
             raise WireError("code must be a number, signal a name")
         if signal is not None:
-            # Names in frames are those of kill(1); everywhere else those of signal(7).
+            # Frames have the signal names of kill(1), everything else has signal(7)'s.
             signal = f"SIG{signal.removeprefix('SIG')}"
         tail = tuple(str(line)[:2000] for line in entries(frame, "tail"))[-20:]
         cause = cause_of_exit(

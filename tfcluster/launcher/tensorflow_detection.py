@@ -20,8 +20,8 @@ _MAX_BYTES = 4 << 20
 def uses_tensorflow(program: Program, workdir: Path) -> bool:
     """Whether the program or a module beside it mentions TensorFlow or Keras.
 
-    True also for what cannot be read here (an installed module, a file on another
-    host).
+    Also True for a program that cannot be read here (an installed module, a file on
+    another host).
     """
     kind = program.program[0]
     if kind == "-c":
@@ -37,13 +37,13 @@ def uses_tensorflow(program: Program, workdir: Path) -> bool:
 def module_uses_tensorflow(file: Path) -> bool:
     """Whether a module, or one beside it that it imports, mentions TensorFlow or Keras.
 
-    True also for a file that cannot be read.
+    Also True for a file that cannot be read.
     """
     return _mentions(file, _MENTION_IN_MODULE)
 
 
 def _mentions(script: Path, mention: re.Pattern[bytes]) -> bool:
-    """Search the script and what it imports from its own folder."""
+    """Search the script and the modules that it imports from its own folder."""
     folder = script.parent
     waiting, seen = [script], {script}
     while waiting:

@@ -1,7 +1,7 @@
-"""The files of what tasks have recorded of themselves, in the run's folder.
+"""The files with the tasks' own trace events, in the run's folder.
 
-Each task has one file, of whole lines. When it is full, it becomes the older one of
-two, so that the newest events are kept. A thread of its own writes, so that a slow disk
+Each task has a file of whole lines. When it is full, it becomes the older one of two
+files, so that the newest events are kept. A separate thread writes, so that a slow disk
 delays nothing else.
 """
 
@@ -19,13 +19,13 @@ from tfcluster.record.paths import FOLDER_MODE, RunPaths
 from tfcluster.task_id import TaskId
 
 FILE_BYTES = 8 << 20
-"""Of each of a task's two files: about 200,000 events."""
+"""The size limit of each of a task's two files: about 200,000 events."""
 
 _KEPT = ("first", "last", "base_us", "names", "events")
 
 
 class TraceFiles:
-    """The files of one run. ``limit_bytes``: how large a file may become."""
+    """The files of one run. No file becomes larger than ``limit_bytes``."""
 
     def __init__(self, paths: RunPaths, limit_bytes: int = FILE_BYTES) -> None:
         self._paths = paths
@@ -33,7 +33,7 @@ class TraceFiles:
         self._queue: SimpleQueue[tuple[TaskId, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self.trouble: str | None = None
-        """Why something could not be written; None if all was."""
+        """Why something could not be written; None if everything was."""
 
     def add(
         self, task: TaskId, attempt: int, host: str, batch: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Asks hosts to keep interpreters, to list them and to end them, all in parallel."""
+"""Asks all hosts in parallel to keep interpreters, to list them or to end them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Answer:
     package: str | None = None
     prepared: Frame | None = None
     missing: int | None = None
-    """How many answers have still to come; None: nothing was asked yet."""
+    """How many answers are still to come; None: nothing has been asked yet."""
 
 
 Ask = Callable[[Answer], Sequence[Frame]]
@@ -46,11 +46,11 @@ def ask_hosts(
     unprepared: Callable[[Frame], str] = lambda frame: str(frame.get("cause")),
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Answer]:
-    """The answers of all hosts, in their order; each is asked as soon as it can be.
+    """The answers of all hosts, in order; each host is asked as soon as possible.
 
     ``prepare`` makes the request that prepares a host before it is asked. A host that
-    is not done within ``patience_s`` after all were reached gets an error; the time
-    begins again while an environment is made, and ``say`` tells the user about that.
+    is not done within ``patience_s`` after all hosts were reached gets an error; the
+    time starts over while an environment is made, about which ``say`` tells the user.
     """
     asking = _Asking(hosts, starter, ask, prepare, unprepared, say)
     return asking.run(patience_s)
@@ -134,7 +134,7 @@ class _Asking:
             answer.frames.append(frame)
 
     def _begin(self, answer: Answer) -> None:
-        """Go on once there are both a hello and a contact, whichever comes first."""
+        """Go on once there are both a hello and a contact, in either order."""
         name = answer.host.name
         if not self._contacts.is_open(name) or answer.package is None:
             return

@@ -21,7 +21,7 @@ MAX_BYTES = 256 << 20
 MAX_FILES = 10_000
 MAX_PART_BYTES = 1 << 19
 _ROWS = 2_000
-"""Limit per frame: paths have at most 4096 bytes, and are mostly far shorter."""
+"""The limit per frame: paths have at most 4096 bytes, and are mostly far shorter."""
 _ROW_BYTES = 1 << 19
 _WITNESSES = 4
 
@@ -45,7 +45,7 @@ class Listing:
     """The destination on each host."""
     entries: tuple[Entry, ...]
     inodes: tuple[tuple[str, int], ...]
-    """Inodes of some paths: a host that has the same shares our file system."""
+    """Inodes of some paths: a host that sees the same inodes shares our file system."""
 
     @property
     def size(self) -> int:
@@ -94,7 +94,7 @@ class Listing:
 def listing(root: Path, sync: Sync) -> Listing:
     """List a folder's files. Follows links to files, but not links to folders.
 
-    Raises StartError if something cannot be read, or for too many files or bytes.
+    Raises StartError if something cannot be read, or there are too many files or bytes.
     """
     found: list[tuple[str, os.stat_result]] = []
     for path in _files(root, (*NEVER, BY_HOST, *sync.exclude)):
@@ -116,9 +116,9 @@ def listing(root: Path, sync: Sync) -> Listing:
 
 
 def witnesses(root: Path) -> tuple[tuple[str, int], ...]:
-    """Inodes of a folder and of its oldest files; nothing if there is no folder.
+    """Inodes of a folder and of its oldest files; empty if there is no folder.
 
-    The oldest, because tasks do not replace them while the hosts look.
+    These are the oldest files because tasks do not replace them while the hosts look.
     """
     try:
         with os.scandir(root) as entries:

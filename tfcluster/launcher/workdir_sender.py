@@ -9,7 +9,7 @@ from tfcluster.wire import Frame, WireError
 
 
 class WorkdirSender:
-    """``send`` sends a frame to a host. Without ``files`` nothing is copied."""
+    """Copies ``files``, if any, to hosts; ``send`` sends a frame to a host."""
 
     def __init__(
         self, files: Listing | None, send: Callable[[str, Frame], None]
@@ -20,7 +20,7 @@ class WorkdirSender:
         self._cwd: dict[str, str] = {}
 
     def begin(self, host: str) -> None:
-        """Send a host the list; the host asks for the files that it does not have."""
+        """Send a host the list; the host then asks for the files that it lacks."""
         if self._files is not None:
             self._busy.add(host)
             for frame in self._files.frames():
@@ -46,7 +46,7 @@ class WorkdirSender:
         self._cwd[host] = str(frame.get("cwd"))
 
     def cwd(self, host: str, planned: str) -> str:
-        """The working directory on a host, instead of ``planned`` if it has copies."""
+        """The working directory on a host: ``planned``, unless the host has copies."""
         return self._cwd.get(host, planned)
 
     def has_copy(self, host: str) -> bool | None:
