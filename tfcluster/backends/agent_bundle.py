@@ -30,8 +30,8 @@ _FIRST = (
     "exec(bytes().join(iter(lambda:os.read(0,1)or os._exit(10),bytes(1))))"
 )
 
-# Becomes the first Python that is new enough. Its words are the program for Python, and
-# the interpreter that runs this, which the host may have at the same place.
+# Becomes the first Python that is new enough. Its arguments are the program for Python,
+# and the interpreter that runs this, which the host may have at the same path.
 _OUTSIDE = (
     'for python in "$2" python3 python3.14 python3.13 python3.12 python3.11 python3.10;'
     ' do if "$python" -I -S -c "import sys; sys.exit(sys.version_info < (3, 10))"'
@@ -42,7 +42,7 @@ _OUTSIDE = (
 
 OLDEST_PYTHON = (3, 10)
 OWN_WORDS = "tfcluster: "
-"""How a line begins in which the program for hosts says why it ends."""
+"""The start of a line in which the program for hosts says why it ends."""
 
 SHIPPED = (
     "__init__.py",
@@ -76,7 +76,7 @@ while len(data) < size:
         sys.exit("tfcluster: the channel closed before the agent arrived")
     data += part
 import _signal, zlib
-# From here on nothing waits for the channel, and the guard lives as long as the run.
+# From here on, nothing waits for the channel, and the guard lives as long as the run.
 _signal.alarm(0)
 try:
     data = memoryview(zlib.decompress(data, 31))
@@ -155,7 +155,7 @@ def load():
     return main
 
 def forget():
-    # Its byte code is damaged, then: nobody compares that with anything.
+    # The byte code is damaged: whole() does not check it.
     import shutil
     shutil.rmtree(home, ignore_errors=True)
     for name in [name for name in sys.modules if name.partition(".")[0] == "tfcluster"]:
@@ -194,9 +194,9 @@ class AgentBundle:
 
 
 def agent_argv(python: Interpreter) -> tuple[str, ...]:
-    """The argv of a process that becomes an agent once a parcel is sent to it.
+    """The argv of a process that becomes an agent once it is sent a parcel.
 
-    The agent runs outside of the command that ``python`` may be: it has to see all
+    If ``python`` is a command, the agent runs outside of it: the agent has to see all
     processes of its host, and a container may hide them.
     """
     if len(python) == 1:
@@ -205,7 +205,7 @@ def agent_argv(python: Interpreter) -> tuple[str, ...]:
 
 
 def parcel() -> AgentBundle:
-    """The parcel with what hosts need of this package; packed only once."""
+    """The parcel with the parts of this package that hosts need; packed only once."""
     with _packing:  # called from many threads at once
         return _packed()
 

@@ -1,7 +1,7 @@
 """The protocols of a backend: which hosts there are, and how to start agents there.
 
-They are separate, because some users want the hosts of a scheduler but another way to
-start agents on them.
+They are separate, because some users want a scheduler's hosts but another way to start
+agents on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Channel(Protocol):
         """The next bytes; blocks until there are some. Empty at the end."""
 
     def has_unread(self) -> bool:
-        """Whether data, or the end, has arrived on this machine that was not read."""
+        """Whether unread data, or the end, has arrived on this machine."""
 
     def write(self, data: bytes) -> None:
         """Write all of ``data``; blocks. Raises OSError if nobody reads."""
@@ -34,15 +34,15 @@ class Channel(Protocol):
         """Send end of file to the other side, which then exits by itself."""
 
     def kill(self) -> None:
-        """End the contact now, and kill as much of the process as possible."""
+        """End the connection now, and kill as much of the process as possible."""
 
     def diagnosis(self) -> str:
-        """Why it ended, if known: exit status and last line of stderr; or ""."""
+        """Why the process ended: exit status and last line of stderr; "" if unknown."""
 
 
 class Starter(Protocol):
     def start_agent(self, host: Host) -> Channel:
-        """Start an agent on ``host`` and send what must precede frames.
+        """Start an agent on ``host`` and send it what must precede frames.
 
         Blocks while connecting; called from threads, for several hosts in parallel.
         Raises HostError or StartError.
@@ -50,7 +50,7 @@ class Starter(Protocol):
 
 
 def is_readable(descriptor: int) -> bool:
-    """Whether a descriptor has data, or an end, to be read. False if it is closed."""
+    """Whether data or an end can be read from a descriptor. False if it is closed."""
     poll = select.poll()
     try:
         poll.register(descriptor, select.POLLIN)
@@ -64,7 +64,7 @@ class StartsTogether(Protocol):
     """A starter that starts the agents of many hosts together at less cost."""
 
     def expect(self, hosts: Sequence[Host]) -> None:
-        """``start_agent`` will soon be called for all of ``hosts``; never blocks."""
+        """Expect ``start_agent`` calls for all ``hosts`` soon; never blocks."""
 
 
 @runtime_checkable
@@ -88,12 +88,12 @@ class Backend(Protocol):
         """The hosts for this run. Raises HostError or StartError."""
 
     def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
-        """What starts agents on them. Raises HostError or StartError."""
+        """The starter of agents on these hosts. Raises HostError or StartError."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """A backend whose hosts outlive the launcher, so that they can be found again."""
+    """A backend whose hosts outlive the launcher and can be reached again later."""
 
     def remember(self, description: Description) -> Mapping[str, Any]:
         """What is needed to reach the hosts again, as JSON; nothing secret."""
@@ -112,13 +112,13 @@ class Scheduled(Protocol):
     """A backend whose hosts belong to a job of a scheduler."""
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """How many seconds tasks have to end before the scheduler kills them.
+        """How many seconds tasks have for their end before the scheduler kills them.
 
         None: unknown.
         """
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
-        """Why the scheduler ends the job: preemption, time limit; None: it does not.
+        """Why the scheduler ends the job: preemption or time limit; None: it does not.
 
         Called when the launcher has received SIGTERM; takes a few seconds at most.
         """
@@ -132,7 +132,7 @@ class Scheduled(Protocol):
 
 @runtime_checkable
 class Requeuing(Protocol):
-    """A backend whose scheduler can start a job again that has ended."""
+    """A backend whose scheduler can restart a job that has ended."""
 
     def job(self, env: Mapping[str, str]) -> str:
         """The id of the job that we are in."""
@@ -146,5 +146,5 @@ class Requeuing(Protocol):
     def requeue(self, env: Mapping[str, str]) -> str | None:
         """Have the scheduler end the job and start it again; returns why it refuses.
 
-        None: it does so, and this process will soon be told to end.
+        None: it obeys, and will soon tell this process to end.
         """

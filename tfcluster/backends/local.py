@@ -44,7 +44,7 @@ class ProcessChannel:
         *,
         env: Mapping[str, str] | None = None,
     ) -> _Channel:
-        """Start ``argv`` in a session of its own. Raises StartError."""
+        """Start ``argv`` in a new session. Raises StartError."""
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the channel owns it
         try:
             process = subprocess.Popen(
@@ -91,9 +91,9 @@ class ProcessChannel:
         self._process.wait()
 
     def terminate(self, timeout_s: float) -> None:
-        """Close the channel and end the child by SIGTERM, else by SIGKILL.
+        """Close the channel and end the child with SIGTERM, or else with SIGKILL.
 
-        Waits up to ``timeout_s`` for the effect of each.
+        Waits up to ``timeout_s`` after each signal.
         """
         self.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -114,7 +114,7 @@ class ProcessChannel:
         return f"{end}: {words.splitlines()[-1]}" if words else end
 
     def last_words(self) -> str:
-        """The last LAST_WORDS_BYTES of its standard error so far, as text."""
+        """The last LAST_WORDS_BYTES of the child's standard error so far, as text."""
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - LAST_WORDS_BYTES))
         return self._stderr.read().decode(errors="backslashreplace").strip()

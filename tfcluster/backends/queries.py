@@ -26,7 +26,7 @@ def ask(
 
 
 def answer(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> str:
-    """What a program writes to its standard output; empty if it fails."""
+    """What a program writes to standard output; empty if it fails."""
     try:
         done = ask(argv, env, timeout_s)
     except (OSError, subprocess.TimeoutExpired):

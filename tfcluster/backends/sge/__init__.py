@@ -53,7 +53,7 @@ class SgeBackend:
         )
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """The queue's notice before it kills, less the time that a sweep needs."""
+        """The notice that the queue gives before SIGKILL, less the time of a sweep."""
         qmaster = Qmaster(env)
         job = qmaster.job()
         notice_s = qmaster.notice_s() if job is not None and job.notify else None
@@ -73,14 +73,15 @@ class SgeBackend:
         return None if index == "undefined" else index
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
-        """-notify sends SIGUSR1 before a suspension; but s_rt sends it at its limit."""
+        """SIGUSR1, which -notify sends before a suspension, unless s_rt is set, which
+        sends it at its limit."""
         words = (*description.sge.resources, *description.sge.options)
         limited = any(word.startswith("s_rt") for word in words)
         return frozenset() if limited else frozenset({signal.SIGUSR1})
 
 
 def _launched_s() -> float:
-    """When this process was started, as Unix time."""
+    """The Unix time when this process was started."""
     import psutil  # imported here: most launches end by themselves
 
     return float(psutil.Process().create_time())

@@ -1,6 +1,6 @@
 """Finds the GPUs that a job was given on each host, from environment variables there.
 
-Sites set them under different names, and they are valid only on the host itself.
+Sites use different names for these variables, which are valid only on the host itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NO_GPUS = {"", "-1", "none", "NoDevFiles"}
 _MARK = "tfcluster-gpus"
 _AT_ONCE = 32
 
-# A constant: no input of a user goes into this shell command.
+# A constant: no user input goes into this shell command.
 _ASK = f'echo "{_MARK} ' + "|".join(f"${{{name}-unset}}" for name in _VARIABLES) + '"'
 
 
 def given(env: Mapping[str, str]) -> tuple[str, ...] | None:
     """The GPUs that these variables name; () for none.
 
-    None if no variable is set, or if it has no device names that CUDA knows.
+    None if no variable is set, or if its device names are not valid for CUDA.
     """
     for name in _VARIABLES:
         text = env.get(name)
@@ -46,7 +46,7 @@ def given(env: Mapping[str, str]) -> tuple[str, ...] | None:
 def ask(
     qrsh: str, hosts: Sequence[str], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
-    """The job's GPUs on other hosts, by a qrsh task on each. Raises StartError."""
+    """The job's GPUs on other hosts, from a qrsh task on each. Raises StartError."""
 
     def one(host: str) -> tuple[str, ...] | None:
         argv = qrsh_argv(qrsh, host, ("/bin/sh", "-c", _ASK))

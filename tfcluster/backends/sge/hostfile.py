@@ -6,7 +6,7 @@ import re
 
 
 class HostfileError(ValueError):
-    """Text that is not a host file; the message says why."""
+    """The text is not a host file; the message says why."""
 
 
 _MAX_DIGITS = 9

@@ -1,4 +1,4 @@
-"""Finds a job's hosts, and which of them is this one, from the job's environment.
+"""Finds a job's hosts, and this host among them, from the job's environment.
 
 Reads only the host file, which exists on no other host.
 """
@@ -21,7 +21,7 @@ _STALE = (
 def is_inside(env: Mapping[str, str]) -> bool:
     """Whether this is the environment of a job's script.
 
-    ``JOB_ID`` alone does not suffice: not only Grid Engine sets it.
+    ``JOB_ID`` alone does not suffice: other programs than Grid Engine set it, too.
     """
     return "JOB_ID" in env and "SGE_TASK_ID" in env
 
@@ -70,7 +70,7 @@ def _broken(path: str, problem: str, hint: str) -> ConfigError:
 
 
 def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    """This host's names; first that of Grid Engine, whose execd sets HOSTNAME."""
+    """This host's names, first the one of Grid Engine, whose execd sets HOSTNAME."""
     names = (env.get("HOSTNAME", ""), socket.gethostname())
     return tuple(dict.fromkeys(name.lower() for name in names if name))
 
@@ -78,8 +78,8 @@ def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
 def is_one_of(name: str, own: Iterable[str]) -> bool:
     """Whether ``name`` is one of this host's names.
 
-    A short and a qualified name are equal if their first labels are. Two qualified
-    names must be equal, since clusters of several domains may use the same numbers.
+    A short and a qualified name match if their first labels are equal. Two qualified
+    names must be equal, because clusters with several domains may reuse short names.
     """
     return any(_same(name.lower(), other) for other in own)
 

@@ -1,4 +1,4 @@
-"""Finds Grid Engine's programs by the environment of a job."""
+"""Finds Grid Engine's programs from the environment of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.errors import StartError
 def find_program(name: str, env: Mapping[str, str]) -> str:
     """The path of a program such as qrsh. Raises StartError if there is none.
 
-    If it is not on the job's PATH, it is looked for below SGE_ROOT.
+    A program that is not on the job's PATH is sought below SGE_ROOT.
     """
     folders = [env.get("PATH", "")]
     if root := env.get("SGE_ROOT"):

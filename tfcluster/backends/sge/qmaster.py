@@ -24,19 +24,19 @@ _TIME = r"(?:^|=)(?=[0-9:])([0-9]{0,9}(?::[0-9]{0,9}){0,2})(?![0-9:])"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What ``qstat -j`` tells about a running job."""
+    """What ``qstat -j`` says about a running job."""
 
     notify: bool
-    """The job is warned before it is killed (qsub -notify)."""
+    """Whether the job is warned before it is killed (qsub -notify)."""
     began_s: float
-    """Unix time; 0: unknown."""
+    """The Unix time of its start; 0: unknown."""
     limits_s: Mapping[str, float]
     """Its requested limits ``h_rt`` and ``s_rt``, in seconds."""
     waits: bool = False
-    """It is queued although we run, so it was rescheduled."""
+    """Whether it is queued although we run: then it was rescheduled."""
 
     def is_over_time(self, now_s: float) -> bool:
-        """Whether a limit is reached; tolerates qmaster's clock to differ by 2 s."""
+        """Whether a limit is reached; qmaster's clock may differ by 2 s."""
         limit_s = min(self.limits_s.values(), default=0.0)
         return bool(limit_s and self.began_s) and now_s >= self.began_s + limit_s - 2
 
@@ -47,7 +47,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True)
 class Qmaster:
-    """Asks qstat and qconf. ``environ`` is that of the job."""
+    """Asks qstat and qconf. ``environ`` is the job's environment."""
 
     environ: Mapping[str, str]
 
@@ -70,7 +70,7 @@ class Qmaster:
 
 
 def parse_job(said: str) -> JobFacts | None:
-    """Parse the answer to ``qstat -j JOB -xml``; None if it is no such answer."""
+    """Parse the answer to ``qstat -j JOB -xml``; None if it is not such an answer."""
     try:
         root = ElementTree.fromstring(said)
     except ElementTree.ParseError:
@@ -92,7 +92,7 @@ def parse_job(said: str) -> JobFacts | None:
 
 
 def _seconds_of(text: str | None) -> float | None:
-    """A time or a duration in an answer; None if it is missing or no number."""
+    """A time or a duration in an answer; None if it is missing or not a number."""
     try:
         value = float(text or "")
     except ValueError:

@@ -1,7 +1,7 @@
 """``qrsh -inherit``: a process on another host of the same job, and its channel.
 
 Such a process is part of the job: Grid Engine accounts for it and ends it with the job.
-Knows no agent and no frames.
+Knows neither agents nor frames.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tfcluster.errors import StartError
 START_S = 60.0
 """How long Grid Engine may take to start a process on the other host."""
 _END_S = 3.0
-"""How long qrsh may take to exit after SIGTERM; it tells the other side first."""
+"""How long qrsh may take to exit after SIGTERM; it notifies the other side first."""
 
 _SHIELD = 'trap "" USR1 USR2; '
-"""The signals of -notify go to every process of a task, and would kill those without a
-handler."""
+"""The signals of -notify go to every process of a task, and would kill processes that
+have no handler."""
 _BECOME = 'exec "$0" "$@"'
 _READY = "echo; "
-"""Input that qrsh gets before the process runs may be lost, and then the process never
+"""qrsh may lose input that it gets before the process runs, and then the process never
 runs (seen with 8.1.9). So the process prints an empty line when it is ready."""
 
 _MEANINGS = (
@@ -41,8 +41,8 @@ _MEANINGS = (
 def qrsh_argv(qrsh: str, host: str, argv: Sequence[str]) -> tuple[str, ...]:
     """The argv that runs ``argv`` on ``host``, named exactly as in PE_HOSTFILE.
 
-    The user's shell on that host parses the words again, so each is quoted. Standard
-    input stays open (no ``-nostdin``), because it is the agent's channel.
+    The user's shell on that host parses the words again, so each word is quoted.
+    Standard input stays open (no ``-nostdin``), because it is the agent's channel.
     """
     over_there = ("/bin/sh", "-c", _SHIELD + _READY + _BECOME, *argv)
     return (qrsh, "-inherit", host, *map(shlex.quote, over_there))
@@ -62,7 +62,7 @@ class QrshChannel(ProcessChannel):
     """The standard streams of a process on another host, through our child qrsh."""
 
     def wait_until_ready(self, host: str, timeout_s: float = START_S) -> None:
-        """Wait until the process runs; write nothing before. Raises StartError."""
+        """Wait until the process runs; write nothing earlier. Raises StartError."""
         readable, _, _ = select.select([self._stdout], [], [], timeout_s)
         if readable and os.read(self._stdout, 1):
             return
@@ -77,7 +77,7 @@ class QrshChannel(ProcessChannel):
         self.terminate(_END_S)
 
     def diagnosis(self) -> str:
-        """How it ended, preceded by an explanation if there is one."""
+        """How the process ended, preceded by an explanation if there is one."""
         plain = super().diagnosis()
         text = meaning(self.last_words())
         return f"{text}: {plain}" if text else plain

@@ -1,4 +1,4 @@
-"""Slurm: the hosts of the job that we are in; steps of srun start the agents."""
+"""Slurm: the hosts of the job that we are in; srun steps start the agents."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SlurmBackend:
         return SrunStarter(description.python, groups, step_environ(env))
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
-        """KillWait, the time from SIGTERM to SIGKILL, less what a sweep needs."""
+        """KillWait, the time from SIGTERM to SIGKILL, less the time of a sweep."""
         wait_s = Controller(env).kill_wait_s()
         return None if wait_s is None else max(1.0, wait_s - 5.0)
 
@@ -92,7 +92,7 @@ class SlurmBackend:
 def _devices(
     found: tuple[Node, ...], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
-    """The job's GPUs on each node, by a step that runs there. Raises StartError."""
+    """The job's GPUs on each node, from a step that runs there. Raises StartError."""
     devices: dict[str, tuple[str, ...] | None] = {}
     for group in dict.fromkeys(node.group for node in found):
         here = [node for node in found if node.group == group]

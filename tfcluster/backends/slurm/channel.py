@@ -14,7 +14,7 @@ class StepChannel(ProcessChannel):
 
     def kill(self) -> None:
         # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
-        # SIGINT would end the step at once. Only after that srun is killed itself.
+        # SIGINT would end the step at once. Only after that, srun itself is killed.
         self.terminate(STEP_END_S)
 
     def diagnosis(self) -> str:
@@ -24,7 +24,7 @@ class StepChannel(ProcessChannel):
 
 
 def explained(said: str) -> str:
-    """An explanation of srun's message, with its own words; "" if it is unknown."""
+    """An explanation of srun's message, followed by the message; "" if unknown."""
     found = meaning(said)
     if found is None:
         return ""

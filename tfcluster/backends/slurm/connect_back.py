@@ -1,7 +1,7 @@
 """Connections that processes of a job step open to us, instead of pipes through srun.
 
-Each process gets a program and a token by srun, over its standard input. Both ends then
-prove that they know the token before anything else is said:
+srun gives each process a program and a token, over its standard input. Both ends then
+prove that they know the token before anything else is sent:
 
     process -> us        "TFB1", nonce
     us -> process        nonce, HMAC-SHA256 over "launcher" and both nonces
@@ -11,7 +11,7 @@ prove that they know the token before anything else is said:
 
 It is a challenge-response protocol like SKID3 (Menezes et al., "Handbook of Applied
 Cryptography", 10.3.2). Afterwards the connection is the process's standard input and
-output. Knows nothing of Slurm but the variables that a step's processes have.
+output. Knows nothing about Slurm but the variables that a step's processes have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 HANDSHAKE_S = 10.0
 AT_ONCE = 8
-"""How many peers may be in a handshake at a time; one that stalls keeps a place."""
+"""How many peers may be in a handshake at a time; a stalled peer occupies a place."""
 MAX_IDENTITY_BYTES = 300
 
 _MAGIC = b"TFB1"
@@ -36,7 +36,7 @@ _PROOF_BYTES = 32
 _WELCOME = b"\x01"
 _CONNECT_S = 30
 
-# SLURM_LAUNCH_NODE_IPADDR is where srun runs, as slurmd reached it (srun(1)).
+# SLURM_LAUNCH_NODE_IPADDR is the address of srun's node as slurmd sees it (srun(1)).
 _PROGRAM = """\
 import hmac, os, socket, sys
 token, port = bytes.fromhex({token!r}), {port}
@@ -92,7 +92,7 @@ class Caller:
 class Reception:
     """Listens for the processes of one step, until it is closed.
 
-    ``arrived`` is called from threads, with each one that knows the token.
+    ``arrived`` is called from threads, with each process that knows the token.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Reception:
             ).start()
 
     def program(self) -> str:
-        """The source for the step's processes; it has the token."""
+        """The source code for the step's processes, which contains the token."""
         return _PROGRAM.format(
             token=self._token.hex(),
             port=self.port,
@@ -122,7 +122,7 @@ class Reception:
         )
 
     def close(self) -> None:
-        """Listen no longer; connections that have arrived remain."""
+        """Stop listening; connections that have arrived remain."""
         # Closing alone does not wake a thread that is in accept().
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -143,7 +143,7 @@ class Reception:
 
 
 def greet(connection: socket.socket, token: bytes) -> Caller:
-    """Authenticate the peer. Raises Refused, and OSError if it is gone or too slow."""
+    """Authenticate the peer. Raises Refused, or OSError if it is gone or too slow."""
     until_s = time.monotonic() + HANDSHAKE_S
     hello = _take(connection, len(_MAGIC) + _NONCE_BYTES, until_s)
     if not hello.startswith(_MAGIC):

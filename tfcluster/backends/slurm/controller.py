@@ -26,7 +26,7 @@ _SRUN_PORTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Asks ``scontrol``. ``environ`` is that of the job."""
+    """Asks ``scontrol``. ``environ`` is the job's environment."""
 
     environ: Mapping[str, str]
 
@@ -39,7 +39,7 @@ class Controller:
         return parse_srun_ports(self._ask("show", "config"))
 
     def has_gpus(self) -> bool:
-        """Whether the job has GPUs: salloc's shell has no variable for that."""
+        """Whether the job has GPUs; salloc's shell has no variable that says so."""
         job = self.environ.get("SLURM_JOB_ID", "")
         return "gpu" in parse_requested(self._ask("show", "job", "--oneliner", job))
 
@@ -51,12 +51,12 @@ class Controller:
         return parse_ending(said, life=_count(life))
 
     def why_not_requeuable(self) -> str | None:
-        """Why the job cannot be requeued; None: it can, or that is unknown."""
+        """Why the job cannot be requeued; None: it can be, or we do not know."""
         job = self.environ.get("SLURM_JOB_ID", "")
         return parse_not_requeuable(self._ask("show", "job", "--oneliner", job), job)
 
     def requeue(self) -> str | None:
-        """Requeue the job; returns why that was not done, or None."""
+        """Requeue the job; returns why this was not possible, or None."""
         job = self.environ.get("SLURM_JOB_ID", "")
         known = self._ask("show", "job", "--oneliner", job)
         if why := parse_ended(known, job):
@@ -73,7 +73,7 @@ class Controller:
 
 
 def fields(said: str) -> dict[str, str]:
-    """The ``Key=Value`` words of ``scontrol --oneliner``; the first of duplicates."""
+    """The ``Key=Value`` words of ``scontrol --oneliner``; of duplicates, the first."""
     found: dict[str, str] = {}
     for match in _FIELD.finditer(said):
         found.setdefault(match[1], match[2])
@@ -103,7 +103,7 @@ def parse_requested(said: str) -> str:
 def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
     """PREEMPTED (or requeued) or TIME_LIMIT; None: cancelled by a user, or unknown.
 
-    ``life`` is how often the job had been restarted when we were started.
+    ``life`` is the number of times that the job had been restarted when we started.
     """
     known = fields(said)
     state = known.get("JobState", "")
@@ -120,7 +120,7 @@ def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
 
 
 def parse_not_requeuable(said: str, job: str) -> str | None:
-    """Why Slurm would not requeue the job, by ``scontrol show job``; or None."""
+    """Why Slurm would not requeue the job, from ``scontrol show job``; or None."""
     known = fields(said)
     if known.get("BatchFlag") == "0":
         return f"job {job} has no batch script that could be started again"
@@ -136,5 +136,5 @@ def parse_ended(said: str, job: str) -> str | None:
 
 
 def _count(text: str) -> int:
-    """A number of restarts; 0 if it is unknown."""
+    """A number of restarts; 0 if unknown."""
     return int(text) if text.isdecimal() and len(text) < 10 else 0

@@ -1,15 +1,15 @@
-"""Finds the job's GPUs on each host by one step that runs on all of them. Pure.
+"""Finds the job's GPUs on each host with one step that runs on all hosts. Pure.
 
-Device names are valid only on the host itself: SLURM_JOB_GPUS has those of the batch
-host, and within a cgroup they start at 0 again, may be UUIDs, or parts of a GPU. They
-are used as they are.
+Device names are valid only on the host itself: SLURM_JOB_GPUS has the names on the
+batch host, and inside a cgroup names start at 0 again, or may be UUIDs or parts of a
+GPU. The names are used as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# A constant: no input of a user goes into this shell command.
+# A constant: no user input goes into this shell command.
 _ASK = 'echo "tfcluster-gpus $SLURMD_NODENAME ${CUDA_VISIBLE_DEVICES-unset}"'
 _MARK = "tfcluster-gpus"
 _COUNTS = (
@@ -29,7 +29,7 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
 
 
 def question_argv(count: int, *, group: int | None = None) -> tuple[str, ...]:
-    """The argv that asks the ``count`` nodes of a job or of a component of it."""
+    """The argv that asks the ``count`` nodes of a job, or of a component of the job."""
     component = () if group is None else (f"--het-group={group}",)
     return (
         "srun",

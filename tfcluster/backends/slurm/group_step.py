@@ -1,6 +1,6 @@
 """One job step that runs a program on many hosts, whose processes connect back to us.
 
-A step for each host would be a request to slurmctld for each host.
+A separate step for each host would need a request to slurmctld for each host.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tfcluster.backends.slurm.connect_back import Caller, Reception
 from tfcluster.backends.slurm.srun import words_about
 
 FIRST_S = 60.0
-"""How long the first process may take to connect: beyond that, none can. A site's
-prolog may take long."""
+"""How long the first process may take to connect: after that, we assume that none can.
+A site's prolog may take long."""
 WORDS_S = 2.0
 """How long to wait for the last words of a process that we have not ended."""
 ALL_S = 120.0
-"""How long the others may take, from the start of the step."""
+"""How long the other processes may take, from the start of the step."""
 
 _POLL_S = 0.1
 
 
 class GroupStep:
-    """Starts its step at once; every method may be called from any thread."""
+    """A step, started at once; every method may be called from any thread."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class GroupStep:
         env: Mapping[str, str],
         ports: range | None,
     ) -> None:
-        """``argv`` is srun's. Raises OSError if nothing can be started."""
+        """``argv`` is srun's command. Raises OSError if it cannot be started."""
         self._changed = threading.Condition()
         self._awaited = set(hosts)
         self._callers: dict[str, Caller] = {}
@@ -63,13 +63,13 @@ class GroupStep:
             self._reception.close()
             raise
         self._began_s = time.monotonic()
-        # It also tells those who wait for a process that the step has ended.
+        # This thread also tells those who wait for a process that the step has ended.
         threading.Thread(target=self._watch, name="step", daemon=True).start()
 
     def channel(self, host: str) -> ConnectedChannel | None:
-        """The channel to the process on ``host``; None: there is none, and will not be.
+        """The channel to the process on ``host``; None: there will never be one.
 
-        Blocks until it has connected.
+        Blocks until the process has connected.
         """
         with self._changed:
             while True:
@@ -107,7 +107,7 @@ class GroupStep:
         return words_about(data.decode(errors="backslashreplace"), host, task)
 
     def left(self, host: str) -> None:
-        """The channel to ``host`` is not used any more; the last one ends the step."""
+        """Note that the channel to ``host`` is unused; the last one ends the step."""
         with self._changed:
             self._connected.discard(host)
             nothing_left = self._nothing_left()
@@ -115,7 +115,7 @@ class GroupStep:
             self.end()
 
     def end(self) -> None:
-        """Wait for the step's end, and bring it about if it takes too long."""
+        """Wait for the step to end, and kill it if that takes too long."""
         self._reception.close()
         with self._changed:
             if self._ending:
@@ -144,7 +144,7 @@ class GroupStep:
                 self._changed.notify_all()
             complete = not self._awaited
         if not expected:
-            caller.connection.close()  # it came too late, or twice
+            caller.connection.close()  # it connected too late, or twice
         if complete:
             self._reception.close()
 
@@ -174,8 +174,8 @@ class ConnectedChannel:
         try:
             return self._connection.recv(READ_BYTES)
         except ConnectionResetError:
-            # The process ended before it had read all that we sent. ``diagnosis`` has
-            # its last words.
+            # The process ended before it had read everything that we sent.
+            # ``diagnosis`` has its last words.
             return b""
 
     def has_unread(self) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from tfcluster.backends.agent_bundle import OWN_WORDS
 
 BUSY_S = 60
-"""How many seconds a step may wait until Slurm lets it begin."""
+"""How many seconds a step may wait for Slurm to start it."""
 
-# srun(1), INPUT ENVIRONMENT VARIABLES: those that would apply the job's options to our
-# steps.
+# Variables of srun(1), INPUT ENVIRONMENT VARIABLES, that would apply the job's options
+# to our steps.
 _SHAPING = re.compile(
     r"S(?:LURM|RUN)_(?:"
     r"CPUS_PER_TASK|CPUS_PER_GPU|CORE_SPEC|CPU_BIND|CPU_FREQ_REQ|DISTRIBUTION|EXACT"
@@ -46,9 +46,9 @@ def srun_argv(
     ``group`` is the component of a heterogeneous job.
 
     The step reserves nothing and waits for no other step: all agents of all runs in a
-    job share its hosts (``--overlap``, ``--mem=0``). What the tasks may use is decided
-    on the host, not by a binding of their agent. Output is not ``--unbuffered``, which
-    would put a terminal in between.
+    job share its hosts (``--overlap``, ``--mem=0``). The host determines what the tasks
+    may use, not a binding of their agent. Output is not ``--unbuffered``, which would
+    put a terminal in between.
     """
     return ("srun", *_where([host], group), *_ALWAYS, *argv)
 
@@ -144,7 +144,7 @@ def meaning(said: str) -> tuple[str, str | None] | None:
 
 
 def own_words(said: str) -> str:
-    """The most telling line of srun: its first error, without the prefix."""
+    """The most informative line of srun: its first error, without the prefix."""
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "error:" in line]
     line = (errors or lines or [""])[0]
@@ -152,9 +152,9 @@ def own_words(said: str) -> str:
 
 
 def words_about(said: str, host: str, task: int) -> str:
-    """The lines of a labelled step that are of its ``task``, or of srun about ``host``.
+    """A labelled step's lines from its ``task``, or from srun about ``host``.
 
-    Without their labels.
+    The labels are removed.
     """
     label = re.compile(rf"\s*{task}: (.*)")
     named = re.compile(rf"(?:srun|slurmstepd).*(?<![\w.-]){re.escape(host)}(?![\w-])")

@@ -1,4 +1,4 @@
-"""Starts agents by srun: in a step for each host, or in one step for many hosts."""
+"""Starts agents with srun: in a step for each host, or in one step for many hosts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
 
 MOST_ALONE = 16
-"""Up to this many hosts get a step each, whose pipes need no connection back to us."""
+"""Up to this many hosts get separate steps, whose pipes need no connection to us."""
 
 _Kind = tuple[int | None, tuple[str, ...]]
 """What the processes of one step have in common: the job's component, and the argv."""
 
 
 class SrunStarter:
-    """``groups`` has each host's component of the job; ``env`` is that of steps."""
+    """Starts agents. ``groups`` has each host's component of the job; ``env`` is the
+    environment of steps."""
 
     def __init__(
         self,
@@ -69,9 +70,9 @@ class SrunStarter:
         return StepChannel.start(host.name, argv, env=self._env)
 
     def _from_group(self, host: Host) -> Channel | None:
-        """The host's process of a step for many; None: it needs a step of its own.
+        """The host's process in a step for many; None: the host needs a separate step.
 
-        That is so when the step fails as a whole, because of another host or because
+        It needs one when the step fails as a whole, because of another host or because
         processes cannot connect to us, and when the host's agent is started again.
         """
         kind = self._kind(host)
@@ -79,7 +80,7 @@ class SrunStarter:
             names = self._together.get(kind, ())
             if host.name not in names:
                 return None
-            # If another agent is needed on this host later, it gets a step of its own.
+            # If this host needs another agent later, it gets a separate step.
             self._together[kind] = tuple(name for name in names if name != host.name)
             if kind not in self._steps:
                 self._steps[kind] = self._begin(kind, names)

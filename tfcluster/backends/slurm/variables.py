@@ -1,6 +1,6 @@
 """Reads a Slurm job's hosts from its environment variables. Pure.
 
-They are the output variables of sbatch(1), salloc(1) and srun(1). Everything keeps the
+These are the output variables of sbatch(1), salloc(1) and srun(1). Everything keeps the
 order of the node list; nothing is sorted.
 """
 
@@ -26,11 +26,11 @@ class Node:
     slots: int | None
     """How many tasks Slurm plans for the node; None: unknown."""
     group: int | None = None
-    """Its component of a heterogeneous job; None: not such a job."""
+    """Its component of a heterogeneous job; None: the job is not heterogeneous."""
 
 
 def is_inside(environ: Mapping[str, str]) -> bool:
-    """Whether ``environ`` is that of a job's script, shell or step."""
+    """Whether ``environ`` is the environment of a job's script, shell or step."""
     return bool(environ.get("SLURM_JOB_ID")) and any(
         environ.get(name)
         for name in (
@@ -106,7 +106,7 @@ def _slots(
     environ: Mapping[str, str], key: str, names: list[str]
 ) -> list[int] | list[None]:
     text = environ.get(key)
-    # Within a step, the counts are those of the step, not of the job.
+    # Inside a step, the counts are those of the step, not of the job.
     if not text or "SLURM_STEP_NODELIST" in environ:
         return [None] * len(names)
     try:
@@ -123,7 +123,7 @@ def _slots(
 
 
 def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
-    """The nodes in the order of ``scontrol show hostnames``, which counts follow."""
+    """The nodes in the order of ``scontrol show hostnames``, as the counts have it."""
     try:
         names = expand(text, slurm_order=True)
     except HostlistError as error:
@@ -152,7 +152,8 @@ def _merged(found: list[Node]) -> tuple[Node, ...]:
 
 
 def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """The first of these variables that is not empty, and its value."""
+    """The first of these variables that is not empty, and its value, which may be ""
+    if all are empty."""
     for name in names:
         if text := environ.get(name):
             return name, text

@@ -1,7 +1,7 @@
 """Hosts that are listed in cluster.yaml, each reached over SSH.
 
-The agent is sent over the session that it then serves, so hosts need only Python and
-sshd.
+The agent is sent over the same session that it then serves, so hosts need only Python
+and sshd.
 """
 
 from __future__ import annotations

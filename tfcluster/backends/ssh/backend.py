@@ -29,7 +29,7 @@ from tfcluster.host_list import host_names, listed_hosts
 from tfcluster.model import Allocation, Description, Host, HostEntry, Interpreter
 
 _FILES_PER_HOST = 4
-"""A connection, a descriptor for its output, and as many for a sweep at the end."""
+"""A connection, a descriptor for its output, and two more for a sweep at the end."""
 _OTHER_FILES = 512
 _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
@@ -58,11 +58,11 @@ class SshBackend:
 
 @dataclass(frozen=True, slots=True)
 class SshStarter:
-    """Starts agents over SSH; ``routes`` has those of listed hosts."""
+    """Starts agents over SSH; ``routes`` has the routes of listed hosts."""
 
     routes: Mapping[str, Route]
     sources: Sources
-    """For the routes of hosts that a scheduler has named."""
+    """The sources for the routes of hosts that a scheduler has named."""
     python: Interpreter
     connections: Connections
 
@@ -80,13 +80,13 @@ class SshStarter:
             transport.close()
             raise errors.no_session(way, str(error)) from error
         channel = SshChannel(shlex.join(python), session, transport.close)
-        # If this fails, reading from the channel tells why.
+        # If this fails, reading from the channel reports why.
         with contextlib.suppress(OSError):
             channel.write(parcel().data)
         return channel
 
     def answers(self, host: Host) -> bool:
-        """False for hosts behind a jump: the answer would be the jump host's."""
+        """Whether the host answers; False behind a jump host, which would answer."""
         way = self.routes.get(host.name)
         return way is not None and answers(way, ANSWER_S)
 
@@ -136,7 +136,7 @@ def _directives(path: Path, home: Path) -> tuple[Directive, ...]:
     def included(pattern: str) -> Iterator[tuple[str, str]]:
         if pattern.startswith("~/"):
             pattern = str(home / pattern[2:])
-        # Path.glob takes no absolute patterns.
+        # Path.glob accepts no absolute patterns.
         for name in sorted(glob.glob(str(own / pattern))):  # noqa: PTH207
             try:
                 yield name, Path(name).read_text(errors="surrogateescape")

@@ -1,6 +1,6 @@
 """A session on an SSH connection, as the byte channel to an agent.
 
-Knows how such a session ends and what it reports then; knows no frames.
+Knows how such a session ends and what it then reports; knows no frames.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SshChannel:
 
     def read(self) -> bytes:
         """The next bytes. Raises OSError if the session did not end properly."""
-        # A full window for errors would stop an agent that writes many. Each of its
+        # A full window for errors would block an agent that writes many. Each of its
         # heartbeats brings us here.
         while self._session.recv_stderr_ready():
             self._errors.extend(self._session.recv_stderr(READ_BYTES))
@@ -62,7 +62,7 @@ class SshChannel:
         if self._session.recv_ready():
             return True
         connection = self._session.get_transport().sock
-        if isinstance(connection, paramiko.Channel):  # by way of a jump host
+        if isinstance(connection, paramiko.Channel):  # through a jump host
             return connection.recv_ready()
         return is_readable(connection.fileno())
 
@@ -81,10 +81,10 @@ class SshChannel:
         self._hang_up()
 
     def diagnosis(self) -> str:
-        """How the program ended; also closes the connection."""
+        """How the program ended. Also closes the connection."""
         status, words = self._status(), self._words()
         self._hang_up()
-        # Nothing signals to the descriptor any more, so it can be closed.
+        # Nothing signals the descriptor any more, so it can be closed.
         self._session.in_buffer.set_event(threading.Event())
         self._output.close()
         return "" if self._told else ended(status, words.splitlines())
@@ -101,7 +101,7 @@ class SshChannel:
             raise ConnectionError(cause.message + hint)
 
     def _status(self) -> int | None:
-        # No status: a signal killed it. paramiko does not report exit-signal.
+        # No status: a signal killed the program. paramiko does not report exit-signal.
         if not self._session.status_event.wait(STATUS_S):
             return None
         status = self._session.exit_status
@@ -119,8 +119,8 @@ class _Readable:
     """A descriptor that is readable while the event is set, for paramiko's buffers.
 
     A buffer sets its event while it holds data or has been closed, and clears it
-    otherwise, always under its lock. The descriptor of paramiko's own ``fileno`` is
-    shared by two buffers, each with its own lock, so that it may miss a change.
+    otherwise, always under its lock. Two buffers, each with its own lock, share the
+    descriptor of paramiko's own ``fileno``, which may therefore miss a change.
     """
 
     def __init__(self) -> None:

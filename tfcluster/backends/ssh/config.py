@@ -1,7 +1,7 @@
 """Parses ssh_config(5) into directives, and evaluates them for a host.
 
-Pure: reading files is an argument. Does not know the meaning of options, except of
-those on which Match lines may depend.
+Pure: the function that reads files is an argument. Does not know the meaning of
+options, except those on which Match lines may depend.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from fnmatch import fnmatchcase
 from tfcluster.errors import HostError
 
 Options = Mapping[str, tuple[str, ...]]
-"""Lower-case keyword -> values. Most keywords have one value, of joined arguments."""
+"""Lower-case keyword -> values. Most keywords have one value: the joined arguments."""
 
 ReadFiles = Callable[[str], Iterable[tuple[str, str]]]
-"""Name and text of every file that matches the pattern of an Include."""
+"""Returns name and text of every file that matches the pattern of an Include."""
 
 MAX_DEPTH = 16
 """How deep includes may be nested, as in OpenSSH (readconf.c)."""
 
 _MAX_CHARACTERS = 1 << 14
-"""Of a line; what is longer is not a configuration, and takes long to split."""
+"""Limit of a line; a longer one is not a configuration, and takes long to split."""
 _LISTS = frozenset({"identityfile", "certificatefile"})
 _RAW = frozenset({"proxycommand"})
-"""Their value is the unparsed rest of the line, which goes to a shell."""
+"""Keywords whose value is the unparsed rest of the line, which goes to a shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,5 +217,5 @@ def matches(patterns: Iterable[str], text: str) -> bool:
 
 
 def matches_host(patterns: Iterable[str], host: str) -> bool:
-    """The same for host names, ignoring case."""
+    """Like ``matches``, for host names, ignoring case."""
     return matches([pattern.lower() for pattern in patterns], host.lower())

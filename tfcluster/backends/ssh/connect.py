@@ -28,10 +28,10 @@ from tfcluster.backends.ssh.route import Route
 
 ATTEMPTS = 5
 KEEPALIVE_S, KEEPALIVES = 5, 5
-"""After 25 s the kernel gives up. The launcher decides earlier that a host is lost."""
+"""The kernel gives up after 25 s. The launcher decides earlier that a host is lost."""
 _RETRY_S = (0.2, 1.0)
-"""Range of the random wait before a retry, times the attempt: sshd drops connections at
-random (MaxStartups in sshd_config(5))."""
+"""The range of the random wait before a retry, multiplied by the attempt's number: sshd
+drops connections at random (MaxStartups in sshd_config(5))."""
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _CIPHERS = (
     "aes128-gcm@openssh.com",
@@ -65,7 +65,7 @@ class _TurnedAway(Exception):
 
 
 class Connections:
-    """Opens connections; those to jump hosts are shared."""
+    """Opens connections; connections to jump hosts are shared."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -157,7 +157,7 @@ def _tcp(route: Route) -> socket.socket:
 
 
 def answers(route: Route, patience_s: float) -> bool:
-    """Whether its sshd, not only the host's kernel, sends something."""
+    """Whether the host's sshd, not only its kernel, sends something."""
     if route.via is not None or route.proxy_command is not None:
         return False
     deadline = time.monotonic() + patience_s
@@ -185,7 +185,7 @@ def _command_link(route: Route, command: str) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            # ssh_config(5): run by a shell, with exec.
+            # ssh_config(5): a shell runs it, with exec.
             process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
@@ -202,7 +202,7 @@ def _command_link(route: Route, command: str) -> socket.socket:
 
 
 def _greet(transport: paramiko.Transport, route: Route) -> None:
-    """Banner, key exchange and host key check. Raises HostError or _TurnedAway."""
+    """Do banner, key exchange and host key check. Raises HostError or _TurnedAway."""
     keys = known_keys(_texts(route.known_hosts), route.key_name)
     _prefer(transport, keys)
     deadline = time.monotonic() + route.timeout_s
@@ -232,9 +232,9 @@ def _texts(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _prefer(transport: paramiko.Transport, keys: tuple[KnownKey, ...]) -> None:
-    """Prefer host key types that we know for this host, which may have several keys.
+    """Prefer the key types that we know for this host, which may have several keys.
 
-    Ciphers are limited to those of OpenSSH; those that need no MAC come first.
+    Ciphers are limited to those of OpenSSH; ciphers that need no MAC come first.
     """
     kinds: list[str] = []
     for key in keys:

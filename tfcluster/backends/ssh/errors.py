@@ -56,7 +56,7 @@ class Tried:
     accepted: tuple[str, ...] = ()
     """Methods that the host offers."""
     refused: tuple[str, ...] = ()
-    """Keys that were offered, by their names for people."""
+    """Keys that were offered, by their display names."""
     locked: tuple[str, ...] = ()
     """Key files that need a passphrase."""
     unusable: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Tried:
 
 
 def unreachable(route: Route, error: OSError) -> HostError:
-    """There is no TCP connection."""
+    """The error that there is no TCP connection."""
     where = f"{_who(route)} port {route.port}"
     if isinstance(error, socket.gaierror):
         return HostError(
@@ -87,7 +87,7 @@ def unreachable(route: Route, error: OSError) -> HostError:
 
 
 def stuck(route: Route, stage: Stage) -> HostError:
-    """The host was connected to but then sent nothing more."""
+    """The error that the host sent nothing more after we connected."""
     return HostError(
         f"{route.name}: {_who(route)} port {route.port} sent nothing for "
         f"{route.timeout_s:g} s (stuck after: {stage.value})"
@@ -95,7 +95,7 @@ def stuck(route: Route, stage: Stage) -> HostError:
 
 
 def dropped(route: Route, stage: Stage, said: str, attempts: int) -> HostError:
-    """The host ended the connection, on every attempt."""
+    """The error that the host ended the connection on every attempt."""
     times = f", {attempts} times" if attempts > 1 else ""
     hint = None
     if stage is Stage.TCP:
@@ -157,7 +157,7 @@ def revoked_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
 
 
 def denied(route: Route, tried: Tried) -> HostError:
-    """Authentication failed."""
+    """The error that authentication failed."""
     ways = f" ({','.join(tried.accepted)})" if tried.accepted else ""
     said = [f"{route.name}: Permission denied{ways} as user {route.user}"]
     if tried.refused:
@@ -186,7 +186,7 @@ def no_session(route: Route, said: str) -> HostError:
 
 
 def no_agent(python: str, status: int | None, words: str) -> TfclusterError | None:
-    """Why no agent could start, if the exit status or stderr of the shell tells."""
+    """Why no agent could start, if the shell's exit status or stderr says so."""
     last = words.splitlines()[-1].strip() if words else ""
     if last.startswith(OWN_WORDS):
         return None  # the interpreter ran

@@ -1,6 +1,6 @@
-"""The keys for authentication, of the ssh agent and from files, in the order of ssh.
+"""The keys for authentication, from the ssh agent and from files, in the order of ssh.
 
-No key is decrypted here: keys that need a passphrase belong into the ssh agent.
+No key is decrypted here: keys that need a passphrase belong in the ssh agent.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Keys:
     unusable: list[str] = field(default_factory=list)
 
     def candidates(self) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Each key, with its name for people.
+        """Each key, with its display name.
 
-        In ssh's order: listed keys that the agent holds, the agent's others, files.
+        In ssh's order: listed keys that the agent holds, the agent's other keys, files.
         """
         listed = {path: _public(path) for path in self.route.identities}
         held = _held() if self.route.uses_agent else {}

@@ -43,7 +43,7 @@ class KnownKey:
 def known_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[KnownKey, ...]:
     """The keys listed for ``name``, from file names and texts.
 
-    As in ssh, if no key is listed for ``[host]:port``, those for ``host`` count.
+    As in ssh, if no key is listed for ``[host]:port``, the keys for ``host`` count.
     """
     listed = [_listed(file, text) for file, text in files]
     found = tuple(key for each in listed for key in each.keys_of(name))
@@ -71,7 +71,7 @@ def verdict(keys: Iterable[KnownKey], blob: bytes) -> tuple[Verdict, KnownKey | 
 
 
 def fingerprint(blob: bytes) -> str:
-    """As ``ssh-keygen -l`` prints it."""
+    """The fingerprint of a key as ``ssh-keygen -l`` prints it."""
     digest = base64.b64encode(hashlib.sha256(blob).digest()).decode()
     return "SHA256:" + digest.rstrip("=")
 
@@ -80,8 +80,8 @@ def fingerprint(blob: bytes) -> str:
 class _Listed:
     """A file, parsed once for all hosts; its keys are in order.
 
-    ``plain`` has the indices of keys with plain names; ``others`` those of keys with
-    patterns or hashed names, which must be tried one by one.
+    ``plain`` has the indices of keys with plain names; ``others`` has the indices of
+    keys with patterns or hashed names, which must be tried one by one.
     """
 
     keys: tuple[KnownKey, ...]

@@ -1,4 +1,4 @@
-"""Imports paramiko without ``invoke``, which paramiko would import needlessly.
+"""Imports paramiko without ``invoke``, which paramiko imports needlessly.
 
 paramiko uses ``invoke``, which imports half of the standard library, for ``Match exec``
 in ssh_config. We parse ssh_config ourselves, and paramiko works without it.
@@ -12,7 +12,7 @@ _MISSING = "invoke" not in sys.modules
 if _MISSING:
     sys.modules["invoke"] = None  # type: ignore[assignment] # makes imports fail
 
-import paramiko  # noqa: E402, F401 - now it is cached for others
+import paramiko  # noqa: E402, F401 - now it is cached for other modules
 
 if _MISSING:
     del sys.modules["invoke"]

@@ -1,4 +1,4 @@
-"""How a host is reached: combines cluster.yaml and ssh_config into a frozen Route.
+"""How to reach a host: combines cluster.yaml and ssh_config into a frozen Route.
 
 Pure. Precedence: the host's entry in cluster.yaml, its ``ssh`` section, ssh_config,
 ssh's defaults.
@@ -22,7 +22,7 @@ _MAX_DIGITS = 9
 DEFAULT_PORT = 22
 CONNECT_TIMEOUT_S = 10.0
 
-# As for cluster.yaml: a whitelist, as a name that begins with '-' would be an option.
+# As in cluster.yaml, a whitelist: a name that begins with '-' would be an option.
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*\$?")
 _KEY_FILES = ("id_ed25519", "id_ecdsa", "id_rsa")
 _KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
@@ -45,12 +45,12 @@ class Route:
     """Private keys, in the order in which they are tried."""
     certificates: tuple[Path, ...] = ()
     identities_only: bool = False
-    """Use only those keys of the ssh agent that are listed."""
+    """Whether to use only the listed keys of the ssh agent."""
     uses_agent: bool = True
     proxy_command: str | None = None
-    """For a shell; all tokens are expanded."""
+    """The command for a shell, with all tokens expanded."""
     via: Route | None = None
-    """The host to jump from."""
+    """The route to the jump host."""
     timeout_s: float = CONNECT_TIMEOUT_S
 
 
@@ -61,7 +61,7 @@ class Sources:
     directives: tuple[Directive, ...]
     ssh: Ssh
     timeout_given: bool
-    """``connect_timeout`` is set in cluster.yaml, so it takes precedence."""
+    """Whether cluster.yaml sets ``connect_timeout``, which then takes precedence."""
     home: Path
     me: str
     """The local user."""
@@ -175,7 +175,7 @@ def _proxy_command(options: Options, tokens: dict[str, str], host: str) -> str |
 
 
 def _jumps(options: Options, sources: Sources, host: str, depth: int) -> Route | None:
-    """The route to the last jump host; the first may need jumps of its own."""
+    """The route to the last jump host; the first one may itself need jumps."""
     text = _one(options, "proxyjump")
     if text is None or text.lower() == "none":
         return None

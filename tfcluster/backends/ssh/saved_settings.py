@@ -1,6 +1,6 @@
 """What a run must save to reach its hosts again, as JSON without secrets.
 
-Pure. Saves the settings of the Description, not those of ssh_config.
+Pure. Saves the Description's settings, not those of ssh_config.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SavedSettings:
     ssh: Ssh
     python: Interpreter
     timeout_given: bool
-    """``connect_timeout`` was configured, so it takes precedence."""
+    """Whether ``connect_timeout`` was configured, and so takes precedence."""
 
     @classmethod
     def of(cls, description: Description) -> SavedSettings:
@@ -48,7 +48,7 @@ class SavedSettings:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SavedSettings:
-        """The inverse of ``to_json``. Raises ContactLostError for anything else."""
+        """The inverse of ``to_json``. Raises ContactLostError for other input."""
         try:
             ssh = dict(found["ssh"])
             for key in _PATHS:
@@ -73,5 +73,5 @@ def _host(entry: Mapping[str, Any]) -> HostEntry:
 
 
 def _interpreter(value: Any) -> Interpreter:
-    """Older versions saved a path or a name as text."""
+    """The interpreter; older versions saved a path or a name as text."""
     return (value,) if isinstance(value, str) else tuple(map(str, value))
