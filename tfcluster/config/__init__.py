@@ -1,7 +1,7 @@
 """Reads cluster.yaml, or the flags that replace it, into a checked ``Description``.
 
 Importing this package is cheap: YAML and pydantic are imported on use. It reads only
-the configuration itself; it contacts no host and resolves no name.
+the configuration itself, contacts no host and resolves no name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load(
 ) -> Loaded:
     """Read and check a configuration file.
 
-    ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` replaces the file's,
+    ``overrides`` are raw ``KEY=VALUE`` texts, ``name`` replaces the file's name,
     ``arguments`` are appended to every command, ``environ`` has the values of
     ``${VAR}``, ``python`` is the interpreter if the file names none, and ``passed`` has
     variables to pass on, as ``NAME`` or ``NAME=VALUE``. Raises ConfigError with all

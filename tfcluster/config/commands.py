@@ -29,8 +29,8 @@ class CommandError(ValueError):
 
 
 def split_command(text: str) -> list[str]:
-    """The words of ``text``. Raises CommandError for an open quote, for no words, and
-    for syntax that needs a shell."""
+    """The words of ``text``. Raises CommandError for an open quote, if there are no
+    words, and for syntax that needs a shell."""
     # A backslash at the end of a line continues it.
     joined = text.replace("\\\n", "")
     try:
@@ -73,7 +73,7 @@ def _refuse_shell(text: str) -> None:
     if home := _HOME.search(unquoted):
         message = "'~' is not expanded"
         raise CommandError(message, "write ${HOME}", home.start())
-    # As in a shell, a dollar is literal within single quotes.
+    # As in a shell, a dollar is literal inside single quotes.
     single = _blanked(re.compile(rf"{_SINGLE.pattern}|\\.|\$\$"), text)
     if bare := re.search(r"\$([A-Za-z_][A-Za-z0-9_]*)", single):
         hint = f"write ${{{bare[1]}}}, or {_WITH_SHELL}"

@@ -35,9 +35,9 @@ class Setting:
 
     environ: Mapping[str, str]
     folder: Path
-    """Absolute; relative paths are relative to it."""
+    """An absolute path, to which relative paths are relative."""
     stem: str
-    """The name if none is given."""
+    """The run's name if none is given."""
     python: str
     """The interpreter if none is given."""
     arguments: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Setting:
 def describe(
     cluster: Cluster, findings: Findings, setting: Setting
 ) -> model.Description:
-    """The Description; problems go to ``findings``."""
+    """The Description of a cluster; problems go to ``findings``."""
     return _Describer(cluster, findings, setting).description()
 
 
@@ -173,7 +173,7 @@ class _Describer:
     def _python(
         self, keys: Keys, given: model.Interpreter | None
     ) -> model.Interpreter | None:
-        """A path or a name, or a command whose last word is one.
+        """The interpreter: a path, a name, or a command whose last word is either.
 
         A bare name is looked up on the hosts. In a command, paths stay as they are:
         the last one may be a path in a container.
@@ -259,7 +259,7 @@ class _Describer:
                 message = "'exclude' is for 'sync', which is not set"
                 self._findings.error(("workdir", "exclude"), message)
             return None
-        # '~' is not expanded: it is the home on each host.
+        # '~' is not expanded: it means the home on each host.
         folder = self._fill(("workdir", "sync"), workdir.sync).removesuffix("/")
         bare = folder.removeprefix("~/")
         parts = PurePosixPath(bare).parts
@@ -347,7 +347,7 @@ class _Describer:
 
 
 def check_ports(description: model.Description, findings: Findings) -> None:
-    """Check that the port range is large enough, if that is known before placement."""
+    """Check that the port range is large enough, if we know that before placement."""
     if description.ports is None:
         return
     size = len(description.ports)

@@ -10,7 +10,7 @@ MAX_PROBLEMS = 100
 
 
 class Report:
-    """Problems, sorted by their place: those in the file first, then flags."""
+    """Problems, sorted by place: those in the file first, then those in flags."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -30,7 +30,7 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether no error was found so far."""
+        """Whether no error has been found so far."""
         return all(problem.warning for _, problem in self._found)
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class Report:
 
 
 class Findings:
-    """A report on one tree, in which problems are located by path."""
+    """A report on one tree that locates problems by path."""
 
     def __init__(self, root: Map, report: Report) -> None:
         self.root = root

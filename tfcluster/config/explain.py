@@ -1,8 +1,8 @@
 """Turns pydantic's errors into messages for the author of the file.
 
-It works on the kind of an error, its path and the node there: the node's raw text shows
-where YAML read something other than was meant. Knows the shape of cluster.yaml only
-through the models.
+It works on the kind of error, its path and the node there: the node's raw text shows
+where YAML read something that the author did not mean. Knows the shape of cluster.yaml
+only through the models.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BOUNDS = {
     "less_than_equal": ("le", "of at most"),
 }
 _OTHER_WORDS = {"master": "chief", "parameter_server": "ps", "workers": "worker"}
-"""Names of task types elsewhere -> our names."""
+"""Task types' names in other software -> our names."""
 
 
 def explain(error: ErrorDetails, findings: Findings) -> None:
@@ -143,7 +143,7 @@ def _sections() -> Mapping[str, type[BaseModel]]:
 
 
 def _owner_of(key: str, model: type[BaseModel] | None) -> str | None:
-    """Where a key belongs that is unknown at this place; None: nowhere."""
+    """The section to which a key that is unknown here belongs; None: no section."""
     owners = [
         f"under '{name}:'"
         for name, section in _sections().items()
@@ -155,14 +155,14 @@ def _owner_of(key: str, model: type[BaseModel] | None) -> str | None:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is not a known one."""
+    """A hint for an unknown word."""
     words = list(known)
     near = difflib.get_close_matches(word[:64], words, n=1)
     return f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(words)}"
 
 
 def _misread(found: Found) -> _Words | None:
-    """Message and hint if YAML reads a scalar otherwise than people mean it."""
+    """Message and hint if YAML reads a scalar differently from what people mean."""
     if not isinstance(found.node, Scalar):
         return None
     value = found.node.value
@@ -218,7 +218,7 @@ def _quoting_hint(what: str, node: Node) -> str | None:
         note = f"YAML reads {raw} as {read}; " if str(read) != raw else ""
         return f'{note}quote it: "{raw}"'
     if what == "a list":
-        # Within a YAML list, the brackets of a hostlist must be quoted.
+        # Inside a YAML list, the brackets of a hostlist must be quoted.
         item = f'"{raw}"' if "[" in raw else raw
         return f"write: [{item}]"
     if what.endswith("number") and isinstance(read, str):

@@ -30,9 +30,9 @@ from tfcluster.durations import parse_duration
 from tfcluster.model import PortRange
 
 MAX_COUNT = 10_000
-"""Limit of tasks of one type: far more than fit into TF_CONFIG."""
+"""The limit of tasks of one type: far more than fit into TF_CONFIG."""
 MAX_ENV_BYTES = 131_072
-"""Linux: the longest string in an environment (MAX_ARG_STRLEN)."""
+"""The longest string in an environment on Linux (MAX_ARG_STRLEN)."""
 
 _NAME = "[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
 _MAX_DURATION_S = 366 * 86400.0
@@ -61,8 +61,8 @@ class Shorthand:
     key: str
     json: dict[str, Any]
     of: type = object
-    """The type of the plain value; mappings and, unless it is ``list``, lists are not
-    plain."""
+    """The type of the plain value. Mappings are never plain; lists are plain only if
+    this is ``list``."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -150,7 +150,7 @@ DurationOrZero = Annotated[
 DurationOrOff = Annotated[
     float | None,
     PlainValidator(_duration(zero=False, off=True)),
-    # Unquoted, `off` is a boolean for YAML 1.1, and so for validators of its output.
+    # YAML 1.1 reads unquoted `off` as a boolean, which is what validators then see.
     _duration_json({"const": "off"}, {"const": False}),
 ]
 
@@ -219,7 +219,7 @@ Command = Annotated[
         }
     ),
 ]
-"""Arguments; a command given as one string becomes a list of that string."""
+"""Arguments; a command given as one string becomes a list with that string."""
 
 
 def _setup(value: object) -> str | list[str]:
@@ -289,7 +289,7 @@ Env = Annotated[
         }
     ),
 ]
-"""Names and values. ``passed_variables`` replaces a list below ``pass`` before."""
+"""Names and values. ``passed_variables`` has already replaced a list below ``pass``."""
 
 
 def _one_line(text: str) -> str:
@@ -330,7 +330,7 @@ Interpreter = Annotated[
         }
     ),
 ]
-"""A path or a name, or a command of several words that ends with one."""
+"""A path, a name, or a command of several words that ends with either."""
 
 
 Name = Annotated[

@@ -1,4 +1,4 @@
-"""Expands the ``hosts:`` list to one entry per host, and checks names.
+"""Expands the ``hosts:`` list to one entry per host, and checks the names.
 
 Resolves no name and contacts no host.
 """
@@ -20,7 +20,7 @@ MAX_HOSTS = 100_000
 
 @dataclass(slots=True)
 class _Seen:
-    """Names and addresses that were listed so far, and where."""
+    """The names and addresses listed so far, with their places."""
 
     names: dict[tuple[str, int | None], Mark] = field(default_factory=dict)
     addresses: dict[tuple[str, int | None], str] = field(default_factory=dict)

@@ -34,7 +34,7 @@ def fill(text: str, environ: Mapping[str, str], *, keep_bare: bool = False) -> s
     """``text`` with its references expanded. Raises FillError.
 
     As in a shell, the default of ``:-`` also replaces a variable that is set but empty.
-    ``keep_bare`` leaves ``$VAR`` alone, for a shell that may be the program.
+    ``keep_bare`` leaves ``$VAR`` alone, because the program may be a shell.
     """
     if "$" not in text:
         return text

@@ -222,7 +222,7 @@ class Runtime(_Section):
         bool,
         Field(
             default=False,
-            description="Add what compression takes from a gradient to the next one.",
+            description="Add what compression removes from a gradient to the next one.",
         ),
     ]
     batch: Annotated[

@@ -16,9 +16,9 @@ from tfcluster.host_patterns import HostlistError, split
 
 COMMAND_LINE = Mark("command line")
 _MAX_KEYS = 8
-"""Limit of a key's parts: cluster.yaml is less deep."""
+"""The limit of a key's parts: cluster.yaml is less deep."""
 _MANY_SLOTS = 1000
-"""A greater number is most likely meant as a port of ssh."""
+"""A larger number is most likely meant as a port for ssh."""
 _SLOTS = re.compile(r"(.+?):([0-9]+)", re.DOTALL)
 
 
@@ -45,7 +45,7 @@ def named(root: Map, name: str) -> Map:
 
 
 def _value(path: Sequence[str], written: str, mark: Mark, report: Report) -> Node:
-    # Environment values are text; quotes within the shell's quotes would be a nuisance.
+    # Environment values are text; quotes inside the shell's quotes would be a nuisance.
     if "env" in path[:-1]:
         return text(written, mark)
     node = parse(written, mark, report)
@@ -73,7 +73,8 @@ def _with(
 
 
 def _opened(node: Node | None, mark: Mark) -> Map | None:
-    """The node as a mapping: a plain count becomes ``{count: N}``. None: it is none."""
+    """The node as a mapping: a plain count becomes ``{count: N}``; None if it is
+    neither."""
     if node is None:
         return mapping(mark, {})
     if isinstance(node, Scalar) and isinstance(node.value, int):

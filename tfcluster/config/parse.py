@@ -19,7 +19,7 @@ from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq
 
 MAX_ALIASES = 1000
 MAX_NODES = 1_000_000
-"""Limit of nodes; those of an aliased node count for every alias."""
+"""The limit of nodes; an aliased node counts again for every alias."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -27,14 +27,14 @@ _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 )
-# Characters that no value may have, even by an escape like "\0".
+# Characters that no value may have, even from an escape like "\0".
 _FORBIDDEN = re.compile("[\0\ud800-\udfff]")
 
 
 def parse(content: str, source: Mark, report: Report) -> Node | None:
     """The tree of a text; None if it is empty.
 
-    ``source`` is a file, or a flag, whose nodes then have no line of their own.
+    ``source`` is a file, or a flag, whose nodes have no separate lines.
     Problems go to ``report``; raises ConfigError if the rest cannot be parsed.
     """
     located = bool(source.line)
@@ -57,7 +57,7 @@ def parse(content: str, source: Mark, report: Report) -> Node | None:
 
 
 def _events(content: str) -> Iterator[Any]:
-    # The stubs of yaml leave this generator untyped.
+    # yaml's type stubs leave this generator untyped.
     yield from yaml.parse(content, Loader=_LOADER)
 
 
@@ -179,7 +179,7 @@ class _Builder:
             self._report.error(mark, "YAML tags are not allowed", hint)
 
     def _add(self, node: Node) -> None:
-        """Add a complete node to the collection that is open."""
+        """Add a complete node to the open collection."""
         if not self._stack:
             self.root = node
             return

@@ -1,7 +1,7 @@
 """Variables that are passed on: ``-x NAME[=VALUE]`` and ``env: {pass: [NAME]}``.
 
-Turns them into ordinary entries of ``env``, or of ``secrets`` if the name looks like
-one, so that everything after this works on their values and places alone.
+Turns them into ordinary entries of ``env``, or of ``secrets`` if the name looks like a
+secret, so that all later stages only need their values and places.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfcluster.config.text import printable
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq, mapping, text
 
 PASS = "pass"
-"""The key below ``env`` whose list has names; a plain value is a variable ``pass``."""
+"""The key below ``env`` that lists names; a plain value is a variable ``pass``."""
 SECRET = re.compile(
     r"(?:.*_)?(?:KEY|TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS)", re.IGNORECASE
 )
@@ -27,7 +27,7 @@ def with_passed(
     """``root`` with the variables of ``-x`` flags and of all ``pass`` lists.
 
     A flag replaces what the file says about the same variable, also in ``secrets``. A
-    name without a value takes that of ``environ``; problems go to ``report``.
+    name without a value takes the value in ``environ``; problems go to ``report``.
     """
     passing = _Passing(root, environ, report)
     passing.read_lists()
@@ -43,7 +43,7 @@ class _Passing:
         self._report = report
 
     def read_lists(self) -> None:
-        """Replace each ``pass`` list, those of task types included."""
+        """Replace each ``pass`` list, including those of task types."""
         for path in (("env",), *self._task_envs()):
             env = _at(self.root, path)
             if not isinstance(env, Map) or PASS not in env.entries:
@@ -106,14 +106,14 @@ class _Passing:
             self._set(path, name, self._environ[name], mark)
 
     def _set(self, path: tuple[str, ...], name: str, value: str, mark: Mark) -> None:
-        # References in the value were expanded by the shell, if at all.
+        # If references in the value were expanded, the shell did it.
         self._put(path, name, text(value.replace("$", "$$"), mark), mark)
 
     def _put(self, path: tuple[str, ...], name: str, node: Node, mark: Mark) -> None:
         holder = _at(self.root, path)
         if holder is None:
             holder = mapping(mark, {})
-        if isinstance(holder, Map):  # else a wrong type, which is reported later
+        if isinstance(holder, Map):  # otherwise a wrong type, which is reported later
             entries = {**holder.entries, name: Entry(text(name, mark), node)}
             self.root = _put(self.root, path, Map(entries, holder.mark))
 

@@ -1,4 +1,4 @@
-"""Makes paths of the configuration absolute, and checks those on this host.
+"""Makes paths in the configuration absolute, and checks those on this host.
 
 Only calls ``stat``; never opens a file.
 """
@@ -21,7 +21,7 @@ class PathError(ValueError):
 def absolute(text: str, folder: Path, environ: Mapping[str, str]) -> Path:
     """``text`` relative to ``folder``, with a leading ``~/`` expanded.
 
-    Links are not resolved: the path may be one on other hosts. Raises PathError.
+    Links are not resolved: the path may be on other hosts. Raises PathError.
     """
     if text == "~" or text.startswith("~/"):
         home = environ.get("HOME")
@@ -61,7 +61,8 @@ def exists(path: Path) -> bool:
 
 
 def secret_problem(path: Path) -> tuple[str, str | None] | None:
-    """Why the file must not hold a secret (message, hint); None if fine or missing."""
+    """Why the file must not hold a secret (message, hint); None if it may, or is
+    missing."""
     status = _status(path)
     if status is None:
         return None

@@ -1,4 +1,4 @@
-"""Loads a file or flags into a checked Description; finds all problems in one pass.
+"""Loads a file or flags into a checked Description, and finds all problems in one pass.
 
 File or flags -> tree -> overrides -> shape (pydantic) -> rules -> Description.
 """
@@ -131,13 +131,13 @@ def _shape(findings: Findings) -> Cluster:
 
 
 def as_name(text: str) -> str:
-    """``text`` with all characters replaced that a name cannot have."""
+    """``text`` with characters replaced that are not allowed in a name."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip(".-")[:64]
     return name or "run"
 
 
 def command_stem(command: Sequence[str]) -> str:
-    """The name of a run of ``command``: its script or module, else its program."""
+    """The name of a run of ``command``: its script or module, or else its program."""
     program = PurePath(command[0]).name if command else ""
     if not re.fullmatch(r"python[0-9.]*", program):
         return PurePath(program).stem or program

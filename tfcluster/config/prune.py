@@ -17,8 +17,8 @@ def without(
 ) -> tuple[dict[str, Any], dict[Path, set[int]]]:
     """A copy of ``data`` without the values at these places.
 
-    For a place that does not exist, the deepest value above it is left out. The second
-    result maps the paths of lists to the indices of items that were left out.
+    If a place does not exist, the deepest value above it is left out. The second result
+    maps the paths of lists to the indices of items that were left out.
     """
     # deepcopy keeps shared values shared: aliases may expand to very many values.
     rest = deepcopy(data)

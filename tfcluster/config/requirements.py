@@ -1,10 +1,10 @@
 """Reads requirements files so that they mean the same on hosts that lack them.
 
-Files that a requirements file names are included; paths in it that belong to the
-working directory are written relative to that of the host. Opens no file itself.
+Files that a requirements file names are included; its paths inside the working
+directory are rewritten relative to the host's working directory. Opens no file itself.
 
-As for pip, `-r` and `-c` are relative to the file that has them, and packages to the
-working directory; if they are not there, they are sought beside the file.
+As in pip, `-r` and `-c` are relative to the file that has them, and packages to the
+working directory. Packages that are not there are sought beside the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _UNUSUAL = re.compile(r"[^\w.\-]")
 
 
 class RequirementsError(ValueError):
-    """A file that cannot be used."""
+    """The file cannot be used; the message says why."""
 
 
 @dataclass(slots=True)
@@ -54,9 +54,9 @@ class Bundle:
     files: list[tuple[str, str]] = field(default_factory=list)
     """Names and texts; the first one is the file itself."""
     local: list[Path] = field(default_factory=list)
-    """Packages and folders of packages to which it refers."""
+    """The packages and folders of packages that it refers to."""
     editable: list[Path] = field(default_factory=list)
-    """Packages whose own folders are imported from."""
+    """Editable packages, which are imported from their own folders."""
 
 
 Read = Callable[[Path], str]
@@ -89,7 +89,7 @@ class _Bundler:
         return self._bundle
 
     def _include(self, path: Path) -> str:
-        """The name of the file in the bundle."""
+        """Add the file to the bundle; returns its name there."""
         if path in self._names:
             return self._names[path]
         number = len(self._names)
@@ -134,7 +134,7 @@ class _Bundler:
         kept: list[Path],
         order: tuple[Path, Path] | None = None,
     ) -> str:
-        """The path as the host finds it; ``order`` says where it is sought first."""
+        """The path as the host finds it; ``order`` has the two folders to search."""
         bare, bracket, extras = value.partition("[")
         first, second = order or (self._workdir, folder)
         path = _absolute(bare, first)

@@ -20,7 +20,7 @@ _DENIED_OPTIONS = {
     "slurm": ("--wrap", "--uid", "--gid", "--parsable", "-W", "--wait"),
     "sge": ("-C", "-@", "-b", "-V", "-terse", "-sync"),
 }
-"""Options that would change what is submitted, as which user, or what is printed."""
+"""Options that would change what is submitted, for which user, or what is printed."""
 
 
 def groups(cluster: Cluster) -> dict[str, Task]:

@@ -1,4 +1,4 @@
-"""Reads the configuration file: a regular file of ours, of bounded size, in UTF-8.
+"""Reads the configuration file: a regular file that we own, of bounded size, in UTF-8.
 
 The only module of this package that opens a file.
 """
@@ -45,7 +45,7 @@ def read_file(path: str, report: Report) -> str:
 
 
 def _read(descriptor: int) -> bytes:
-    """The content of the file, at most one byte more than permitted."""
+    """The content of the file, at most one byte more than the limit."""
     data = bytearray()
     while len(data) <= MAX_BYTES:
         portion = os.read(descriptor, MAX_BYTES + 1 - len(data))

@@ -1,7 +1,7 @@
 """Explains YAML syntax errors to the author of the file.
 
-libyaml and PyYAML have different messages for the same errors, so errors are recognised
-mostly by the text at their place.
+libyaml and PyYAML have different messages for the same errors, so errors are mostly
+recognised by the text at their place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import yaml
 from tfcluster.host_patterns import MAX_NAME_LENGTH
 
 MAX_DEPTH = 50
-"""Limit of collections within each other."""
+"""The limit of nested collections."""
 
 # In node[1-4], YAML begins a list at the bracket.
 _HOSTLIST_BEGIN = re.compile(r"[A-Za-z0-9_][\w.-]*$")
@@ -64,7 +64,7 @@ def explain(error: yaml.YAMLError, content: str) -> Explained:
 
 
 def _depth(problem: str, at: _Place) -> Explained | None:
-    # libyaml's own limit, which it may reach before we see the first collections.
+    # libyaml has its own limit, which it may reach before we see the first collections.
     if "nesting depth" not in problem:
         return None
     return Explained(at.line, at.column, f"nested deeper than {MAX_DEPTH}")
@@ -117,7 +117,7 @@ def _colon(problem: str, at: _Place) -> Explained | None:
         hint = "a key that has a value cannot have keys below it"
         return Explained(at.line, indent, message, hint)
     if "could not find expected ':'" in problem:
-        # The mark is after the word that was meant as a key.
+        # The mark is after the word that the author meant as a key.
         message = "there is a key without ':' before this line"
         return Explained(at.line, at.column, message, "write KEY: VALUE")
     if "entries are not allowed" in problem:

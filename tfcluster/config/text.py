@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 MAX_PATH = 4096
-"""How much of a path a message shows: all that Linux allows (PATH_MAX)."""
+"""How much of a path a message shows: the maximum on Linux (PATH_MAX)."""
 
 
 def cut(text: str, limit: int = 60) -> str:
-    """``text``, or its beginning with an ellipsis."""
+    """``text``, or its beginning with an ellipsis if it is too long."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

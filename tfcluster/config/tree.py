@@ -34,7 +34,8 @@ class Scalar(NamedTuple):
     raw: str
     mark: Mark
     plain: bool = False
-    """Neither quoted nor a block scalar: YAML may read it as another type than text."""
+    """Whether it is neither quoted nor a block scalar, so that YAML may read it as
+    another type than text."""
     inset: int | None = None
     """Columns from the mark to the text; None: the file has it in another form."""
 
@@ -108,9 +109,9 @@ class Found:
     key: Scalar | None
     """The key of the node; None for the root and for list items."""
     name: str
-    """The node's name in messages: its key, or that of its list with the index."""
+    """The node's name in messages: its key, or its list's key with the index."""
     rest: Path
-    """The rest of the path; empty if all of it was found."""
+    """The rest of the path; empty if the whole path was found."""
 
 
 def find(root: Node, path: Path) -> Found:

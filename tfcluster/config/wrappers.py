@@ -1,4 +1,4 @@
-"""Refuses commands for ``python`` that cannot work. Pure."""
+"""Finds commands for ``python`` that cannot work. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ELSEWHERE = ("ssh", "srun", "qrsh", "mpirun", "mpiexec")
 
 
 def name_problem(name: str) -> tuple[str, str | None] | None:
-    """As ``wrapper_problem``, for text without a list."""
+    """What is wrong with a command given as text, not as a list; None: nothing."""
     words = name.split()
     if len(words) < 2 or "/" in words[-1] or not _PYTHON.fullmatch(words[-1]):
         return None

@@ -1,4 +1,4 @@
-"""Reads unquoted text as YAML 1.1 does, and detects where that is not what was meant.
+"""Reads unquoted text as YAML 1.1 does, and detects where the author meant otherwise.
 
 ``NO`` is false, ``22:22`` is 1342 and ``010`` is 8. Values that people hardly ever mean
 become ``Misread``, which no field accepts. Knows no places and no keys.
@@ -41,7 +41,7 @@ _MAX_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Misread:
-    """A value that YAML reads differently from what it looks like."""
+    """A value that YAML reads as something other than it looks like."""
 
     message: str
     hint: str
@@ -51,7 +51,7 @@ EMPTY = Misread("is empty", "give it a value, or omit the key")
 
 
 class Lossy(float):
-    """A float whose text is not that of Python: ``2.10``."""
+    """A float whose text differs from Python's text for it: ``2.10``."""
 
 
 def read(raw: str) -> object:
