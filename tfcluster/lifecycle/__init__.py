@@ -1,6 +1,6 @@
 """The life of a run as a pure function: ``step(state, event) -> (state, actions)``.
 
-It knows no clock, socket, file or process; the driver measures time, delivers events
+It knows no clock, socket, file or process: the driver measures time, delivers events
 and performs actions.
 """
 

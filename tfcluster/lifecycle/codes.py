@@ -1,4 +1,4 @@
-"""Derives the exit code of a run from those of its tasks. Pure."""
+"""Derives the exit code of a run from the exit codes of its tasks. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Collection
 from tfcluster.errors import ExitCode
 
 _FIRST_OF_SIGNALS = 128
-"""From here on, a shell's exit code means that a signal killed its command."""
+"""A shell's exit code of this or more means that a signal killed its command."""
 
 _ACTED_UPON = frozenset({ExitCode.PREEMPTED, 99, 100, ExitCode.TIME_LIMIT, 126, 127})
 """Codes that make schedulers and scripts requeue or give up; never passed on.
 
-75: preempted; 99: Grid Engine requeues the job; 100: Grid Engine puts it into error
-state; 124: time limit; 126, 127: a shell could not execute its command.
+75: preempted; 99: Grid Engine requeues the job; 100: Grid Engine puts the job into the
+error state; 124: time limit; 126, 127: a shell could not execute its command.
 """
 
 

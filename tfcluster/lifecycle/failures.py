@@ -36,7 +36,7 @@ VERDICT_WINDOW_S = 0.4
 
 
 def fail(state: State, failure: Failure) -> Result:
-    """Note a failure; ``judge`` acts on the first ones after VERDICT_WINDOW_S."""
+    """Note a failure; ``judge`` acts on the first failures after VERDICT_WINDOW_S."""
     over = state.success or state.phase in (
         Phase.ENDING,
         Phase.RESTARTING,
@@ -77,9 +77,9 @@ def _blame(failure: Failure) -> tuple[bool, bool, float]:
     """Sort key: failures that cannot be the consequence of another come first.
 
     A lost host explains the end of its tasks; a task killed by a signal did not fail
-    because of a peer; a victim's own output says that a peer was gone. The rest is
-    sorted by the time of the end, not of its report: an agent waits for a task's
-    remaining output before it reports.
+    because of a peer; a victim's own output says that a peer was gone. The rest are
+    sorted by the time when a task ended, not when it was reported: an agent waits for a
+    task's remaining output before it reports.
     """
     by_itself = failure.task is not None and failure.signal is None
     return failure.secondary, by_itself, failure.at_s
@@ -95,7 +95,7 @@ def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
 
 
 def _can_be_spared(state: State, failures: Iterable[Failure]) -> bool:
-    """Whether other tasks that are alive can do the work of those that failed."""
+    """Whether other live tasks can do the work of the failed tasks."""
     return (
         state.phase is Phase.TRAINING
         and all(failure.task in state.plan.spare for failure in failures)
@@ -110,7 +110,7 @@ def _can_be_got_over(failure: Failure) -> bool:
 
 
 def lost_hosts(state: State) -> frozenset[str]:
-    """Hosts with tasks of the current plan that are gone."""
+    """The hosts that are gone and have tasks of the current plan."""
     used = set(state.plan.tasks.values())
     return frozenset(h for h in used if state.hosts[h] is HostState.GONE)
 
@@ -169,22 +169,22 @@ def restart(state: State, cause: Failure) -> Result:
 
 
 def _backoff_s(plan: Plan, before: int) -> float:
-    """How long the restart after ``before`` others waits."""
+    """How long a restart waits after ``before`` earlier restarts."""
     wait_s = min(plan.backoff_s, LONGEST_BACKOFF_S)
     for _ in range(before):
         if not 0.0 < wait_s < LONGEST_BACKOFF_S:
-            break  # no number of restarts can overflow it
+            break  # so that no number of restarts overflows it
         wait_s = min(2 * wait_s, LONGEST_BACKOFF_S)
     return wait_s
 
 
 def no_longer_counts(state: State) -> Result:
-    """A restart is so long ago that it does not count towards the maximum."""
+    """Stop counting an old restart towards the maximum."""
     return replace(state, counted=state.counted - 1), []
 
 
 def _which(state: State) -> str:
-    """Which restart it is that has just been counted."""
+    """The number of the restart that has just been counted, in words."""
     text = f"restart {state.counted} of {state.plan.max_restarts}"
     within_s = state.plan.restart_within_s
     return text if within_s is None else f"{text} within {duration_text(within_s)}"

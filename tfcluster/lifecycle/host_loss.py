@@ -36,7 +36,7 @@ from tfcluster.states import TaskState
 
 
 def host_lost(event: HostLost, state: State) -> Result:
-    """Its tasks are lost; the run ends, or continues on the remaining hosts."""
+    """Give up the host's tasks; the run ends, or continues on the remaining hosts."""
     if state.hosts[event.host] is HostState.GONE:
         return state, []
     state = with_host(state, event.host, HostState.GONE)
@@ -79,7 +79,7 @@ def is_idle(state: State, host: str) -> bool:
 
 
 def host_failed(event: HostFailed, state: State) -> Result:
-    """The run needs the host, unless it was only to be added."""
+    """End the run, which needs the host, unless the host was only to be added."""
     state = with_host(state, event.host, HostState.GONE)
     if is_idle(state, event.host):
         return state, [DropHosts((event.host,))]
@@ -94,7 +94,7 @@ def host_failed(event: HostFailed, state: State) -> Result:
 
 
 def resize(event: Resize, state: State) -> Result:
-    """Restart all training tasks and servers by a new plan. Not if it is too late."""
+    """Restart all training tasks and servers with a new plan, unless it is too late."""
     ready = state.phase is Phase.TRAINING and state.started and not state.success
     if not ready or state.pending:
         return state, []
@@ -121,7 +121,7 @@ def replanned(event: Replanned, state: State) -> Result:
     for task in event.plan.tasks:
         old = state.tasks.get(task)
         stays = event.plan.roles[task] is Role.EVALUATOR
-        # A new task may have been dropped before, and have had more attempts then.
+        # A new task may have been dropped before, and may have had more attempts then.
         before = newest if old is None else old.attempt
         new = TaskStatus(attempt=before + 1)
         tasks[task] = old if stays and old is not None else new

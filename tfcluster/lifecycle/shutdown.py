@@ -1,4 +1,4 @@
-"""How a run that does not succeed by itself is shut down. Pure.
+"""Shuts down a run that does not succeed by itself. Pure.
 
 Either the user interrupts it, up to three times, or a deadline passes.
 """
@@ -61,7 +61,7 @@ def stop_gently(state: State, code: ExitCode) -> Result:
 
 
 def stopped_elsewhere(state: State) -> Result:
-    """An agent ends, or was told to, and not by this launcher.
+    """Handle an agent that ends, or was told to end, but not by this launcher.
 
     That happens when somebody cancels the steps of a Slurm job but not its script.
     """
@@ -74,10 +74,10 @@ def stopped_elsewhere(state: State) -> Result:
 
 
 def excuse(state: State) -> Result:
-    """The run was told to end: judge only failures that have another reason.
+    """Drop pending failures by SIGTERM, because the run was told to end.
 
-    Schedulers signal agents, tasks and the launcher, and which of them ends first is
-    chance. So a task that has just died of SIGTERM counts as stopped, not as failed.
+    Schedulers signal agents, tasks and the launcher, and any of them may end first. So
+    a task that has just died of SIGTERM counts as stopped, not as failed.
     """
     stopped = [each for each in state.pending if each.signal == "SIGTERM"]
     rest = tuple(each for each in state.pending if each not in stopped)
@@ -105,7 +105,8 @@ def kill(state: State) -> Result:
 
 
 def fetch(state: State) -> Result:
-    """All tasks have ended: fetch their files, before agents end; unless it is urgent.
+    """Fetch the files of the tasks, which have ended, before agents end; unless the end
+    is urgent.
 
     A run in which no task was started has no results.
     """
@@ -115,7 +116,7 @@ def fetch(state: State) -> Result:
         return state, []
     if state.killing:
         return state, [FetchResults(hosts, "the run was told to end at once")]
-    # At the limit itself the scheduler sends another signal, which ends the fetch.
+    # At the limit itself, the scheduler sends another signal, which ends the fetch.
     in_time = state.plan.requeues and state.interrupted is ExitCode.TIME_LIMIT
     if state.plan.hurried and state.interrupted in _OF_SCHEDULER and not in_time:
         return state, [FetchResults(hosts, "the scheduler ends the job")]
@@ -123,7 +124,7 @@ def fetch(state: State) -> Result:
 
 
 def leave_results(state: State) -> Result:
-    """An interrupt after all tasks have ended: only results are still missing."""
+    """End the fetch: an interrupt came when only results were still missing."""
     return state, [
         Say("stopped fetching: results that are not here stay on the hosts"),
         LeaveResults("the fetch was interrupted"),
@@ -131,7 +132,7 @@ def leave_results(state: State) -> Result:
 
 
 def leave(state: State) -> Result:
-    """The third interrupt: exit at once, and say which tasks may still run."""
+    """Exit at once, on the third interrupt, and say which tasks may still run."""
     left = [str(task) for task, status in state.tasks.items() if alive(status)]
     hosts = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
     text = "exiting now"
@@ -145,7 +146,7 @@ def leave(state: State) -> Result:
 
 
 def _give_up(state: State) -> Result:
-    """Give every task a final state; what became of those that ran is unknown."""
+    """Give every task a final state; the fate of tasks that ran is unknown."""
     actions: list[Action] = []
     for task, status in state.tasks.items():
         if not status.state.final:
@@ -187,7 +188,7 @@ def evaluator_expired(state: State) -> Result:
 
 
 def stop_expired(state: State) -> Result:
-    """SIGKILL did not help: continue the shutdown without the tasks that are left."""
+    """Continue the shutdown without the tasks that survived SIGKILL."""
     left = [task for task, s in state.tasks.items() if s.state is TaskState.STOPPING]
     actions: list[Action] = []
     for task in left:

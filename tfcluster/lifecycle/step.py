@@ -1,6 +1,6 @@
 """``step``: what the run does next, given what just happened. Pure.
 
-A run succeeds when all training tasks have; servers are then stopped and the
+A run succeeds when all training tasks have succeeded; servers are then stopped, and the
 evaluator gets a grace period. The first failure on any host is the verdict; later
 failures are secondary. A shutdown always has the same order: training tasks and
 evaluator, then servers, then agents. Each is stopped gently, and killed after the grace
@@ -110,8 +110,8 @@ NOTHING_EXCHANGED = (
 def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
     """The state before anything has happened, and the first actions.
 
-    ``earlier``: how many seconds ago each restart was that the job has had in previous
-    runs and that still counts.
+    ``earlier``: how many seconds ago each restart happened that the job has had in
+    previous runs and that still counts.
     """
     hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
     tasks = dict.fromkeys(plan.tasks, TaskStatus())
@@ -305,7 +305,7 @@ def _(event: Interrupted, state: State) -> Result:
     heard = state.interrupted is not None and state.interrupts == 0
     state = replace(state, interrupts=state.interrupts + 1)
     if heard:
-        return state, actions  # a host has reported the same request before
+        return state, actions  # a host has already reported the same request
     if state.verdict is None and state.interrupted is None:
         state = replace(state, interrupted=event.exit_code)
     if state.phase is not Phase.ENDING:
@@ -397,7 +397,8 @@ def _due(state: State) -> Result:
 
 
 def _is_over(state: State, task: TaskId) -> bool:
-    """Whether it has ended and left no process that could disturb its next attempt."""
+    """Whether the task has ended and left no process that could disturb the next
+    attempt."""
     status = state.tasks[task]
     gone = state.hosts[state.plan.tasks[task]] is HostState.GONE
     return status.state.final and (status.settled or gone)

@@ -34,15 +34,15 @@ START, VERDICT, EVALUATOR = "start", "verdict", "evaluator"
 STOP, CLOSE = "stop", "close"
 BACKOFF = "backoff"
 RESTART = "restart "
-"""Prefix of a deadline, when a restart no longer counts; its number follows."""
+"""The prefix of the deadline when a restart no longer counts; its number follows."""
 LEASE = "lease "
-"""Prefix of a deadline; the name of the lost host follows."""
+"""The prefix of a deadline; the name of the lost host follows."""
 
 Result = tuple[State, list[Action]]
 
 
 def end(state: State, *, reason: str | None) -> Result:
-    """Begin the shutdown: stop all tasks but servers; ``step`` does the rest."""
+    """Begin the shutdown: stop all tasks except servers; ``step`` does the rest."""
     if state.verdict is not None:
         reason = state.verdict.cause
     state = replace(state, phase=Phase.ENDING, stage=Stage.TASKS)
@@ -75,7 +75,7 @@ def stop(
     among: frozenset[TaskId] | None = None,
     mark: Action | None = None,
 ) -> Result:
-    """Stop all live tasks of these roles; ``mark`` is an action to do in any case."""
+    """Stop all live tasks of these roles; ``mark`` is an action that comes first."""
     left = [
         task
         for role in roles

@@ -30,17 +30,17 @@ class Plan:
     start_timeout_s: float = 300.0
     max_restarts: int = 0
     restart_within_s: float | None = None
-    """``max_restarts`` counts the restarts of the last so many seconds; None: all."""
+    """``max_restarts`` limits the restarts in this many seconds; None: in the run."""
     backoff_s: float = 0.0
     """How long the first restart waits. Each further one waits twice as long."""
     restart_alone: bool = False
-    """A failed task is restarted by itself, not together with all others."""
+    """Whether a failed task is restarted alone, not together with all others."""
     keepers: frozenset[TaskId] = frozenset()
     """Tasks that hold the state of the training: if one fails, all tasks restart."""
     apart: frozenset[TaskId] = frozenset()
-    """Tasks that are always restarted by themselves."""
+    """Tasks that are always restarted alone."""
     spare: frozenset[TaskId] = frozenset()
-    """Those tasks of ``apart`` that the run can do without while others are alive."""
+    """The tasks of ``apart`` that the run does not need while others are alive."""
     min_training: int | None = None
     """A restart may leave out hosts if this many training tasks remain; None: never."""
 
@@ -53,11 +53,12 @@ class Plan:
     must_exchange: frozenset[TaskId] = frozenset()
     """Tasks that fail if they exit without having exchanged anything with others."""
     results: bool = False
-    """Once all tasks have ended, files are fetched from the hosts."""
+    """Whether files are fetched from the hosts once all tasks have ended."""
     hurried: bool = False
-    """A scheduler that tells the run to end soon kills what is left of it."""
+    """Whether a scheduler that tells the run to end soon kills what is left of it."""
     requeues: bool = False
-    """After the time limit the job starts again; it is announced early enough."""
+    """Whether the job starts again after the time limit, which is announced early
+    enough."""
 
 
 # --- events -------------------------------------------------------------------------
@@ -65,14 +66,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class HostReady:
-    """Its agent has said hello and holds the ports; its warm interpreters are ready."""
+    """The host's agent has said hello and holds the ports; its warm interpreters are
+    ready."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class HostFailed:
-    """It could not be made ready."""
+    """The host could not be prepared."""
 
     host: str
     cause: str
@@ -82,7 +84,7 @@ class HostFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """Contact to it ended unexpectedly."""
+    """Contact with the host ended unexpectedly."""
 
     host: str
     cause: str
@@ -99,7 +101,7 @@ class AgentAskedToStop:
 
 @dataclass(frozen=True, slots=True)
 class HostClosed:
-    """Its agent stopped everything and exited."""
+    """The host's agent stopped everything and exited."""
 
     host: str
 
@@ -123,21 +125,22 @@ class TaskExited:
     code: int | None
     signal: str | None = None
     cause: str | None = None
-    """One sentence for people; None if it ended well."""
+    """One sentence for people; None if the task ended well."""
     tail: tuple[str, ...] = ()
     stopped: bool = False
-    """It was told to end."""
+    """Whether the task was told to end."""
     victim: bool = False
-    """It looks as if it failed because of another task's failure."""
+    """Whether it looks as if the task failed because of another task's failure."""
     exchanged: bool = False
-    """It has exchanged gradients (or what its strategy exchanges) with others."""
+    """Whether it has exchanged gradients (or what its strategy exchanges) with other
+    tasks."""
     at_s: float = 0.0
-    """When it ended, by one clock for all ends of the run."""
+    """When the task ended, by one clock for all ends of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettled:
-    """No process that it started is left."""
+    """No process that the task started is left."""
 
     task: TaskId
     attempt: int
@@ -145,7 +148,7 @@ class TaskSettled:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnstartable:
-    """It could not be started, or something else has its port."""
+    """The task could not be started, or something else has its port."""
 
     task: TaskId
     attempt: int
@@ -161,14 +164,14 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True)
 class HostAdded:
-    """A host that has no task yet is made ready; its loss harms nobody."""
+    """A host that has no task yet is being prepared; its loss harms nobody."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """All training tasks are to restart now, by a new plan."""
+    """All training tasks must restart now, with a new plan."""
 
     cause: str
     """One sentence for people."""
@@ -176,7 +179,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class ResultsFetched:
-    """The answer to ``FetchResults``: all has been fetched that can be."""
+    """The answer to ``FetchResults``: everything that can be fetched was fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +266,7 @@ class StopTasks:
 class FetchResults:
     """Fetch files from these hosts; answer with ``ResultsFetched``.
 
-    With ``not_now``, fetch nothing, note that for this reason, and do not answer.
+    With ``not_now``, fetch nothing, note this reason, and do not answer.
     """
 
     hosts: tuple[str, ...]
@@ -287,7 +290,7 @@ class CloseHosts:
 
 @dataclass(frozen=True, slots=True)
 class DropHosts:
-    """End the contact to these hosts; sweep them through new agents if possible."""
+    """End contact with these hosts; sweep them through new agents if possible."""
 
     hosts: tuple[str, ...]
 
@@ -307,7 +310,7 @@ class ClearDeadline:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """For the person who launched the run."""
+    """Tell something to the person who launched the run."""
 
     text: str
 
@@ -346,7 +349,7 @@ class Failure:
     at_s: float = 0.0
     run_exit_code: ExitCode = ExitCode.TASK_FAILED
     again: bool = True
-    """A restart of the task might succeed."""
+    """Whether a restart of the task might succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,16 +393,16 @@ class TaskStatus:
     attempt: int = 0
     listening: bool = False
     settled: bool = False
-    """All processes that it started are gone, too."""
+    """Whether all processes that it started are gone, too."""
 
 
 class Phase(Enum):
-    """Where the run is. ``ENDING`` has stages of its own, see ``State.stage``."""
+    """Where the run is. ``ENDING`` has several stages, see ``State.stage``."""
 
     GATHERING = "gathering"  # until every host is ready
     TRAINING = "training"
     RESTARTING = "restarting"  # until all tasks of the old attempt have ended
-    REPLANNING = "replanning"  # then, if hosts are lost: until there is a new plan
+    REPLANNING = "replanning"  # then, if hosts were lost: until there is a new plan
     ENDING = "ending"
     OVER = "over"
 
@@ -421,9 +424,9 @@ class State:
     phase: Phase = Phase.GATHERING
     stage: Stage = Stage.TASKS
     fetching: bool = False
-    """Results are being fetched; only in ``Stage.RESULTS``."""
+    """Whether results are being fetched; only in ``Stage.RESULTS``."""
     started: bool = False
-    """Every task has been up once, so the start timeout no longer applies."""
+    """Whether every task has been up once: the start timeout no longer applies."""
     pending: tuple[Failure, ...] = ()
     """Failures since the verdict's deadline was set; ``judge`` finds the cause."""
     verdict: Failure | None = None
@@ -433,11 +436,11 @@ class State:
     counted: int = 0
     """How many of ``restarts`` count towards ``Plan.max_restarts``."""
     backing_off: bool = False
-    """A restart waits for the end of its ``Plan.backoff_s``."""
+    """Whether a restart waits for the end of its ``Plan.backoff_s``."""
     restarting: frozenset[TaskId] = frozenset()
     """Tasks to restart once all of them have ended."""
     resizing: bool = False
-    """They restart by a new plan, although no host was lost."""
+    """Whether they restart with a new plan although no host was lost."""
     awaiting: frozenset[str] = frozenset()
     """Lost hosts whose tasks may still run; a restart waits for their leases."""
     signal: str = "TERM"
