@@ -1,9 +1,10 @@
 """Launch and watch runs from Python: scripts, services and notebooks.
 
-The launcher of a run is a process of its own, as on the command line: it needs the main
+The launcher of a run is a separate process, as on the command line: it needs the main
 thread for its signals, and the run must not depend on what happens in the caller's
-process. If that process ends or crashes, the launcher stops the run in order, unless it
-is detached. So nothing here installs a signal handler or keeps global state.
+process. If the caller's process ends or crashes, the launcher stops the run in order,
+unless the run is detached. So nothing here installs a signal handler or keeps global
+state.
 """
 
 from tfcluster.api.function_call import run

@@ -1,4 +1,4 @@
-"""The types of what ``Run.status`` returns: schemas/status.schema.json in Python."""
+"""The types that ``Run.status`` returns: schemas/status.schema.json in Python."""
 
 from __future__ import annotations
 

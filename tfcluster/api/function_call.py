@@ -42,10 +42,10 @@ def load(name):
     return module
 
 if __name__ == "__main__":  # not in processes that multiprocessing starts
-    __name__ = "tfcluster.call"  # tracebacks leave out what is called so
+    __name__ = "tfcluster.call"  # tracebacks leave out modules of this name
     load("rank_program").main(FOLDER, load("plain_data"))
 '''
-# The launcher looks into the ranks' program to see whether they need TensorFlow.
+# The launcher reads the ranks' program to see whether they need TensorFlow.
 _MENTION = "# It uses TensorFlow: import tensorflow"
 
 T = TypeVar("T")
@@ -114,28 +114,28 @@ def run(
 
     Args:
         function: What the ranks call, under the training runtime like a script.
-        arguments: Its arguments. Keywords that are none of the following ones are
-            arguments as well.
+        arguments: Its arguments. Keywords other than the following ones are also
+            arguments of the function.
         args: Its arguments, instead of ``arguments``.
-        kwargs: Its keyword arguments, also those with a name from this list.
+        kwargs: Its keyword arguments, even those with a name from this list.
         workers: The number of ranks.
         ps: The number of parameter servers.
         hosts: SSH hosts, like ``["node1:4", "node2:4"]``. They must see the state
             folder, and the function's module.
         backend: ``local``, ``ssh``, ``slurm`` or ``sge``.
-        name: The run's name; default: that of the function.
+        name: The run's name; default: the function's name.
         settings: Further settings, as for ``launch``. If nothing in the function's
             module mentions TensorFlow or Keras, ``runtime.require_exchange`` is False,
             unless it is set here: the function trains nothing.
         environ: As for ``launch``.
-        echo: Print the lines of the tasks as they come.
+        echo: Print the lines of the tasks as they arrive.
         all_results: Return the list of all ranks' results, in rank order.
 
     Raises:
         RunFailedError: A rank has failed, with the first failure and its last lines.
         TfclusterError: What ``launch`` raises.
-        TypeError: An argument is no plain data; names its path, ``args[0]['model']``. A
-            result that is none fails the run.
+        TypeError: An argument is not plain data; the message names the argument's path,
+            ``args[0]['model']``. A result that is not plain data fails the run.
     """
     known = dict(os.environ if environ is None else environ)
     if arguments and args:
@@ -184,7 +184,7 @@ def _finished(handle: Run, *, echo: bool) -> Outcome:
 
 @contextlib.contextmanager
 def _folder(environ: Mapping[str, str]) -> Iterator[Path]:
-    """A private folder for one call, which is removed after it."""
+    """A private folder for one call, which is removed after the call."""
     try:
         calls = state_dir(environ) / _CALLS
         calls.mkdir(FOLDER_MODE, exist_ok=True)
@@ -207,7 +207,7 @@ def _write(
     *,
     all_results: bool,
 ) -> None:
-    """Write what a rank needs. Raises NotPlainError, or OSError as ResourceError."""
+    """Write the files that a rank needs. Raises NotPlainError or ResourceError."""
     asked = {
         "args": args,
         "kwargs": kwargs,

@@ -25,15 +25,15 @@ class FunctionSource:
     name: str
     module: str
     path: tuple[str, ...]
-    """Folders in which modules are found."""
+    """The folders to search for modules."""
     script: str | None
-    """The file to import, if it is that of the program itself."""
+    """The file to import, if the function is defined in the program itself."""
     file: str | None
     """The file that defines the module, if it has one."""
 
 
 def locate(function: Callable[..., Any]) -> FunctionSource:
-    """Where to import ``function``. Raises ConfigError if a rank could not do that."""
+    """Where to import ``function``. Raises ConfigError if a rank could not do so."""
     name = getattr(function, "__qualname__", None) or type(function).__name__
     home = getattr(function, "__module__", None) or ""
     module = sys.modules.get(home)

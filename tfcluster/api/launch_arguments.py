@@ -1,6 +1,6 @@
-"""The arguments of ``launch``: whether they can be used, and as which settings. Pure.
+"""Checks the arguments of ``launch``, and turns them into settings. Pure.
 
-What their values may be, the configuration says.
+The configuration checks their values.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SETTING = "a number, a text, a list or a dictionary"
 
 
 def problems(given: Mapping[str, Any]) -> list[Problem]:
-    """What has a wrong type or does not fit together; a place is an argument.
+    """What has a wrong type or does not fit together; the place of each is an argument.
 
-    Settings alone are left to ``overrides``: the configuration is checked with the
-    others then.
+    If only settings are wrong, nothing is reported here: ``launch`` reports problems of
+    settings together with those of the configuration.
     """
     mistyped = [
         Problem(name, f"must be {what}; found {_shown(given[name])}")
@@ -34,7 +34,7 @@ def problems(given: Mapping[str, Any]) -> list[Problem]:
 
 
 def words(command: str | Sequence[Any]) -> list[str]:
-    """The words of a command, for which there are no ``problems``."""
+    """The words of a command that has no ``problems``."""
     if isinstance(command, str):
         return shlex.split(command)
     return [str(word) for word in command]
@@ -125,7 +125,7 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A path as text, a scalar of NumPy as a number."""
+    """A path as text, a NumPy scalar as a number."""
     if isinstance(value, os.PathLike):
         return os.fsdecode(os.fspath(value))
     if getattr(value, "shape", None) == () and hasattr(value, "item"):

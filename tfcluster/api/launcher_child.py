@@ -30,7 +30,7 @@ class LauncherChild:
         self._process = process
         self._parent = os.getpid()
         self._ended = threading.Event()
-        # It also takes the exit status if nobody waits for the run.
+        # This thread also takes the exit status if nobody waits for the run.
         threading.Thread(
             target=self._watch, name=f"tfcluster-{process.pid}", daemon=True
         ).start()
@@ -41,11 +41,11 @@ class LauncherChild:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we are its parent: not in a process that was forked from that."""
+        """Whether we are its parent: False in a process that the parent has forked."""
         return os.getpid() == self._parent
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for its end; False if it has not ended by then."""
+        """Wait for the launcher to end; False if it still runs after ``timeout_s``."""
         return self._ended.wait(timeout_s)
 
 
@@ -58,7 +58,7 @@ def start(
 ) -> tuple[str, LauncherChild]:
     """Begin a run; returns its id. Raises the TfclusterError that prevented it.
 
-    The launcher removes ``scratch`` at its end if this process is gone by then.
+    When the launcher ends, it removes ``scratch`` if this process is gone by then.
     """
     asked = {
         "description": to_plain(description),
@@ -70,7 +70,7 @@ def start(
         process, answer = _started(asked, environ, said)
         try:
             line = answer.readline()
-        except BaseException:  # Ctrl-C: nobody would know of the run
+        except BaseException:  # Ctrl-C: nobody would know about the run
             process.terminate()
             process.wait()
             raise
@@ -91,7 +91,7 @@ def start(
 def _started(
     asked: Mapping[str, Any], environ: Mapping[str, str], said: IO[bytes]
 ) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """The process, and the pipe on which it answers."""
+    """Start the process; returns it and the pipe on which it answers."""
     reading, writing = _pipe()
     try:
         process = subprocess.Popen(
@@ -101,7 +101,7 @@ def _started(
             stderr=said,
             env=dict(environ),
             pass_fds=(writing,),
-            # Ctrl-C is the caller's: it may go on and stop the run, or wait for it.
+            # Ctrl-C is for the caller, which may go on, stop the run, or wait for it.
             start_new_session=True,
         )
     except OSError as error:
@@ -116,7 +116,7 @@ def _started(
         with process.stdin:
             process.stdin.write(json.dumps(asked).encode())
     except BrokenPipeError:
-        pass  # it has ended: what it said tells why
+        pass  # it has ended: its output says why
     return process, os.fdopen(reading, "rb")
 
 

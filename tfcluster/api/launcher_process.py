@@ -1,7 +1,7 @@
 """The process that drives a run for a Python program.
 
-It gets what to launch as JSON on standard input, and answers with one line of JSON on a
-pipe once there is a run or an error. It ends the run if that program is gone.
+It reads what to launch as JSON from standard input, and answers with one line of JSON
+on a pipe once there is a run or an error. It ends the run if the program is gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tfcluster.record.paths import RunPaths
 
 
 def main(argv: Sequence[str]) -> int:
-    """Launch and return the run's exit code. ``argv``: the descriptor of the pipe."""
+    """Launch and return the run's exit code. ``argv`` has the pipe's descriptor."""
     _hear_signals()
     answer = _Answer(int(argv[0]))
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.read())
@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         description = from_plain(Description, asked["description"])
-        # This process has left its terminal and stays: only a job needs to be detached.
+        # This process has left its terminal and keeps running: only a job still needs
+        # to be detached.
         detach = detach and submits(description, os.environ)
         return launch_described(description, os.environ, detach=detach, begun=begun)
     except TfclusterError as error:
@@ -59,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _hear_signals() -> None:
-    """The program may ignore or block what stops a run; its children inherit that."""
+    """Receive the signals that stop a run: the program may ignore or block them, which
+    its children inherit."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,8 +91,8 @@ class _Answer:
 def _end_with(parent: int) -> None:
     """Get SIGTERM once the program is gone, however it ended.
 
-    Unlike prctl(PR_SET_PDEATHSIG), a pidfd does not care which thread has started us,
-    and unlike a pipe, no child of the program can keep it open.
+    Unlike prctl(PR_SET_PDEATHSIG), a pidfd does not depend on the thread that started
+    us, and unlike a pipe, no child of the program can keep it open.
     """
     try:
         handle = os.pidfd_open(parent)
@@ -106,6 +108,6 @@ def _end_with(parent: int) -> None:
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if os.getppid() != parent:  # it was gone before, and its pid is another's by now
+    if os.getppid() != parent:  # it was already gone, and its pid may be reused
         os.kill(os.getpid(), signal.SIGTERM)
     threading.Thread(target=watch, daemon=True).start()

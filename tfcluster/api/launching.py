@@ -18,7 +18,7 @@ from tfcluster.model import Description
 IMPORTING = "TFCLUSTER_IMPORTING_MAIN"
 """Set while a rank imports the script that called ``run``."""
 _CALLER = 4
-"""How far above us is the program that calls ``launch`` or ``run``."""
+"""How many frames above us the program is that calls ``launch`` or ``run``."""
 
 
 def launch(
@@ -40,7 +40,7 @@ def launch(
     Args:
         config: A cluster.yaml.
         command: Instead of a file: what ``workers`` workers run. A text is split into
-            words as a shell would; no shell runs it.
+            words as a shell would split it; no shell runs it.
         workers: The number of workers; with a file, it replaces the file's.
         ps: The number of parameter servers; with a file, it replaces the file's.
         hosts: For ``command``: SSH hosts, like ``["node1:4", "node2:4"]``.
@@ -49,13 +49,13 @@ def launch(
         arguments: Words that are appended to the file's command.
         settings: Values that replace those of the file, by dotted keys, as ``--set``
             does: ``{"tasks.worker": 4, "env.LR": "1e-3"}``. None removes a key.
-        detach: The run goes on after the end of this process. Otherwise it is stopped.
-        environ: The environment of the launcher; default: that of this process.
+        detach: The run continues after this process ends. Otherwise it is stopped.
+        environ: The environment of the launcher; default: this process's environment.
 
     Raises:
-        TfclusterError: What the command line would say: ConfigError with all problems
-            of the configuration, ActiveRunError, StartError and others. Nothing is left
-            running then. A failure after the beginning is in the run's outcome.
+        TfclusterError: What the command line would report: ConfigError with all
+            problems of the configuration, ActiveRunError, StartError and others. Then
+            nothing is left running. A later failure is in the run's outcome.
     """
     return begin(
         config,
@@ -83,7 +83,7 @@ def begin(
 ) -> Run:
     """See ``launch``. The launcher removes ``scratch`` if we die before it ends.
 
-    ``usual_name`` is the name of a run that is given none, which others may have, too.
+    ``usual_name`` is the name of a run without ``name``; other runs may have it, too.
     """
     wrong = launch_arguments.problems({"config": config, "environ": environ, **given})
     if wrong:
@@ -102,10 +102,10 @@ def begin(
 
 
 def attach(run: str | None = None, *, environ: Mapping[str, str] | None = None) -> Run:
-    """The run of an id, a unique prefix of one, or a name; default: the newest run.
+    """The run with an id, a unique prefix of an id, or a name; default: the newest run.
 
-    It may be over. Who has launched it does not matter. Raises ConfigError if there is
-    none.
+    The run may be over, and it does not matter who launched it. Raises ConfigError if
+    there is no such run.
     """
     known = dict(os.environ if environ is None else environ)
     return Run(known_run(run, known).run, known)
@@ -172,7 +172,7 @@ def _folder() -> Path:
 
 
 def _refuse_recursion(environ: Mapping[str, str]) -> None:
-    """A rank imports the script of a function: the script must not launch then."""
+    """Refuse a launch by a rank, which imports the script of a function."""
     script = os.environ.get(IMPORTING) or environ.get(IMPORTING)
     if script:
         what = "a rank that imports this script would launch again"

@@ -21,7 +21,7 @@ Show = Callable[[RunView], None]
 
 @contextmanager
 def live_view() -> Iterator[Show]:
-    """A function that shows the state of a run in place of the one before."""
+    """A function that shows the state of a run in place of the previous state."""
     if in_notebook():
         yield _notebook()
     elif sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
@@ -39,7 +39,7 @@ def in_notebook() -> bool:
 
 
 def _notebook() -> Show:
-    # Not an import statement: IPython is there because the notebook has loaded it.
+    # Not an import statement: the notebook has already loaded IPython.
     display = importlib.import_module("IPython.display").display
     handle: Any = None
 
@@ -67,7 +67,7 @@ def _rich() -> Iterator[Show]:
 
 
 class _Lines:
-    """Prints a line when the run's state, or that of a task, has changed."""
+    """Prints a line whenever the state of the run or of a task has changed."""
 
     def __init__(self) -> None:
         self._last = ""

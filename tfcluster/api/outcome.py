@@ -12,7 +12,7 @@ _SHOWN_LINES = 10
 
 
 class Outcome(int):
-    """The exit code of a run, as ``tfcluster launch`` would exit, and why it is that.
+    """The exit code with which ``tfcluster launch`` would exit, and the reason for it.
 
     It is an ``int``: ``sys.exit(run.wait())`` ends a script as the run ended, and 0 is
     success.
@@ -53,7 +53,7 @@ class Outcome(int):
 
     @property
     def cause(self) -> str | None:
-        """Why it did not succeed, in one sentence; None if that is not known."""
+        """Why the run did not succeed, in one sentence; None if unknown."""
         failure = self.first_failure
         return failure["cause"] if failure else self.status["reason"]
 

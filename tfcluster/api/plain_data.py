@@ -29,10 +29,10 @@ class NotPlainError(TypeError):
 
 
 def write(path: str, value: object, name: str) -> None:
-    """Write ``value`` to a private file, which appears when it is complete.
+    """Write ``value`` to a private file, which appears once it is complete.
 
-    ``name`` is what messages call it. Arrays keep dtype and shape. Raises NotPlainError
-    for a value that is not plain, and OSError.
+    Messages call the value ``name``. Arrays keep dtype and shape. Raises NotPlainError
+    for a value that is not plain, or OSError.
     """
     arrays: list[Any] = []
     tree = _encoded(value, name, arrays, [])
@@ -43,7 +43,7 @@ def write(path: str, value: object, name: str) -> None:
         for number, array in enumerate(arrays):
             with members.open(f"{number}.npy", "w", force_zip64=True) as member:
                 _numpy().lib.format.write_array(member, array, allow_pickle=False)
-    os.replace(beside, path)  # noqa: PTH105 - pathlib is not needed for more
+    os.replace(beside, path)  # noqa: PTH105 - nothing else needs pathlib
 
 
 def check(value: object, name: str) -> None:
@@ -67,13 +67,13 @@ def _array(members: zipfile.ZipFile, number: int) -> Any:
 
 
 def _numpy() -> Any:
-    import numpy.lib.format  # imported here: many values have no array
+    import numpy.lib.format  # imported here: many values contain no arrays
 
     return numpy
 
 
 def _encoded(value: Any, path: str, arrays: list[Any], above: list[int]) -> Any:
-    """The value as JSON; what JSON lacks is a dictionary with the key NUL."""
+    """The value as JSON; other types become a dictionary with the key NUL."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return value

@@ -1,7 +1,7 @@
 """What a rank runs for ``tfcluster.run``: imports the function and calls it.
 
-Ranks run it from a copy beside their data, with Python alone: it must import nothing of
-tfcluster.
+Ranks run it from a copy beside their data, with Python alone: it must import nothing
+from tfcluster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(folder: str, plain_data: PlainData) -> None:
         try:
             plain_data.write(target, value, "result")
         except TypeError as error:
-            raise TypeError(str(error)) from None  # where in plain_data does not matter
+            raise TypeError(str(error)) from None  # hides the traceback in plain_data
 
 
 def _function(asked: dict[str, Any]) -> Callable[..., Any]:
@@ -59,10 +59,10 @@ def _function(asked: dict[str, Any]) -> Callable[..., Any]:
 
 
 def _script(path: str, importing: str) -> Any:
-    """The module of a script, under another name than ``__main__``.
+    """The module of a script, under a name other than ``__main__``.
 
-    So what is under ``if __name__ == "__main__":`` does not run. ``importing`` is the
-    variable that forbids launches meanwhile.
+    So the code under ``if __name__ == "__main__":`` does not run. ``importing`` is the
+    variable that forbids launches during the import.
     """
     spec = importlib.util.spec_from_file_location(_MAIN, path)
     if spec is None or spec.loader is None:

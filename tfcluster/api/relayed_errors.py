@@ -23,7 +23,7 @@ def to_plain(error: TfclusterError) -> dict[str, Any]:
 
 
 def from_plain(found: dict[str, Any]) -> TfclusterError:
-    """The error again: of the same class, with the same words and exit code."""
+    """The original error: of the same class, with the same words and exit code."""
     kind = getattr(errors, found["kind"])
     error: TfclusterError
     if kind is ConfigError:
@@ -35,7 +35,7 @@ def from_plain(found: dict[str, Any]) -> TfclusterError:
 
 
 def shown(error: TfclusterError) -> TfclusterError:
-    """The error, with its hint in what Python prints of it (from Python 3.11 on)."""
+    """The error, with its hint in what Python prints (from Python 3.11 on)."""
     if error.hint and hasattr(error, "add_note"):
         error.add_note(f"hint: {error.hint}")
     return error

@@ -44,9 +44,9 @@ class LogLine(str):
 
 
 class Run:
-    """A run, from ``launch`` or ``attach``. Its methods may be called by any thread.
+    """A run, from ``launch`` or ``attach``. Its methods may be called from any thread.
 
-    As a context manager it stops the run at the end of the block, unless that is over.
+    As a context manager, it stops the run at the end of the block unless it is over.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def _child(self) -> LauncherChild | None:
-        """Our child, if its end can be waited for; else only the record tells."""
+        """Our child, if we can wait for its end; otherwise only the record shows it."""
         child = self._launched
         return child if child is not None and child.is_ours else None
 
@@ -113,14 +113,14 @@ class Run:
         """The lines that tasks have written; with ``follow``, until the run is over.
 
         ``task`` is a task (``worker:0``) or a type (``worker``); None means all tasks,
-        and the line's ``task`` tells which one wrote it. Each file is read from its
+        and the line's ``task`` says which one wrote it. Each file is read from its
         beginning, or from its ``last`` lines on. Control characters are shown as
         ``\\x1b``; progress bars have their last state. Raises ConfigError if there is
         no such task.
         """
         wanted = () if task is None else (task,)
         _, files = log_files(self.id, wanted, self._environ)
-        # A generator of its own: a wrong task is refused by this call.
+        # A separate generator, so that this call already refuses a wrong task.
         return self._lines(files, follow=follow, last=last)
 
     def _lines(
@@ -197,7 +197,7 @@ class Run:
         return f"<tfcluster.Run {self.id}: {state}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows for a run as the last value of a cell."""
+        """What a notebook shows if a run is the last value of a cell."""
         try:
             lines = status_view(self._view(), time.time())
         except ConfigError:
@@ -208,9 +208,9 @@ class Run:
         return one_run(self.id, self._environ)
 
     def _outcome(self) -> Outcome | None:
-        """How it ended; None if it is not over.
+        """How the run ended; None if it is not over.
 
-        A job that its scheduler has started again continues as another run.
+        If the scheduler has started a job again, the job continues as another run.
         """
         paths = self._paths
         if paths.job.exists():
@@ -220,7 +220,7 @@ class Run:
         return Outcome(_status(view)) if over else None
 
     def _pause(self, seconds: float) -> None:
-        """Wait, but not longer than the launcher lives."""
+        """Wait, but no longer than the launcher lives."""
         if (child := self._child) is not None:
             child.wait(seconds)
         else:
@@ -245,12 +245,12 @@ def _status(view: RunView) -> Status:
 
 
 def known_run(run: str | None, environ: Mapping[str, str]) -> RunPaths:
-    """The run of an id, a unique prefix or a name. Raises ConfigError."""
+    """The run with an id, a unique prefix of an id, or a name. Raises ConfigError."""
     return find(state_dir(environ), run)
 
 
 class _Now:
-    """A stop that is set: read what is there."""
+    """Like an Event that is set: only existing lines are read."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return True
