@@ -93,7 +93,7 @@ class _Follower:
             self._screen.close(_CLOSE_S)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Look at the run; True once it is over. ``record.logs.follow`` calls this."""
+        """Check the run; True once it is over. ``record.logs.follow`` calls this."""
         if self._view.state.final:
             return True
         self._never.wait(timeout)

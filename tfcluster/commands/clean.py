@@ -42,7 +42,7 @@ def clean(
     environments: bool = False,
     dry_run: bool,
 ) -> int:
-    """Remove what ended longer ago than ``older_than``; says what it removes and keeps.
+    """Remove what ended longer than ``older_than`` ago; says what it removes and keeps.
 
     Returns an exit code. Raises ConfigError if ``older_than`` is not a duration.
     """
@@ -64,7 +64,7 @@ def clean(
             remove_rests(state)
     for paths in reversed(runs(state)):
         seen_s = heartbeat_s(paths)
-        # With 0s all runs are read: a heartbeat may be younger than this command.
+        # With 0s, all runs are read: a heartbeat may be newer than this command.
         if age_s and seen_s is not None and now_s - seen_s < age_s:
             continue  # written to since then; no need to read it
         with _reported(total):
@@ -128,7 +128,7 @@ def _clean_environments(
     *,
     dry_run: bool,
 ) -> None:
-    """Remove environments on this machine that no launch has used for so long."""
+    """Remove environments on this machine that no launch has used for this long."""
     for found in environments_of(environ):
         unused_s = now_s - found.used_s
         if unused_s < age_s:
@@ -149,7 +149,7 @@ def _why_kept(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
     """Why a run that is over must be kept: its job may start again; or None."""
     if not paths.job.exists():
         return None
-    # It imports the launcher, which takes long.
+    # This import includes the launcher, which takes long.
     from tfcluster.submit.job_status import may_start_again
 
     return may_start_again(paths, environ)
@@ -157,7 +157,7 @@ def _why_kept(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def _reported(total: _Total) -> Iterator[None]:
-    """Show an error, so that the next run has its turn."""
+    """Show an error instead of raising it, so that the next run gets its turn."""
     try:
         yield
     except TfclusterError as error:

@@ -20,7 +20,7 @@ from tfcluster.record.paths import find, runs, state_path
 from tfcluster.task_id import TaskId
 
 _NEWEST_RUNS = 50
-"""A shell lists what it is given, and more than this helps nobody."""
+"""The most words for a shell, which lists them all: more would help nobody."""
 _LINE_COLUMNS = 60
 
 
@@ -48,7 +48,7 @@ def run_words(environ: Mapping[str, str]) -> list[Word]:
 
 
 def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
-    """The types and tasks of a run; of the newest one if ``run`` is None."""
+    """The types and tasks of a run; of the newest run if ``run`` is None."""
     try:
         plan = read_json(find(state_path(environ), run).plan) or {}
     except ConfigError:
@@ -72,7 +72,7 @@ def result_words(run: str, environ: Mapping[str, str]) -> list[Word]:
 
 
 def setting_words(written: str, schema: Mapping[str, Any]) -> list[Word]:
-    """What ``KEY=VALUE`` may go on with, one level of the dotted key at a time.
+    """How ``KEY=VALUE`` may continue, one level of the dotted key at a time.
 
     ``runtime.`` leads to ``runtime.strategy=``, and that to ``runtime.strategy=none``.
     """
@@ -101,7 +101,7 @@ def setting_words(written: str, schema: Mapping[str, Any]) -> list[Word]:
 def schema() -> Mapping[str, Any]:
     """The JSON Schema of cluster.yaml, from the file of an installed package.
 
-    That is faster than pydantic, which makes it where there is no such file.
+    Reading it is faster than pydantic, which makes the schema if there is no such file.
     """
     with contextlib.suppress(OSError):
         file = Path(PACKAGE_ROOT) / "tfcluster" / "cluster.schema.json"
@@ -115,7 +115,7 @@ def schema() -> Mapping[str, Any]:
 def _expand(
     shapes: list[Mapping[str, Any]], schema: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """The shapes without references and choices."""
+    """The shapes with references and choices resolved."""
     plain: list[Mapping[str, Any]] = []
     for shape in shapes:
         if "$ref" in shape:

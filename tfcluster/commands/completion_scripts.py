@@ -10,7 +10,7 @@ the names of files.
 from __future__ import annotations
 
 # Bash splits words at COMP_WORDBREAKS, which has "=" and ":" by default, and replaces
-# only the part behind the last of them.
+# only the part after the last of these.
 _BASH = r"""# Completion of tfcluster for bash 4.4 and later.
 _tfcluster() {
     local program="${1/#\~/$HOME}" kind="" word="" value="" rest=""

@@ -79,7 +79,7 @@ def _examine_here(
     as_json: bool,
     quick: bool,
 ) -> int:
-    """Outside of a job: examine this host, which would submit the job.
+    """Examine this host, outside of a job, which would submit the job.
 
     The nodes may have other interpreters and disks, but most likely the same files.
     """
@@ -125,10 +125,10 @@ def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
 
 
 def preparing(description: Description) -> Callable[[Host], Frame] | None:
-    """The request that prepares a host as a launch does; None: there is none."""
+    """Makes the request that prepares a host as a launch does; None: none is needed."""
     if not description.prepares_hosts:
         return None
-    # A folder that is not copied yet does not exist on the hosts.
+    # A folder that has not been copied yet does not exist on the hosts.
     cwd = "/" if description.sync else str(description.workdir)
     asked = description.requirements
     digest = None if asked is None else requirements_digest(asked)

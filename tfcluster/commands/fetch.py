@@ -1,4 +1,4 @@
-"""The command ``fetch``: what tasks have written on hosts that share no files."""
+"""The command ``fetch``: get what tasks have written on hosts that share no files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tfcluster.vocabulary import FORMAT_VERSION
 ASKED_S = 15.0
 """How long the launcher may take to see the request; the folder may be on NFS."""
 _LOOK_S = 2.0
-"""How often to look whether the launcher is still alive."""
+"""How often to check whether the launcher is still alive."""
 _POLL_S = 0.1
 _CLOSE_S = 2.0
 _LIKE_PATTERNS = frozenset("*?[/")
@@ -115,8 +115,8 @@ def _end(
 def _split(
     words: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[RunPaths, tuple[str, ...]]:
-    """The run, and the patterns. The first word is the run, unless only a pattern looks
-    like it and there is no such run. Raises ConfigError."""
+    """The run, and the patterns. The first word is the run, unless it looks like a
+    pattern and there is no such run. Raises ConfigError."""
     state = state_dir(environ)
     try:
         paths, patterns = find(state, words[0] if words else None), tuple(words[1:])
@@ -224,7 +224,7 @@ def _afterwards(
     force: bool,
 ) -> list[ResultsView]:
     """Fetch through new agents. Raises HostError if no host can be reached."""
-    # It imports the launcher, which takes longer than the rest of this command.
+    # These imports include the launcher, which takes longer than the rest.
     from tfcluster.launcher.late_results import fetch_late
     from tfcluster.launcher.results import event_fields
 
@@ -269,7 +269,7 @@ def _afterwards(
 
 
 def _hosts(plan: Mapping[str, Any], *, every: bool) -> list[str]:
-    """The hosts of all tasks, or only that of rank 0, in the plan's order."""
+    """The hosts of all tasks, or only the host of rank 0, in the plan's order."""
     tasks = [task for task in plan.get("tasks") or () if isinstance(task, dict)]
     ranked = [task for task in tasks if task.get("rank") == 0]
     chosen = tasks if every else (ranked or tasks[:1])

@@ -49,7 +49,7 @@ class Options:
     ps: int = 0
     hosts: str | None = None
     behind: int = 0
-    """How many of the words follow ``--``."""
+    """The number of words that follow ``--``."""
     display: Display = DEFAULT
     submitted: str | None = None
     """The folder of the run, if this launch is inside a job submitted for it."""
@@ -101,7 +101,7 @@ def submits(description: Description, environ: Mapping[str, str]) -> bool:
 
 
 def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:
-    """Raise ConfigError if the user wants to see tasks that there are not."""
+    """Raise ConfigError if the user wants to see tasks that do not exist."""
     known = {name for task in tasks for name in (task.type, str(task))}
     problems = [
         Problem("--only", f"there is no task {name!r}", _names(tasks))
@@ -158,7 +158,7 @@ def _launch_as_job(
     *,
     detach: bool,
 ) -> int:
-    """Not in an allocation: submit a job that launches it, and follow that."""
+    """Submit a job that launches the run, and follow it; for use outside of a job."""
     job = submit_job(description, scheduler, asker(environ), environ)
     begun(job.paths)
     if not detach:

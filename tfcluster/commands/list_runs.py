@@ -19,7 +19,7 @@ from tfcluster.vocabulary import FORMAT_VERSION
 
 
 def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -> int:
-    """Print the ``limit`` newest runs, newest first; all if it is None."""
+    """Print the ``limit`` newest runs, newest first; all runs if it is None."""
     known, now_s = runs(state_dir(environ)), time.time()
     shown = list(itertools.islice(known, limit))
     views = [read_summary(paths, now_s=now_s) for paths in shown]

@@ -27,7 +27,7 @@ def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
     view = read_run(paths, now_s=time.time())
     if not (view.only_a_scheduler_knows or view.awaits_another_start):
         return view
-    # It imports the launcher, which takes longer than ``status`` otherwise does.
+    # This import includes the launcher, which takes longer than all else in ``status``.
     from tfcluster.submit.job_status import with_job_state
 
     return with_job_state(view, paths, environ)
@@ -48,7 +48,7 @@ def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Split ``[RUN] [TASK...]``: the first word is a run unless it names tasks."""
+    """Split ``[RUN] [TASK...]``: the first word is the run unless it names tasks."""
     if words and words[0].partition(":")[0] not in TASK_TYPES:
         return words[0], list(words[1:])
     return None, list(words)
@@ -57,7 +57,7 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def log_files(
     run: str | None, tasks: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[RunPaths, dict[str, Path]]:
-    """The log files of a run's tasks, by task; of all tasks if none is named.
+    """The log files of a run's named tasks, by task; of all tasks if none is named.
 
     Raises ConfigError if there is no such run or task.
     """
@@ -82,7 +82,7 @@ def log_files(
 
 
 def continuation_text(paths: RunPaths) -> str | None:
-    """One sentence if the run has ended but its job goes on; else None."""
+    """One sentence if the run has ended but its job continues; otherwise None."""
     if (after := successor(paths)) is not None:
         return f"{paths.run} continued as {after.run}"
     if not was_requeued(paths):

@@ -35,16 +35,16 @@ def report(run: str | None, environ: Mapping[str, str], *, file: str | None) -> 
 
 
 def default_name(run: str) -> str:
-    """The file that gets the report of a run unless the user names another one."""
+    """The name of the report's file unless the user gives another one."""
     return f"{run}-report.html"
 
 
 def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
     """Write the report of a run to a file; returns its path.
 
-    Raises ConfigError without a run or matplotlib, ResourceError if it cannot write.
+    Raises ConfigError without a run or matplotlib, or ResourceError if it cannot write.
     """
-    if not path.parent.is_dir():  # known before all is drawn
+    if not path.parent.is_dir():  # checked before anything is drawn
         raise _unwritable(path, f"there is no folder {path.parent}")
     if path.is_dir():
         raise _unwritable(path, "it is a folder")
@@ -68,7 +68,7 @@ def html(run: str | None, environ: Mapping[str, str]) -> str:
                 )
             ]
         )
-    # They import matplotlib.
+    # These modules import matplotlib.
     from tfcluster.report.history import history
     from tfcluster.report.page import page
 
@@ -91,7 +91,7 @@ def _unwritable(path: Path, why: str) -> ResourceError:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write the file at once: a browser may be reading the old one."""
+    """Replace the file atomically: a browser may be reading the old one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command ``rerun``: launch again what a run was launched with."""
+"""The command ``rerun``: launch a run again, with the same configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rerun(
 ) -> int:
     """Launch a run again, as a new run; returns its exit code. Raises TfclusterError.
 
-    Uses the configuration with which the run was launched, not the file as it is now.
+    Uses the configuration that the run was launched with, not the file as it is now.
     """
     paths = find(state_dir(environ), run)
     description = launched(paths)

@@ -1,4 +1,4 @@
-"""The command ``resize``: another number of workers, or more hosts, for a run."""
+"""The command ``resize``: give a run another number of workers, or more hosts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> in
 
 
 def parse(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
-    """The run, if one is named, and the request. Raises ConfigError."""
+    """The run, if it is named, and the request. Raises ConfigError."""
     run = words[0] if words and "=" not in words[0] else None
     problems: list[Problem] = []
     request: dict[str, Any] = {"workers": None, "hosts": []}

@@ -11,12 +11,12 @@ CLUSTER = "cluster"
 
 
 def names() -> list[str]:
-    """Every schema that can be printed."""
+    """The names of all schemas that can be printed."""
     return [CLUSTER, *schemas.names()]
 
 
 def schema(name: str) -> str:
-    """The text of a schema. Raises ConfigError if there is none of this name."""
+    """The text of a schema. Raises ConfigError if there is no schema of this name."""
     if name not in names():
         hint = f"there are {', '.join(names())}"
         raise ConfigError([Problem(name, "no such schema", hint)])

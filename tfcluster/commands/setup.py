@@ -29,7 +29,7 @@ def setup(
 ) -> int:
     """Run the setup lines and make the environment on every host.
 
-    Prints the interpreter of each. Returns the exit code with which a launch would
+    Prints the interpreter of each host. Returns the exit code with which a launch would
     fail. Raises TfclusterError.
     """
     loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)

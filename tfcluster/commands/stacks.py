@@ -1,4 +1,4 @@
-"""The command ``stacks``: where running tasks are in their Python code."""
+"""The command ``stacks``: show where running tasks are in their Python code."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _text(
 def logs(
     words: Sequence[str], environ: Mapping[str, str], *, follow: bool, count: int
 ) -> int:
-    """Print the last lines of tasks; with ``follow``, also those that follow."""
+    """Print the last lines of tasks; with ``follow``, also new lines as they come."""
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
     batches = follow_logs(paths, files, count) if follow else read_logs(files, count)

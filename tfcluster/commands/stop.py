@@ -35,9 +35,9 @@ from tfcluster.submit.stopping import cancel_requeued, stop_job
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0
-"""How long a run may take to end; its own grace period is not known here."""
+"""How long a run may take to end; we do not know its grace period here."""
 _NOW_PATIENCE_S = 45.0
-"""A launcher that has not ended by then is killed itself."""
+"""After this time, a launcher that has not ended is itself killed."""
 _HEARD_S = 5.0
 """How long the record may take to show that the launcher received a signal."""
 
@@ -93,13 +93,13 @@ def _stopped(
         return stop_job(job, now=now, environ=environ, say=say)
     launcher = _within_reach(view)
     with ExitStack() as stack:
-        # Several concurrent `stop`s send one signal: a second one would mean to kill.
+        # Concurrent `stop`s send only one signal: a second one would kill the tasks.
         if _first(paths.events, stack) and view.state is not RunState.STOPPING:
             _signal(launcher)
         if not now:
             return _await_end(paths, _PATIENCE_S)
         view = _await(paths, lambda v: v.state is RunState.STOPPING, _HEARD_S)
-        # And a third one would mean to exit without cleaning up.
+        # And a third one would make the launcher exit without cleaning up.
         if not view.state.final and _first(paths.plan, stack):
             _signal(launcher)
         view = _await(paths, lambda _: False, patience_s)
@@ -120,7 +120,7 @@ def _read(paths: RunPaths) -> RunView:
 def _await(
     paths: RunPaths, reached: Callable[[RunView], bool], patience_s: float
 ) -> RunView:
-    """The state of the run once it is over, or ``reached``, or the time is up."""
+    """The state of the run once it is over, ``reached`` is true, or the time is up."""
     deadline = time.monotonic() + patience_s
     while True:
         view = _read(paths)
@@ -174,7 +174,7 @@ def _within_reach(view: RunView) -> LauncherView:
 
 
 def _signal(launcher: LauncherView) -> None:
-    """Send SIGTERM; SIGCONT too, in case the launcher was suspended (Ctrl-Z)."""
+    """Send SIGTERM, and SIGCONT in case the launcher was suspended (Ctrl-Z)."""
     with _handle(launcher) as handle:
         if handle is not None:
             signal.pidfd_send_signal(handle, signal.SIGTERM)

@@ -24,9 +24,9 @@ _EVENTS = "events.out.tfevents."
 _SKIPPED = ("node_modules", "__pycache__")
 _MOST_FOLDERS = 20_000
 _LATE_S = 60.0
-"""A file may be written to for so long after the run was recorded as over."""
+"""How long a file may still be written to after the run was recorded as over."""
 _PARTS = ("train", "validation")
-"""The folders that the Keras callback makes in its log folder."""
+"""The folders that the Keras callback creates in its log folder."""
 _HAS = "import importlib.util as u, sys; sys.exit(u.find_spec('tensorboard') is None)"
 
 
@@ -68,7 +68,7 @@ def tensorboard(
     if port is not None:
         argv += ["--port", str(port)]
     say(sanitise(f"starting {' '.join(argv)}"))
-    os.chdir("/")  # python -m would import modules of the current folder
+    os.chdir("/")  # python -m would import modules from the current folder
     os.execvpe(argv[0], argv, dict(environ))
 
 
@@ -104,7 +104,7 @@ def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
 
 
 def _tensorboard(python: Interpreter, environ: Mapping[str, str]) -> list[str] | None:
-    """The argv that starts it; None if it is not installed."""
+    """The argv that starts TensorBoard; None if it is not installed."""
     for interpreter in (python, (sys.executable,)):
         try:
             done = subprocess.run(

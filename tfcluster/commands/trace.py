@@ -1,4 +1,4 @@
-"""The command ``trace``: where a run's time went, for Perfetto or Chrome."""
+"""The command ``trace``: show where a run's time went, in Perfetto or Chrome."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) ->
 
 
 def _is_traced(paths: RunPaths) -> bool:
-    """Whether the run was launched to record steps, as far as its record tells."""
+    """Whether the run was launched to record steps, as far as its record shows."""
     try:
         return launched(paths).runtime.trace
     except ConfigError:
@@ -114,7 +114,7 @@ def _processes(
 
 
 def _lines(paths: RunPaths, task: str) -> list[bytes]:
-    """The whole lines of a task's recordings, the oldest first."""
+    """The complete lines of a task's recordings, oldest first."""
     found: list[bytes] = []
     for path in (
         paths.older_trace(TaskId.parse(task)),

@@ -1,4 +1,4 @@
-"""The command ``verify``: compare the ranks of a program with one process of it."""
+"""The command ``verify``: compare a program's ranks with the program in one process."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class Options:
     count: int | None = None
     ps: int = 0
     steps: int = 20
-    """0: to the program's end."""
+    """The number of steps to compare; 0: all until the program's end."""
     strategy: str | None = None
     tolerance: float | None = None
-    """None: by the devices."""
+    """None: it depends on the devices."""
     in_place: bool = False
     as_json: bool = False
     overrides: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
     display: Display = DEFAULT
     behind: int = 0
-    """How many of the words follow ``--``."""
+    """The number of words that follow ``--``."""
 
 
 def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
@@ -116,7 +116,7 @@ def _described(
         where = origins.get("tasks.worker", source)
         alone = "one rank is the baseline of the comparison"
         raise ConfigError([Problem(where, alone, "-n 2, or more")])
-    # Before anything is copied: its errors name the program's own folder.
+    # Before anything is copied: these errors name the program's own folder.
     check(verify_trial.alone(description), environ)
     return description
 
@@ -164,7 +164,7 @@ def _judged(
 
 
 class _Trials:
-    """Runs the program in its ways, each in a copy of its folder."""
+    """Runs the variants of the program, each in a copy of its folder."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _Trials:
         self._deterministic = determinism.variables(gpus(own), own)
 
     def run(self, name: str, described: Description, what: str) -> Trial:
-        """Run ``described``; ``what`` is said to the user."""
+        """Run ``described``; ``what`` describes it to the user."""
         display = self._options.display
         say_progress(f"running the program {what}", display)
         place = self._scratch.folder / name
@@ -204,7 +204,7 @@ class _Trials:
         return trial
 
     def baseline(self) -> tuple[Trial, Description, str]:
-        """The run alone, its description, and what it was if not alone."""
+        """The trial alone, its description, and what it was if it was not alone."""
         description = self._description
         described = verify_trial.alone(description)
         alone = self.run("alone", described, "alone")
@@ -226,7 +226,7 @@ class _Trials:
     def compared(
         self, alone: Trial, other: Trial, tolerance: float
     ) -> tuple[Comparison, Difference | None]:
-        """The comparison of the steps; the first difference of those or of outputs."""
+        """The comparison of the steps, and the first difference in steps or outputs."""
         comparison = compare(alone.recorded, other.recorded, tolerance)
         if comparison.first is not None or not (alone.complete and other.complete):
             return comparison, comparison.first

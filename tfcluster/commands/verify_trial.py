@@ -35,7 +35,7 @@ _LAUNCHER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is known after a trial."""
+    """What we know after a trial."""
 
     recorded: Recorded
     view: RunView
@@ -44,18 +44,18 @@ class Trial:
     folder: Path
     """The working directory of the trial."""
     copied_to: str
-    """The same, if it is a copy; else empty."""
+    """The working directory if it is a copy, otherwise empty."""
     log: Path
     """What the chief printed."""
 
     @property
     def warnings(self) -> list[str]:
-        """What the runtime warned of in the training; other notes explain nothing."""
+        """The runtime's warnings about the training; other notes explain nothing."""
         return [note for note in self.view.notes if _OF_A_RANK.match(note)]
 
     @property
     def failure(self) -> Failure | None:
-        """Why the program did not succeed; None if it did, or was stopped by us."""
+        """Why the program did not succeed; None if it did, or if we stopped it."""
         if not self.complete or self.view.state is RunState.SUCCEEDED:
             return None
         first = self.view.first_failure
@@ -67,7 +67,7 @@ class Trial:
 
 
 def alone(description: Description) -> Description:
-    """One process, with which tfcluster does nothing."""
+    """One process, which tfcluster leaves alone."""
     kind, group = _trained(description)
     return _here(
         description,
@@ -77,7 +77,7 @@ def alone(description: Description) -> Description:
 
 
 def on_one_rank(description: Description) -> Description:
-    """One rank and the description's servers, for a program that needs those."""
+    """One rank and the description's servers, for a program that needs servers."""
     kind, group = _trained(description)
     tasks = {kind: replace(group, count=1), "ps": description.tasks["ps"]}
     return on_ranks(replace(description, tasks=tasks))
@@ -138,7 +138,7 @@ def run_trial(
 ) -> Trial:
     """Run ``description`` in ``workdir`` until it ends, or has made ``steps`` steps.
 
-    ``scratch`` is an empty folder for its record. If this process dies, the run is
+    ``scratch`` is an empty folder for the record. If this process dies, the run is
     stopped, and then its launcher calls ``orphaned``. Raises TfclusterError if the run
     cannot be started.
     """
@@ -174,7 +174,7 @@ def _await_launcher(paths: RunPaths) -> None:
 
 
 def _await_steps(paths: RunPaths, recording: Path, size: int) -> bool:
-    """Wait for the end of the run; True if all ranks wait to be stopped."""
+    """Wait for the end of the run, or until all ranks wait to be stopped (True)."""
     pause = threading.Event()
     while not read_summary(paths, now_s=time.time()).state.final:
         if len(list(recording.glob("done-*"))) == size:

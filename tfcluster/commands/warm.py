@@ -1,4 +1,4 @@
-"""The command ``warm``: keep interpreters on hosts, list them, end them."""
+"""The command ``warm``: keep interpreters on hosts, list them, or end them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Options:
 
 
 def warm(path: str | None, options: Options, environ: Mapping[str, str]) -> int:
-    """Returns an exit code. Raises TfclusterError."""
+    """Keep, list or end interpreters; returns an exit code. Raises TfclusterError."""
     if options.listing and options.stop:
         raise _usage("--stop", "cannot be combined with --list", "give one of them")
     if options.as_json and not options.listing:
@@ -88,7 +88,7 @@ def _keep(path: str, options: Options, environ: Mapping[str, str]) -> int:
     job = _job(description, environ)
     starter = backends.starting(description).starter(description, environ)
     purpose = _purpose(path)
-    # Remembered first, so that --stop finds them even if this command is killed.
+    # Remember the hosts first: --stop must find them even if this command is killed.
     _remember(description, purpose, environ)
     answers = ask_hosts(
         job.used_hosts(),
@@ -261,7 +261,7 @@ def _asked(
 ) -> Iterator[tuple[WarmHosts | None, list[Answer]]]:
     """The answers of this machine and of all hosts that were asked to keep something.
 
-    With a path, only those of the hosts of that description.
+    With a path, only the hosts of that description are asked besides this machine.
     """
 
     def ask(hosts: Sequence[Host], starter: Starter) -> list[Answer]:
