@@ -1,6 +1,6 @@
 """What users see: text for terminals, and the one writer that puts it there.
 
-    sanitise        output of tasks and hosts cannot control a terminal
+    sanitise        makes output of tasks and hosts unable to control a terminal
     text            durations, columns, tables (pure)
     style           colours, and the prefix of a task's lines (pure)
     views           how plans, runs and failures are shown (pure)
@@ -9,5 +9,5 @@
     writer_thread   a thread that writes, with a bounded queue
     screen          log lines, messages, errors and the live line of a launch
 
-Knows nothing about how runs work; ``views`` shows what ``record.replay`` returns.
+Knows nothing about how runs work: ``views`` shows what ``record.replay`` returns.
 """

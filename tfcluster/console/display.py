@@ -1,4 +1,4 @@
-"""What of a run is displayed, and how. Pure."""
+"""Which parts of a run are displayed, and how. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Display:
     """What the user has chosen."""
 
     quiet: bool = False
-    """Only warnings, errors and the result: no output of tasks, no progress."""
+    """Show only warnings, errors and the result: no task output, no progress."""
     everything: bool = False
-    """Also lines that are usually left out."""
+    """Show lines that are usually left out, too."""
     only: tuple[str, ...] = ()
-    """Tasks (``worker:0``) and types (``worker``) to display the output of; (): all."""
+    """Tasks (``worker:0``) and types (``worker``) whose output is shown; (): all."""
     timestamps: bool = False
-    """Each line of a task begins with the time at which it was displayed."""
+    """Begin each line of a task with the time at which it is displayed."""
     colours: bool | None = None
-    """None: on a terminal, unless NO_COLOR is set."""
+    """Whether to use colours; None: on a terminal, unless NO_COLOR is set."""
 
     def shows(self, task: str) -> bool:
         """Whether the output of this task is displayed."""
@@ -29,7 +29,7 @@ class Display:
         return not self.only or task in self.only or task.split(":")[0] in self.only
 
     def stamp(self, now_s: float) -> str:
-        """What a line begins with: ``14:02:31.250 ``, or nothing."""
+        """The beginning of a line: ``14:02:31.250 ``, or nothing."""
         if not self.timestamps:
             return ""
         clock = time.strftime("%H:%M:%S", time.localtime(now_s))

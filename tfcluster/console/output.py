@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `--help` must not wait for dataclasses
 
 
 class OutputClosedError(Exception):
-    """The reader of our output has closed it, like ``| head`` does."""
+    """The reader has closed our output, as ``| head`` does."""
 
 
 def put(text: str) -> None:
@@ -50,7 +50,7 @@ def say(line: str) -> None:
 
 
 def say_progress(line: str, display: Display) -> None:
-    """Write a message about what goes on, unless the user wants quiet."""
+    """Write a message about progress, unless the user asked for quiet."""
     if not display.quiet:
         say(display.stamp(time.time()) + line)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-# Colours and other renditions are just removed. A sequence that such a removal joins
-# together is escaped below like any other.
+# Colours and other renditions are just removed. If a removal joins the parts of another
+# sequence, that sequence is escaped below like any other.
 _COLOURS = re.compile("(?:\x1b\\[|\x9b)[0-9;:]*m")
 
 _HOSTILE = re.compile(
@@ -41,7 +41,7 @@ def sanitise(text: str) -> str:
 
 
 def sanitise_word(text: str) -> str:
-    """The same for names, causes and table cells: the result is a single line."""
+    """Like ``sanitise``, for names, causes and table cells: returns a single line."""
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").strip("\r\n")
@@ -51,8 +51,8 @@ def sanitise_word(text: str) -> str:
 def settle(line: str) -> str:
     """What a terminal finally shows of a line that overwrites itself.
 
-    Progress bars are such lines, and only their last state counts. They go back by a
-    carriage return, or by as many backspaces as they have written.
+    Progress bars are such lines, and only their last state counts. They go back with a
+    carriage return, or with as many backspaces as characters that they have written.
     """
     if "\r" in line:
         states = [state for state in line.split("\r") if state.strip(_BLANK)]

@@ -1,6 +1,6 @@
 """Shows the output of a run: logs on stdout, messages and live text on stderr.
 
-No method blocks, whatever state the terminal is in. Knows nothing of runs.
+No method blocks, whatever state the terminal is in. Knows nothing about runs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tfcluster.console.writer_thread import WriterThread
 
 LINE_CHARACTERS = 16 << 10
 PLAIN_LIVE_S = 10.0
-"""Where nothing can be redrawn, live text becomes a line at most this often."""
+"""The shortest time between lines of live text where nothing can be redrawn."""
 
 _NUMBERS = re.compile(r"[\d.,:%]+")
 
 
 class Screen:
-    """The only one in a process; methods may be called from any thread."""
+    """The only screen of a process; methods may be called from any thread."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Screen:
         display: Display = DEFAULT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tasks`` are those whose prefixes are padded to the same width."""
+        """The prefixes of ``tasks`` are padded to the same width."""
         tasks = tuple(tasks)
         self._out, self._err = Stream(out, environ), Stream(err, environ)
         self._display = display
@@ -85,7 +85,7 @@ class Screen:
         """Keep this text below everything else until it changes; None: no text.
 
         Where nothing can be redrawn, it becomes a plain line at most every ten seconds,
-        and only if more than its numbers has changed.
+        and only if more than its numbers changed.
         """
         if self._plain is None:
             self._talk.show(sanitise(text) if text else None)

@@ -46,7 +46,7 @@ class Stream:
         return columns or _FALLBACK_SIZE[0], lines or _FALLBACK_SIZE[1]
 
     def write(self, text: str) -> None:
-        """Write all of it, or set ``closed`` if nobody reads any more."""
+        """Write all of ``text``, or set ``closed`` if nobody reads it any more."""
         if self.closed or not text:
             return
         try:
@@ -57,8 +57,8 @@ class Stream:
                 data = text.encode(self._encoding, errors="backslashreplace")
                 _write_all(self.descriptor, data)
         except (OSError, ValueError):
-            # The reader is gone (EPIPE), the terminal hung up (EIO), the disk is full
-            # (ENOSPC): losing the echo must not end the run.
+            # The reader is gone (EPIPE), the terminal hung up (EIO), or the disk is
+            # full (ENOSPC): losing the echo must not end the run.
             self.closed = True
 
 
@@ -67,7 +67,7 @@ def _descriptor(file: TextIO | None) -> int | None:
     if file is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        file.flush()  # what was printed before must come first
+        file.flush()  # earlier output must come first
     try:
         return file.fileno()
     except (io.UnsupportedOperation, AttributeError, ValueError):

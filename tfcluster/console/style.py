@@ -1,6 +1,6 @@
 """Colours, where they are wanted, and the prefix of a task's lines.
 
-All it asks of a stream is whether it is a terminal.
+All it needs to know about a stream is whether it is a terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Style:
 
     colours: bool = False
     width: int = 0
-    """Columns of the longest task name."""
+    """The columns of the longest task name."""
 
     def prefix(self, task: str) -> str:
         """The prefix of a task's lines: ``worker:1 | ``."""
@@ -58,8 +58,7 @@ def style_of(
 ) -> Style:
     """The style for a stream.
 
-    Unless it is said whether to use ``colours``, they are used on a terminal if
-    NO_COLOR is not set.
+    If ``colours`` is None, colours are used on a terminal unless NO_COLOR is set.
     """
     if colours is None:
         colours = is_terminal(stream, environ) and not environ.get("NO_COLOR")
@@ -70,7 +69,7 @@ def style_of(
 
 
 def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
-    """Whether it is a terminal on which lines can be redrawn."""
+    """Whether the stream is a terminal on which lines can be redrawn."""
     if stream is None or environ.get("TERM") == "dumb":
         return False
     try:

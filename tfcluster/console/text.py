@@ -9,14 +9,14 @@ from tfcluster.vocabulary import TASK_TYPES
 
 
 def width(text: str) -> int:
-    """How many terminal columns the text takes."""
+    """The number of terminal columns that the text takes."""
     if text.isascii():
         return len(text)
     return sum(map(_columns, text))
 
 
 def cut(text: str, columns: int) -> str:
-    """``text``, or as much of it as fits, with an ellipsis."""
+    """``text``, or as much of it as fits followed by an ellipsis."""
     if width(text) <= columns:
         return text
     kept, taken = [], 1
@@ -87,8 +87,8 @@ def table(
 ) -> list[str]:
     """The lines of a table; the columns in ``right`` are right-aligned.
 
-    Empty columns are left out. ``paint(row, column, cell)`` may colour a cell after it
-    was padded; row -1 is the header.
+    Empty columns are left out. ``paint(row, column, cell)`` may colour a cell after
+    padding; row -1 is the header.
     """
     body = [list(row) for row in rows]
     count = max(map(len, body), default=0)

@@ -1,7 +1,7 @@
 """A thread that writes to one place, with a bounded queue.
 
-Putting something into the queue never blocks. When it is full, log lines are dropped,
-and their number is shown in their place. Knows nothing of runs.
+Putting something into the queue never blocks. When the queue is full, log lines are
+dropped, and their number is shown in their place. Knows nothing about runs.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_TALK = 10_000
 
 _BATCH = 256
 _DRAW_S = 0.1
-"""Interval at which live text is drawn at most."""
+"""The shortest interval at which live text is drawn."""
 _LOOK_S = 0.25
-"""Interval at which the terminal's size is checked."""
+"""The interval at which the terminal's size is checked."""
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ class _Painter:
     def around(
         self, pieces: list[tuple[Stream, str]], text: str | None
     ) -> list[tuple[Stream, str]]:
-        """``pieces`` with the old text erased before and the new one drawn after."""
+        """``pieces``, with the old text erased before them and the new drawn after."""
         columns, lines = self._stream.size()
         erase = self._erase(columns)
         self._text, self._columns = text, columns
@@ -206,7 +206,7 @@ class _Painter:
     def _erase(self, columns: int) -> str:
         if not self.drawn:
             return ""
-        # A terminal that became narrower has wrapped our lines.
+        # A terminal that has become narrower has wrapped our lines.
         rows = sum(max(1, -(-width(line) // columns)) for line in self.drawn)
         return "\r\x1b[K" + "\x1b[A\x1b[K" * (rows - 1)
 

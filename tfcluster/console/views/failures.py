@@ -1,4 +1,4 @@
-"""Failures: that of the first task and its victims, and equal ones of hosts. Pure."""
+"""Shows failures: the first one with its victims, and equal ones of hosts. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     if first.log:
         lines.append(f"  log: {sanitise_word(first.log)}")
     failed = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
-    # In the order of the plan: they failed in any order, and ranges read better.
+    # In the order of the plan: tasks fail in any order, and ranges are easier to read.
     known = [each.host for each in view.hosts if each.host in failed]
     hosts = {host: failed[host] for host in dict.fromkeys([*known, *failed])}
     lines += fold_errors(hosts, style)[:_HOSTS]
@@ -38,9 +38,9 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
 
 
 def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> list[str]:
-    """The errors of hosts, equal ones only once: ``node[1-9]: ...``.
+    """The errors of hosts, equal errors only once: ``node[1-9]: ...``.
 
-    In the order of hosts; lines after a host's first one are indented.
+    In the order of hosts; lines after a host's first line are indented.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
     for host, said in errors.items():
@@ -76,7 +76,7 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
 
 
 def _tail(lines: Sequence[str]) -> list[str]:
-    """The last traceback if there is one, else the last lines."""
+    """The last traceback if there is one, or else the last lines."""
     shown = [sanitise(settle(line)) for line in lines]
     shown = [part for line in shown for part in line.split("\n")][-_TAIL_LINES:]
     begins = [place for place, line in enumerate(shown) if line == _TRACEBACK]

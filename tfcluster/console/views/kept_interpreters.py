@@ -13,7 +13,7 @@ HEADER = ("host", "pid", "age", "ends in", "imported", "memory", "used", "kept f
 _RIGHT = (1, 2, 3, 5)
 
 Row = tuple[str, Mapping[str, Any]]
-"""A host, and what an interpreter there has told."""
+"""A host, and what an interpreter there has reported."""
 
 
 def kept_table(rows: Sequence[Row]) -> list[str]:
@@ -21,7 +21,7 @@ def kept_table(rows: Sequence[Row]) -> list[str]:
 
 
 def kept_json(host: str, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for programs; hosts may have sent anything."""
+    """A row as JSON, for programs; hosts may have sent anything."""
     libraries = kept.get("libraries")
     known = libraries if isinstance(libraries, dict) else {}
     return {
@@ -57,7 +57,7 @@ def _cells(host: str, kept: Mapping[str, Any]) -> list[str]:
 
 
 def number(kept: Mapping[str, Any], key: str) -> float:
-    """A host's number; 0 if it has sent something else."""
+    """A number that a host has sent; 0 if it sent something else."""
     value = kept.get(key)
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)

@@ -1,4 +1,4 @@
-"""A plan for people: what tasks have in common, then what each has alone. Pure."""
+"""Shows a plan: what tasks have in common, then what differs between them. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMED = 8
 
 
 _OWN_START = ("TFCLUSTER_", "TF_GRPC_REUSE_PORT", "PYTHONUNBUFFERED", "PYTHONHASHSEED")
-"""Variables that tfcluster sets for its own use; shown only with ``full``."""
+"""Variables that tfcluster sets for its own use, shown only with ``full``."""
 
 
 def plan(
@@ -31,7 +31,7 @@ def plan(
 ) -> list[str]:
     """Hosts, tasks and where values came from; ``full``: with all variables.
 
-    ``document`` is that of ``plan --json``, or has the ``cluster`` once instead of a
+    ``document`` is the document of ``plan --json``, or has ``cluster`` once instead of
     ``tf_config`` in every task. ``origins`` maps dotted keys to places.
     """
     tasks: list[Json] = list(document.get("tasks", ()))
@@ -79,14 +79,14 @@ def _section(title: str, lines: Sequence[str], style: Style) -> list[str]:
 
 
 def _transport(found: object) -> str:
-    """The transport that ``auto`` stands for; empty if that is not known yet."""
+    """The transport that ``auto`` stands for; empty if not known yet."""
     if not isinstance(found, Mapping) or found.get("name") == "auto":
         return ""
     return f"{_word(found.get('name'))}: {_word(found.get('reason'))}"
 
 
 def _hosts(hosts: Sequence[Json]) -> list[str]:
-    """One line for each sequence of equal hosts."""
+    """One line for each group of successive equal hosts."""
     alike: list[tuple[tuple[str, str], list[str]]] = []
     for host in hosts:
         kind = (_count(host, "slots", "slot"), _count(host, "gpus", "GPU"))
@@ -101,7 +101,7 @@ def _hosts(hosts: Sequence[Json]) -> list[str]:
 
 
 def _hosts_of(count: str, each: str) -> str:
-    """``4 hosts``, or ``4 hosts, each`` if it is followed by what each has."""
+    """``4 hosts``, or ``4 hosts, each`` if what each host has follows."""
     return f"{count} hosts{', each' if each else ''}" if count else ""
 
 
@@ -218,7 +218,7 @@ def _cluster(document: Json, tasks: Sequence[Json]) -> list[str]:
 
 
 def _task_part(task: Json) -> str:
-    """The ``task`` part of its TF_CONFIG, as JSON."""
+    """The ``task`` part of a task's TF_CONFIG, as JSON."""
     config = task.get("tf_config")
     config = json.loads(config) if isinstance(config, str) else config
     if isinstance(config, Mapping):

@@ -81,7 +81,7 @@ def stopping(view: RunView, now_s: float) -> str:
 
 
 def _slowest(training: Sequence[TaskView]) -> list[str]:
-    """The slowest rank. Ranks in step have equal speed, but it waits least."""
+    """The slowest rank: ranks in step have equal speed, but the slowest waits least."""
     known = [task for task in training if task.wait_share is not None]
     least = min(known, key=lambda task: task.wait_share or 0.0)
     most = max(task.wait_share or 0.0 for task in known)
@@ -91,7 +91,7 @@ def _slowest(training: Sequence[TaskView]) -> list[str]:
 
 
 def _phases(tasks: Iterable[TaskView]) -> str:
-    """What training tasks do before their first step."""
+    """What training tasks are doing before their first step."""
     doing: dict[str, list[str]] = {}
     for task in tasks:
         if (

@@ -1,4 +1,4 @@
-"""What came back from the hosts, for people. Pure."""
+"""Shows what came back from the hosts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN_HOSTS = 3
 
 
 def result_lines(view: ResultsView) -> list[str]:
-    """Everything about the results of one host; at least one line."""
+    """All lines about the results of one host; at least one line."""
     host = sanitise_word(view.host)
     if view.state == "shared":
         return [f"{host} shares the working directory: nothing to fetch"]
@@ -65,7 +65,7 @@ def result_summary(views: Sequence[ResultsView]) -> list[str]:
 
 
 def progress_text(hosts: Mapping[str, Mapping[str, Any]]) -> str:
-    """``fetching results: node1 12.4 MB of 80.0 MB``; by host: bytes, and of how many.
+    """``fetching results: node1 12.4 MB of 80.0 MB``; ``hosts`` has the bytes by host.
 
     Hosts that have sent everything are left out.
     """

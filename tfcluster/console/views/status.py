@@ -94,7 +94,7 @@ def _chain(view: RunView) -> list[str]:
 
 
 def _troubles(view: RunView) -> list[str]:
-    """Reasons and notes that the first failure does not say, each once."""
+    """Reasons and notes that the first failure does not mention, each once."""
     first = view.first_failure
     said = [first.cause] if first else []
     lines = []
@@ -168,7 +168,7 @@ def _served(serving: ServingView) -> str:
 
 
 def clock_time(t_s: float, now_s: float) -> str:
-    """Local time, with the date unless it is today; ``?`` for no time at all."""
+    """Local time, with the date unless it is today; ``?`` for an invalid time."""
     try:
         then, now = time.localtime(t_s), time.localtime(now_s)
     except (OSError, OverflowError, ValueError):

@@ -1,4 +1,4 @@
-"""Where a task is in its training, in a word each. Pure."""
+"""Where a task is in its training, one word for each detail. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def epoch_text(fit: FitView | None) -> str:
 
 
 def step_text(task: TaskView) -> str:
-    """``17/23`` in an epoch; elsewhere the number of all steps."""
+    """``17/23`` in an epoch; otherwise the number of all steps."""
     if task.fit is not None and task.fit.epoch_step is not None:
         return _of(task.fit.epoch_step, task.fit.epoch_steps)
     return "" if task.step is None else str(task.step)
 
 
 def loss_text(task: TaskView) -> str:
-    """``0.3125``; ``nan`` for what is no finite number."""
+    """``0.3125``; ``nan`` for a value that is not a finite number."""
     if _LOSS not in task.metrics:
         return ""
     loss = task.metrics[_LOSS]
