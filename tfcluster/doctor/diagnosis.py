@@ -20,7 +20,7 @@ SLOW_IMPORT_S = 30.0
 BUSY_MIB = 1024
 
 _ENDED = "ended"
-"""The fact that says that there are no more."""
+"""The fact that says that no more facts follow."""
 
 HEADER = ("host", "address", "python", "tensorflow", "keras", "import", "GPUs", "clock")
 
@@ -41,8 +41,8 @@ class Finding:
 def findings(
     reports: Mapping[str, Report], gpus: Mapping[str, int], remedy: str
 ) -> list[Finding]:
-    """All problems. ``gpus`` is how many a launch needs on each host; ``remedy`` says
-    what to do if a package is missing."""
+    """All problems. ``gpus`` has the number that a launch needs on each host;
+    ``remedy`` says what to do if a package is missing."""
     found: list[Finding] = []
     for name, report in reports.items():
         if report.error is not None:
@@ -167,7 +167,7 @@ def rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
 
 
 def fact_lines(report: Report) -> list[str]:
-    """All facts of a host: one per line, those of several parts on several."""
+    """All facts of a host, one per line, or on several lines if they have parts."""
     lines: list[str] = []
     for name, value in report.facts.items():
         if isinstance(value, Mapping):

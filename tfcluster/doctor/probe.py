@@ -31,7 +31,7 @@ _PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
 def main(argv: Sequence[str]) -> int:
-    """``argv`` has what to look at, as JSON."""
+    """Print the facts that ``argv`` asks for, as JSON."""
     wanted: dict[str, Any] = json.loads(argv[0])
     for name, look in _facts(wanted):
         try:
@@ -97,7 +97,7 @@ def connect_all(peers: Sequence[tuple[str, str, int]]) -> dict[str, str]:
 
 
 def connect(address: str, port: int) -> str:
-    """``reached``, or why not. A refusal counts: nobody listens on a held port yet."""
+    """``reached``, or why not. A refusal is ``reached``: nobody listens there yet."""
     try:
         with socket.create_connection((address, port), timeout=CONNECT_S):
             return "reached"
@@ -147,13 +147,13 @@ def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
 
 
 def disks(workdir: str | None) -> dict[str, int]:
-    """Free bytes in the places to which a run writes."""
+    """Free bytes in the places that a run writes to."""
     places = (workdir or ".", str(Path.home()), "/tmp", "/dev/shm")
     return {p: shutil.disk_usage(p).free for p in places if Path(p).is_dir()}
 
 
 def limits() -> dict[str, int]:
-    """Soft limits of this process; -1: unlimited."""
+    """The soft limits of this process; -1: unlimited."""
     return {
         "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],

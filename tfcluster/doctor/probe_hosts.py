@@ -35,7 +35,7 @@ class Requirements:
 
     python: Interpreter
     workdir: str | None
-    """None: it will be copied to the hosts."""
+    """The working directory; None: it will be copied to the hosts."""
     scripts: tuple[str, ...]
     imports: bool
     low: int | None = None
@@ -49,7 +49,7 @@ class Requirements:
     own_python: Callable[[Host, Frame], Interpreter | None] = lambda host, frame: None
     """The interpreter that a host has after its preparation."""
     say: Callable[[str], None] = lambda text: None
-    """Told what a host does that takes long."""
+    """Called with a message about what a host does that takes long."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Report:
     error: str | None = None
     """Why there are no facts about it."""
     unreachable: bool = False
-    """The error is that the host cannot be reached or is not trusted."""
+    """Whether the error is that the host cannot be reached or is not trusted."""
     address: str = ""
     port: int | None = None
     python: Interpreter | None = None
@@ -68,21 +68,21 @@ class Report:
     prepared: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     clock_error_s: float | None = None
-    """How far its clock is certainly ahead of ours."""
+    """How far its clock is ahead of ours for certain."""
 
 
 def examine(
     hosts: Sequence[Host], starter: Starter, requirements: Requirements
 ) -> dict[str, Report]:
-    """Host name -> report, in the order of ``hosts``."""
+    """Examine all hosts; returns host name -> report, in the order of ``hosts``."""
     return _Examination(hosts, starter, requirements).run()
 
 
 def peers_to_probe(number: int, count: int) -> list[int]:
     """Which of ``count`` hosts in a ring host ``number`` tries to reach.
 
-    With many hosts, those at the distances 1, 2, 4, ... after it: each host is tried by
-    as many as it tries, near and far, and neither hosts nor the kernel's ARP table
+    With many hosts, those at the distances 1, 2, 4, ... after it. Each host is tried by
+    as many hosts as it tries, near and far. Neither hosts nor the kernel's ARP table
     (1024 entries by default) get a burst of connections that no launch would make.
     """
     if count <= FEW:
@@ -178,7 +178,7 @@ class _Examination:
                 else:
                     report.port = ports[0]
             case "making":
-                # As long as pip runs, it may take any time.
+                # While pip runs, this may take any time.
                 self._deadline = time.monotonic() + PREPARING_S
                 if text := frame.get("text"):
                     self._requirements.say(f"{report.host.name}: {text}")
