@@ -9,10 +9,10 @@
     liveness     the launcher's lock and identity: is it still alive?
     name_lock    only one active run holds a given name
     load_run     a run's RunView from its folder
-    launched     with which Description a run was launched
+    launched     the Description that a run was launched with
     requests     what other commands ask of the launcher
     removal      removes records
     logs         last lines of log files, and following them
 
-Knows nothing of hosts, channels, colours or commands.
+Knows nothing about hosts, channels, colours or commands.
 """

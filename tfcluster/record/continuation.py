@@ -1,7 +1,7 @@
 """A job that starts again continues as another run; files link the two runs.
 
-``next.json`` in the folder of a run names the run after it, ``previous.json`` the run
-before it and what that run leaves over of ``restart.max``.
+In the folder of a run, ``next.json`` names the run after it. ``previous.json`` names
+the run before it and has the restarts that count towards ``restart.max``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Earlier:
     """What has happened in the runs that a run continues."""
 
     run: str | None = None
-    """The run before it; None: it is the first one."""
+    """The run before this one; None: this run is the first one."""
     requeues: int = 0
     """How often the job has been requeued after its time limit."""
     restarts: tuple[float, ...] = ()
-    """Unix times of the restarts that count, these included."""
+    """Unix times of the restarts that count, including requeues."""
 
     def counted(self, now_s: float, within_s: float | None) -> tuple[float, ...]:
         """The restarts of the last ``within_s`` seconds."""
@@ -48,7 +48,7 @@ def link(before: RunPaths, after: RunPaths) -> None:
 
 
 def earlier(paths: RunPaths) -> Earlier:
-    """What the runs before this one have left to it."""
+    """What happened in the runs before this one."""
     found = read_json(paths.previous)
     if found is None:
         return Earlier()
@@ -66,7 +66,7 @@ def successor(paths: RunPaths) -> RunPaths | None:
 
 
 def latest(paths: RunPaths) -> RunPaths:
-    """The last one of the runs that continue this one, or itself."""
+    """The last of the runs that continue this run, or this run itself."""
     seen = {paths.run}
     while (after := successor(paths)) is not None and after.run not in seen:
         paths = after
@@ -75,7 +75,7 @@ def latest(paths: RunPaths) -> RunPaths:
 
 
 def first(paths: RunPaths) -> RunPaths:
-    """The first one of the runs that this one continues, or itself."""
+    """The first of the runs that this run continues, or this run itself."""
     seen = {paths.run}
     while before := _beside(paths, earlier(paths).run):
         if before.run in seen:
@@ -100,7 +100,7 @@ def was_requeued(paths: RunPaths) -> bool:
 
 
 def _beside(paths: RunPaths, run: str | None) -> RunPaths | None:
-    """The run of this id; None if that is no id of a run."""
+    """The run with this id; None if it is not the id of a run."""
     if run is None or not _ID.fullmatch(run) or run in (".", ".."):
         return None
     return RunPaths(paths.root.parent / run)
@@ -116,7 +116,7 @@ def _left_by(paths: RunPaths) -> Earlier:
 
 
 def _requeued(paths: RunPaths) -> Mapping[str, Any] | None:
-    """The event in which the launcher has asked for another start of its job."""
+    """The event that says that the launcher has had its job requeued."""
     for event in reversed(read_ends(paths.events)):
         if event["type"] == "requeued":
             return None if text(event, "refused") else event
@@ -124,7 +124,7 @@ def _requeued(paths: RunPaths) -> Mapping[str, Any] | None:
 
 
 def _times(source: Mapping[str, Any]) -> tuple[float, ...]:
-    """The list ``restarts``; whatever is no time in it is left out."""
+    """The list ``restarts`` without entries that are not times."""
     found = source.get("restarts")
     values = found if isinstance(found, list) else []
     times = (number({"t": value}, "t") for value in values)

@@ -20,7 +20,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """The line for an event, which has its ``t`` (Unix time).
+    """The line for an event that has its ``t`` (Unix time).
 
     Bytes that were not UTF-8 survive as ``\\udcXX`` escapes.
     """
@@ -28,7 +28,7 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 
 def decode(lines: Iterable[bytes]) -> list[Event]:
-    """The events of complete lines; lines that are no event are skipped."""
+    """The events of complete lines; lines that are not events are skipped."""
     events = []
     for line in lines:
         try:
@@ -53,7 +53,7 @@ def mend(descriptor: int) -> bytes:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Every event so far; [] if there is no file."""
+    """All events so far; [] if there is no file."""
     return EventReader(path).read()
 
 

@@ -1,7 +1,7 @@
-"""Which results of a run have come back from hosts, so that none comes twice.
+"""Which results of a run have come back from hosts, so that none is fetched twice.
 
 For each file: what it was on its host, and what the copy here looked like right after
-it had arrived. A file here that no longer looks so was changed by somebody.
+it had arrived. If a file here no longer looks like that, somebody has changed it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.record.paths import RunPaths
 
 _SCHEMA = 1
 SAVE_S = 2.0
-"""What a killed process has fetched before may be forgotten for so long."""
+"""A killed process forgets the files that it fetched in this time before its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,13 @@ class FetchedFiles:
             self._copies[path] = self._own[path] = copy
             due = time.monotonic() - self._saved_s >= self._save_s
         if due:
-            # If this fails, files are compared by their content next time.
+            # If this fails, files are compared by content next time.
             with suppress(OSError):
                 self.save()
 
     def save(self) -> None:
-        """Write what is known, also from another process meanwhile. Raises OSError."""
+        """Write what is known, including what another process has saved in the
+        meantime. Raises OSError."""
         with self._lock:
             self._saved_s = time.monotonic()
             copies = {**self._saved(), **self._own}

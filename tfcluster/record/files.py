@@ -1,4 +1,4 @@
-"""JSON files that are written atomically, so that readers never see half of one.
+"""JSON files that are written atomically, so that readers never see half a file.
 
 Knows nothing about their content.
 """
@@ -34,10 +34,10 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def replace_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace the file ``path`` by ``value`` atomically. For one writer at a time.
+    """Replace the file ``path`` with ``value`` atomically. For one writer at a time.
 
-    ``durable`` waits until the content would survive a power cut. Raises OSError; the
-    old file is unchanged then.
+    ``durable`` waits until the content would survive a power cut. Raises OSError, and
+    then leaves the old file unchanged.
     """
     text = json.dumps(value, indent=1, default=str) + "\n"
     beside = path.with_name(f".{path.name}.new")
@@ -58,7 +58,7 @@ def replace_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) 
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in the file; None if there is no file or no JSON object in it."""
+    """The object in the file; None if there is no file, or no JSON object in it."""
     try:
         value = loads(path.read_bytes())
     except (OSError, ValueError):

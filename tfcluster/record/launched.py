@@ -17,7 +17,7 @@ _SCHEMA = 1
 def save_launched(paths: RunPaths, description: Description) -> None:
     """Write the Description, unless the run already has one. Raises OSError.
 
-    A run that a job continues has that of its submission.
+    A run that was submitted already has the Description of its submission.
     """
     if not paths.launched.exists():
         content = {"schema": _SCHEMA, "description": to_plain(description)}

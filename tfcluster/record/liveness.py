@@ -1,4 +1,4 @@
-"""Finds out whether a run's launcher is still alive, by its lock and its identity.
+"""Finds out whether a run's launcher is still alive, from its lock and its identity.
 
 The lock is flock(2), so it is released when its holder dies, however that happens.
 Knows nothing about what the launcher does.
@@ -34,7 +34,7 @@ _PROBE_S = 0.5
 def identity(pid: int | None = None) -> LauncherView:
     """The unique identity of this process, or of another one on this host.
 
-    Raises ProcessLookupError if there is none.
+    Raises ProcessLookupError if there is no such process.
     """
     pid = os.getpid() if pid is None else pid
     start_time = _start_time(pid)
@@ -115,7 +115,7 @@ def try_lock(path: Path, *, patience_s: float = 0.0) -> Lock | None:
 
 def acquire(paths: RunPaths) -> Lock:
     """Hold the run's lock for this process. Raises ActiveRunError if it is taken."""
-    # A process that only checks the lock holds it for a moment itself.
+    # A process that only checks the lock also holds it for a moment.
     lock = try_lock(paths.lock, patience_s=_PROBE_S)
     if lock is None:
         raise ActiveRunError(f"the run {paths.run} already has a launcher")
@@ -124,9 +124,9 @@ def acquire(paths: RunPaths) -> Lock:
 
 
 def holder(paths: RunPaths) -> LauncherView | None:
-    """The launcher that the run's lock file names; None if it names none.
+    """The launcher that the run's lock file names; None if the file names none.
 
-    The record names it a moment later, in its first event.
+    The record names the launcher a moment later, in its first event.
     """
     try:
         return LauncherView(**(read_json(paths.lock) or {}))
@@ -168,12 +168,12 @@ class Signs:
     """What this host can observe of a launcher."""
 
     held: bool | None
-    """Its lock is held; None: there is no lock file."""
+    """Whether its lock is held; None: there is no lock file."""
     same_boot: bool
-    """It was started on this machine since the last boot."""
+    """Whether it was started on this machine since the last boot."""
     same_host: bool
     process: bool | None
-    """Its process exists; None: it is not visible from here."""
+    """Whether its process exists; None: processes there are not visible from here."""
     heartbeat_s: float | None
     """Unix time of its last sign of life."""
 
@@ -192,7 +192,7 @@ def signs(
 ) -> Signs:
     """Look for signs of the launcher that the record or its lock file names.
 
-    ``here``: our identity.
+    ``here`` returns our identity.
     """
     me = here()
     same_boot = launcher is not None and launcher.boot_id == me.boot_id
@@ -238,7 +238,7 @@ def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
 
 
 def judged(view: RunView, verdict: Verdict) -> RunView:
-    """The run as it must be shown given the state of its launcher."""
+    """The run as it must be shown, given the verdict on its launcher."""
     if view.state.final or verdict.life is Life.ALIVE:
         return view
     if verdict.life is Life.UNKNOWN:

@@ -33,7 +33,7 @@ def read_run(paths: RunPaths, *, now_s: float) -> RunView:
 def read_summary(paths: RunPaths, *, now_s: float) -> RunView:
     """The state of the run, in a time that does not grow with the run's length.
 
-    Has only those tasks that recent events are about.
+    Has only the tasks that recent events are about.
     """
     return _judged(paths, lambda: replay({}, events.read_ends(paths.events)), now_s)
 
@@ -47,8 +47,8 @@ def _judged(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunVi
     found = signs(paths, view.launcher or holder(paths))
     verdict = judge(found, known=view.launcher is not None, now_s=now_s)
     if verdict.life is Life.DEAD:
-        # The run may have ended properly after we read its events: the end is written
-        # before the lock is released, so it is there now.
+        # The run may have ended properly after we read its events: the launcher writes
+        # the end before it releases the lock, so the end is there now.
         view = _named(read(), paths)
     return judged(view, verdict)
 

@@ -1,8 +1,8 @@
 """Reads log files: their last lines, and new lines as they are written.
 
-Needs bounded memory whatever is in the files. Returns text unchanged: bytes that are
-not UTF-8 become lone surrogates, control characters stay. Knows nothing of tasks or
-terminals.
+Needs only bounded memory, whatever is in the files. Returns text unchanged: bytes that
+are not UTF-8 become lone surrogates, control characters stay. Knows nothing about tasks
+or terminals.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def follow(
 ) -> Iterator[tuple[str, list[str]]]:
     """Lines of several growing files as they are written, in batches with their label.
 
-    Begins with the ``last`` lines of each file, or with its first line if that is None.
-    A file may appear later, be truncated or be replaced. Once ``stop`` is set, yields
-    everything there is by then, and ends.
+    Begins with the ``last`` lines of each file, or with its first line if ``last`` is
+    None. A file may appear later, be truncated or be replaced. Once ``stop`` is set,
+    yields everything written by then, and ends.
     """
     growing = {label: _Growing(path, last) for label, path in paths.items()}
     try:
@@ -76,7 +76,7 @@ class _Growing:
         self._offset = 0
         self._rest = b""
         self._skipping = False
-        """A line was cut; skip the rest of it."""
+        """Whether a line was cut and its rest must be skipped."""
 
     def read(self) -> list[str]:
         """New complete lines, at most 1 MiB at a time."""
@@ -104,14 +104,14 @@ class _Growing:
         try:
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            # It may appear later, and is then read from its first line.
+            # The file may appear later, and is then read from its first line.
             self._last = None
             return left
         lines: list[str] = []
         if self._last is not None:
             lines, self._offset = _tail(self._descriptor, self._last, complete=True)
             self._last = None
-        # Not only next time: who follows a run that is over stops when nothing comes.
+        # Read now: a reader that follows a finished run stops when nothing comes.
         return left + lines + self.read()
 
     def _was_replaced(self) -> bool:

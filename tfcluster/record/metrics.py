@@ -1,8 +1,8 @@
-"""The metrics of a run: what each task did and used, over time. One JSON line each.
+"""The metrics of a run: what each task did and used over time, as lines of JSON.
 
-``docs/record.md`` describes the lines. A series, the lines of one type about one task,
-is halved when it has become long, so the record of an arbitrarily long run stays small
-and covers all of its time. Reading skips whatever is not valid.
+``docs/record.md`` describes the lines. A series (the lines of one type about one task)
+is halved when it becomes long, so the record of an arbitrarily long run stays small and
+covers the whole run. Reading skips whatever is not valid.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _WHAT_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """One GPU that a task may use; None: the driver does not tell."""
+    """One GPU that a task may use; None: the driver does not report it."""
 
     gpu: int
     busy: float | None = None
-    """Share of the time, 0..1, in which it computed."""
+    """The share of time, 0..1, in which the GPU computed."""
     memory_bytes: int | None = None
     memory_total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a task was doing and using at a time; None: unknown."""
+    """What a task was doing and using at some time; None: unknown."""
 
     t: float
     """Unix time."""
@@ -50,17 +50,17 @@ class Sample:
     """Since the start of the attempt."""
     epoch: int | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """Of its rows in this epoch so far; None: not a finite number."""
+    """The metrics of its rows in this epoch so far; None: not a finite number."""
     rss_bytes: int | None = None
     max_rss_bytes: int | None = None
-    """The largest so far of its first process, once the task has ended."""
+    """The largest resident memory of its first process, once the task has ended."""
     cpu_s: float | None = None
     gpus: tuple[GpuUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnd:
-    """The metrics of a whole epoch, validation included."""
+    """The metrics of a whole epoch, including validation."""
 
     t: float
     task: str
@@ -72,7 +72,7 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeTotal:
-    """What the exchanges of a task with one purpose have cost, in total."""
+    """The total cost of a task's exchanges for one purpose."""
 
     what: str
     count: int
@@ -82,7 +82,7 @@ class ExchangeTotal:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """All metrics of a run, in the order of time."""
+    """All metrics of a run, in order of time."""
 
     samples: tuple[Sample, ...] = ()
     epochs: tuple[EpochEnd, ...] = ()
@@ -123,7 +123,7 @@ def metrics_of(lines: Iterable[Mapping[str, Any]]) -> Metrics:
 
 
 def most_of_series(tasks: int) -> int:
-    """How many lines a series may have in a run with so many tasks."""
+    """How many lines a series may have in a run with this many tasks."""
     wanted = _MOST_LINES // max(tasks, 1)
     return max(_FEWEST_OF_SERIES, min(_MOST_OF_SERIES, wanted))
 
@@ -151,7 +151,7 @@ def thinned(lines: Sequence[Event], most: int) -> list[Event]:
 
 
 def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:
-    """The valid ones among ``totals``."""
+    """The valid entries of ``totals``."""
     return [
         ExchangeTotal(
             what=(text(entry, "what") or "?")[:_WHAT_CHARS],

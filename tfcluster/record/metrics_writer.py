@@ -1,4 +1,4 @@
-"""Writes the metrics of a run, in a thread of its own, bounded in size.
+"""Writes the metrics of a run, bounded in size, in a separate thread.
 
 Metrics are worth less than the run: when the disk is slow or full, or a line cannot be
 written for another reason, lines are lost, and nothing else happens.
@@ -21,7 +21,7 @@ from tfcluster.record.paths import RunPaths
 
 FIRST_INTERVAL_S = 1.0
 _MOST_WAITING = 64
-"""Batches of lines that wait for a slow disk; further ones are lost."""
+"""The most batches of lines that wait for a slow disk; further batches are lost."""
 
 _Lines = Sequence[Mapping[str, Any]]
 
@@ -47,19 +47,19 @@ class MetricsWriter:
         self._thread: threading.Thread | None = None
 
     def sample(self, t_s: float, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record what tasks do and use at a Unix time, if that is due.
+        """Record what tasks do and use at a Unix time, if a sample is due.
 
         A task whose values have not changed is left out.
         """
         if t_s < self._due_s:
             self._held_back = t_s, tasks
             return
-        self._due_s = t_s + self._interval_s - 0.1  # the caller's clock is no exact one
+        self._due_s = t_s + self._interval_s - 0.1  # the caller's clock is not exact
         self._held_back = None
         self._put_samples(t_s, tasks)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Record a line of another type; it has its ``t``, ``type`` and ``task``."""
+        """Record a line of another type, which has ``t``, ``type`` and ``task``."""
         self._put([line])
 
     def flush(self) -> None:
@@ -95,7 +95,7 @@ class MetricsWriter:
     def _write(self) -> None:
         while (lines := self._queue.get()) is not None:
             try:
-                # Not only errors of the disk: if the thread ended, flush() would hang.
+                # Not only disk errors: if the thread ended, flush() would hang.
                 with contextlib.suppress(Exception):
                     self._append(lines)
             finally:

@@ -1,8 +1,8 @@
 """Ensures that only one active run holds a name that a user gave.
 
-Each name has a lock file, which is unlocked when its holder dies, and is never removed:
-between finding a file unlocked and removing it, another process may have locked it, and
-a third one would then lock a new file of the same name.
+Each name has a lock file, which is unlocked when its holder dies and is never removed:
+between finding a file unlocked and removing it, another process may lock it, and a
+third process would then lock a new file of the same name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATIENCE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NameLock:
-    """``name`` is held by this process until ``release`` or its death."""
+    """A name that this process holds until ``release`` or its death."""
 
     name: str
     lock: Lock
@@ -36,9 +36,9 @@ class NameLock:
 
 
 def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
-    """Hold ``name`` for ``run``. Of several competing processes exactly one succeeds.
+    """Hold ``name`` for ``run``. Exactly one of several competing processes succeeds.
 
-    Raises ActiveRunError, which says who holds it, ResourceError, and ValueError for an
+    Raises ActiveRunError, which says who holds it, ResourceError, or ValueError for an
     invalid name.
     """
     if not valid_name(name):
@@ -61,7 +61,7 @@ def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
 
 
 def _is_gone(holder: Mapping[str, Any]) -> bool:
-    """Whether the process in the file was one of this boot and has ended."""
+    """Whether the process that the file names was started since boot and has ended."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("boot_id") != identity().boot_id:
         return False

@@ -1,7 +1,7 @@
 """The places of the records of runs, and which run a user means.
 
-The only module that spells the names of files and folders. Knows nothing about the
-content of the files.
+The only module that has the names of files and folders. Knows nothing about the content
+of the files.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunPaths:
 
     @property
     def job(self) -> Path:
-        """The scheduler's job as which the run was submitted."""
+        """The scheduler's job that the run was submitted as."""
         return self.root / "job.json"
 
     @property
@@ -105,7 +105,7 @@ class RunPaths:
 
     @property
     def fetching(self) -> Path:
-        """How far the results are that come back now."""
+        """The progress of the results that are being fetched now."""
         return self.root / "fetching.json"
 
     @property
@@ -121,11 +121,11 @@ class RunPaths:
         return self.logs / task.log_name
 
     def trace(self, task: TaskId) -> Path:
-        """What the task has recorded of itself."""
+        """The task's own trace events."""
         return self.root / "trace" / f"{task.log_name.removesuffix('.log')}.jsonl"
 
     def older_trace(self, task: TaskId) -> Path:
-        """What it had recorded before that."""
+        """The task's trace events before those in ``trace``."""
         return self.trace(task).with_suffix(".old.jsonl")
 
 
@@ -133,14 +133,13 @@ class RunPaths:
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of all records; creates it if necessary, as a private folder.
+    """The folder of all records; creates it as a private folder if necessary.
 
-    Raises ResourceError if it cannot be created, or if others could read it or replace
-    it by something of theirs.
+    Raises ResourceError if it cannot be created, or if others could read or replace it.
     """
     path = state_path(environ)
     try:
-        _refuse_foreign_ways(path)  # before anything is created, and after
+        _refuse_foreign_ways(path)  # before anything is created, and afterwards
         created = _make_folders(path)
         _refuse_foreign_ways(path)
         found = path.stat()
@@ -156,7 +155,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours_and_empty(path: Path, found: os.stat_result) -> bool:
-    """Whether the user created the folder: it may be made private, as it is empty."""
+    """Whether the user created the folder and it is empty: it may be made private."""
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
     return ours and bool(found.st_mode & 0o077) and not any(path.iterdir())
 
@@ -197,7 +196,7 @@ def _make_folders(path: Path) -> bool:
 
 
 def _refuse_foreign_ways(path: Path) -> None:
-    """Raise ResourceError if others but root control where ``path`` leads."""
+    """Raise ResourceError if users other than root control where ``path`` leads."""
     for place in (path, *path.parents):
         if not (found := _found(place, follow_symlinks=False)):
             continue
@@ -225,7 +224,7 @@ def _found(path: Path, *, follow_symlinks: bool = True) -> os.stat_result | None
 
 
 def refuse_open_folder(path: Path, found: os.stat_result, *, created: bool) -> None:
-    """Raise ResourceError unless the folder is private. ``created``: by us, now."""
+    """Raise ResourceError unless the folder is private. ``created``: we made it now."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode):
         raise ResourceError(f"the state folder {path} is not a folder", hint=ELSEWHERE)
@@ -292,7 +291,7 @@ def create_run(
             try:
                 paths.logs.mkdir(FOLDER_MODE)
             except OSError:
-                paths.root.rmdir()  # otherwise it would look like a run that never ends
+                paths.root.rmdir()  # it would look like a run that never ends
                 raise
             return paths
     except OSError as error:
@@ -316,7 +315,7 @@ def runs(state: Path) -> list[RunPaths]:
 def find(state: Path, text: str | None) -> RunPaths:
     """The run that a user means by an id, a unique prefix of an id, or a name.
 
-    A name means its newest run, None the newest run of all. Raises ConfigError.
+    A name means its newest run; None means the newest of all runs. Raises ConfigError.
     """
     known = runs(state)
     if not known:
@@ -343,7 +342,7 @@ def _parts(run: str) -> tuple[str, str]:
 
 
 def _age_key(paths: RunPaths, crowd: Mapping[str, int]) -> tuple[str, int, str]:
-    """Sort key: the time in the id; only for runs of the same second look at files."""
+    """Sort key: the time in the id; files are read only for runs of the same second."""
     stamp = _parts(paths.run)[1]
     written_ns = 0
     if crowd[stamp] > 1:

@@ -1,6 +1,7 @@
 """Removes records of runs that are over, and old crash files.
 
-Never removes anything of a run that has a launcher: it takes the launcher's lock first.
+Never removes anything from a run that has a launcher: it takes the launcher's lock
+first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tfcluster.record.liveness import try_lock
 from tfcluster.record.paths import RunPaths
 
 _REMOVED = ".removed"
-"""Ends the names of folders that are being removed, so that no reader lists them."""
+"""The suffix of folders that are being removed, so that no reader lists them."""
 
 
 def size_of(folder: Path) -> int:
@@ -30,7 +31,7 @@ def size_of(folder: Path) -> int:
 
 
 def remove_run(paths: RunPaths) -> bool:
-    """Remove the record of a run. False if it has a launcher, and nothing was removed.
+    """Remove the record of a run. False if the run has a launcher: nothing is removed.
 
     Raises OSError, and ResourceError if its lock cannot be taken.
     """
@@ -38,7 +39,7 @@ def remove_run(paths: RunPaths) -> bool:
     if lock is None:
         return False
     try:
-        # Renamed first: readers find all of the record or nothing.
+        # Rename it first: readers find the whole record or nothing.
         aside = paths.root.with_name(paths.root.name + _REMOVED)
         paths.root.rename(aside)
         shutil.rmtree(aside)
@@ -48,7 +49,7 @@ def remove_run(paths: RunPaths) -> bool:
 
 
 def remove_rests(state: Path) -> None:
-    """Remove what a removal that was interrupted has left. Raises OSError."""
+    """Remove what an interrupted removal has left. Raises OSError."""
     for rest in (state / "runs").glob(f"*{_REMOVED}"):
         shutil.rmtree(rest)
 

@@ -1,7 +1,7 @@
 """Computes the current state of a run from its plan and events. Pure.
 
-``status``, the live view and the tests all use it. It knows no files and no clocks, and
-so cannot know whether the launcher is still alive (see ``liveness``). Events may be
+``status``, the live view and the tests all use it. It knows no files and no clocks, so
+it cannot know whether the launcher is still alive (see ``liveness``). Events may be
 malformed: a key that is missing or has another type counts as not given.
 """
 
@@ -34,7 +34,7 @@ _State = TypeVar("_State", RunState, TaskState)
 def replay(plan: Json, events: Iterable[Json], progress: Json | None = None) -> RunView:
     """The state of the run with this plan after these events.
 
-    ``plan`` is the content of ``plan.json``, ``progress`` that of ``progress.json``.
+    ``plan`` is the content of ``plan.json``; ``progress`` is that of ``progress.json``.
     """
     replaying = Replay(plan)
     for event in events:

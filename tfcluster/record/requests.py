@@ -1,8 +1,8 @@
 """Requests from other commands to a run's launcher, as files in the run's folder.
 
-The folder is private, and readers on other hosts see it where the state folder is
-shared. The launcher answers with events in the record. Requests cannot stop a run; it
-checks those that change one.
+The folder is private, and other hosts see it if they share the state folder. The
+launcher answers with events in the record. Requests cannot stop a run, and the launcher
+checks requests that change a run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, RunPaths
 
 _END = ".json"
 _MOST = 100
-"""How many requests are taken at a time; further ones wait."""
+"""How many requests are taken at a time; further requests wait."""
 
 
 def ask(paths: RunPaths, request: Mapping[str, Any]) -> str:
-    """Leave a request, which has a ``type``, to the launcher; returns its id.
+    """Leave a request, which has a ``type``, for the launcher; returns its id.
 
     Raises ResourceError if it cannot be written.
     """
@@ -57,7 +57,7 @@ def take(paths: RunPaths) -> list[tuple[str, dict[str, Any]]]:
         try:
             path.unlink()
         except OSError:
-            continue  # it would be taken again and again
+            continue  # otherwise it would be taken again and again
         if request is not None:
             found.append((name.removesuffix(_END), request))
     return found

@@ -19,14 +19,14 @@ class ServingView:
     """The counters of a ps."""
 
     applied: int = 0
-    """Number of updates of the variables."""
+    """The number of updates of the variables."""
     dropped: int = 0
-    """Number of gradients that arrived too late to be used."""
+    """The number of gradients that arrived too late to be used."""
     staleness_mean: float = 0.0
-    """By how many updates gradients were out of date when they were applied."""
+    """How many updates old gradients were when they were applied."""
     staleness_max: int = 0
     bytes: int = 0
-    """Size of the variables that it holds, including the optimizers'."""
+    """The size of the variables that it holds, including the optimizers'."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -46,12 +46,12 @@ class FitView:
     """Counted from 1."""
     epochs: int | None = None
     epoch_step: int | None = None
-    """How many steps of the epoch are done."""
+    """The number of steps of the epoch that are done."""
     epoch_steps: int | None = None
 
     @property
     def steps_left(self) -> int | None:
-        """How many steps the rest of ``fit`` has."""
+        """The number of steps left in ``fit``."""
         if self.epochs is None or self.epoch_steps is None:
             return None
         done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
@@ -80,30 +80,30 @@ class TaskView:
     signal: str | None = None
     cause: str | None = None
     phase: str | None = None
-    """What it is doing before it trains."""
+    """What the task is doing before it trains."""
     since_s: float | None = None
     """When the state or the phase began."""
     seconds: float | None = None
-    """For how many seconds it ran."""
+    """The number of seconds that it ran."""
     step: int | None = None
     steps_per_s: float | None = None
     wait_share: float | None = None
-    """Share of its time, 0..1, that it waits for others."""
+    """The share of its time, 0..1, that it waits for others."""
     serving: ServingView | None = None
     """Only for a ps that has variables."""
     log: str | None = None
     fit: FitView | None = None
-    """Its position in the newest ``fit``, kept after that has ended."""
+    """Its position in the latest ``fit``, kept after ``fit`` has ended."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Losses and metrics of this epoch so far; None: not a finite number."""
     rss_bytes: int | None = None
-    """Resident memory of its processes."""
+    """The resident memory of its processes."""
     cpu_s: float | None = None
-    """CPU time of its processes."""
+    """The CPU time of its processes."""
 
     @property
     def left_s(self) -> float | None:
-        """In how many seconds ``fit`` will end at this speed, validation apart."""
+        """The seconds until ``fit`` ends at this speed, without validation."""
         steps = self.fit.steps_left if self.fit else None
         if self.state.final or steps is None or not self.steps_per_s:
             return None
@@ -185,16 +185,16 @@ class ResultsView:
     there: str | None = None
     """The workdir on the host."""
     files: int = 0
-    """How many files match, and their bytes."""
+    """The number of matching files, followed by their bytes."""
     bytes: int = 0
     fetched: int = 0
     unchanged: int = 0
     sent_bytes: int = 0
     kept: tuple[tuple[str, str], ...] = ()
-    """Files here that were not replaced, each with a reason; as the next ones."""
+    """Files here that were not replaced, each with a reason, as in the next lists."""
     growing: tuple[tuple[str, str], ...] = ()
     missed: tuple[tuple[str, str], ...] = ()
-    """The first of the files that could not be fetched."""
+    """The first files that could not be fetched."""
     missed_count: int = 0
     cause: str | None = None
     """Why the whole fetch ended early."""
@@ -230,7 +230,7 @@ class LauncherView:
     host: str
     boot_id: str
     start_time: int
-    """Clock ticks from boot to its start, as in ``/proc/PID/stat``."""
+    """The clock ticks from boot to its start, as in ``/proc/PID/stat``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,11 +243,11 @@ class RunView:
     backend: str | None = None
     state: RunState = RunState.STARTING
     reason: str | None = None
-    """Why it is in this state, if that is known."""
+    """Why it is in this state, if known."""
     since_s: float | None = None
     """When the state began."""
     unknown_since_s: float | None = None
-    """It is unknown on this host whether the run continued after this time."""
+    """This host does not know whether the run continued after this time."""
     exit_code: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
@@ -259,16 +259,16 @@ class RunView:
     tasks: tuple[TaskView, ...] = ()
     """In the plan's order."""
     swept: int = 0
-    """Number of leftover processes that were ended."""
+    """The number of leftover processes that were ended."""
     notes: tuple[str, ...] = ()
     results: tuple[ResultsView, ...] = ()
     """One for each host from which files were fetched."""
     follows: str | None = None
     """The run that it continues, because its job was started again."""
     requeues: int = 0
-    """How often its job had been requeued after the time limit, before it began."""
+    """How often its job was requeued after the time limit before this run began."""
     requeued: bool = False
-    """Its launcher has had the job requeued after the time limit."""
+    """Whether its launcher has had the job requeued after the time limit."""
     continued_as: str | None = None
     """The run that continues it."""
 
@@ -279,7 +279,7 @@ class RunView:
 
     @property
     def only_a_scheduler_knows(self) -> bool:
-        """Whether the record does not tell the state: no launcher writes it.
+        """Whether the record does not show the state, because no launcher writes it.
 
         The launcher of a submitted run may not have started yet, or its job was killed.
         """
@@ -316,7 +316,7 @@ class RunView:
 
 
 def iso_time(t_s: float | None) -> str | None:
-    """``2026-11-20T10:15:00Z``; None if it is unknown, or no time at all."""
+    """``2026-11-20T10:15:00Z``; None if the time is unknown or invalid."""
     if t_s is None:
         return None
     try:

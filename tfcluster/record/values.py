@@ -43,7 +43,7 @@ def objects(source: Json, key: str) -> list[Json]:
 
 
 def metric_values(found: Any) -> dict[str, float | None]:
-    """Losses and metrics by name; what is no number is None."""
+    """Losses and metrics by name; a value that is not a number is None."""
     if not isinstance(found, Mapping):
         return {}
     return {str(name): number(found, name) for name in found}

@@ -1,6 +1,6 @@
 """Remembers on which hosts interpreters are kept: ``STATE/warm-hosts/*.json``.
 
-What the interpreters are is known only on the hosts.
+Only the hosts know which interpreters they keep.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tfcluster.record.paths import FOLDER_MODE
 
 @dataclass(frozen=True, slots=True)
 class WarmHosts:
-    """The hosts of a description for which interpreters are kept."""
+    """The hosts of a description whose interpreters are kept."""
 
     purpose: str
     backend: str
     hosts: Mapping[str, Any]
-    """How to reach the hosts, as the backend remembers that."""
+    """How to reach the hosts, as the backend remembers it."""
 
 
 def save(state: Path, known: WarmHosts) -> None:
-    """Raises OSError."""
+    """Remember these hosts. Raises OSError."""
     folder = state / "warm-hosts"
     folder.mkdir(FOLDER_MODE, exist_ok=True)
     parts = {"purpose": known.purpose, "backend": known.backend}
@@ -36,7 +36,7 @@ def save(state: Path, known: WarmHosts) -> None:
 
 
 def load(state: Path) -> list[WarmHosts]:
-    """All that are remembered; files that cannot be read are skipped."""
+    """All hosts that are remembered; files that cannot be read are skipped."""
     found = []
     for path in sorted((state / "warm-hosts").glob("*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):

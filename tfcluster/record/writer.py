@@ -1,8 +1,8 @@
-"""Writes the launcher's events and progress, in a thread of its own.
+"""Writes the launcher's events and progress, in a separate thread.
 
-A slow, full or vanished disk never blocks the caller: what cannot be written waits in
-memory up to a limit, and what exceeds it is counted. Knows nothing about the meaning of
-events, except that ``end`` must not be lost.
+A slow, full or vanished disk never blocks the caller: events that cannot be written
+wait in memory up to a limit; beyond it, they are lost and counted. Knows nothing about
+the meaning of events, except that ``end`` must not be lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Writer:
     """Appends to ``events.jsonl`` and replaces ``progress.json`` of one run.
 
     Methods may be called from any thread and do not wait for the disk, except
-    ``flush`` and ``close``, which wait as long as they are told.
+    ``flush`` and ``close``, which wait at most ``timeout_s``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Writer:
     def append(self, event: Mapping[str, Any]) -> events.Event:
         """Record that ``event`` (with its ``type``) happened now.
 
-        Returns it with its time ``t``, as readers will see it.
+        Returns the event with its time ``t``, as readers will see it.
         """
         stamped = {"t": round(self._clock(), 6), **event}
         line = events.encode(stamped)
@@ -91,9 +91,9 @@ class Writer:
         return stamped
 
     def progress(self, tasks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Record how far the tasks are; also the launcher's heartbeat.
+        """Record how far the tasks are, which is also the launcher's heartbeat.
 
-        Only the latest is written, so it may be called at any rate.
+        Only the latest progress is written, so this may be called at any rate.
         """
         with self._changed:
             self._progress = {"t": round(self._clock(), 3), "tasks": dict(tasks)}
