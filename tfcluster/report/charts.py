@@ -1,6 +1,6 @@
 """Draws the pictures of a report with matplotlib, as SVG elements. Pure.
 
-Their colours are variables of the page's style, so that they suit light and dark.
+Their colours are variables of the page's style, so that they suit light and dark mode.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfcluster.console.sanitise import sanitise_word
 from tfcluster.report.theme import COLOURS
 
 MUTED = -1
-"""The colour of lines that are not told apart."""
+"""The colour of lines that are not distinguished."""
 
 _INK, _RULE, _MUTED = "#010101", "#010102", "#010103"
 _SERIES = tuple(f"#0102{number:02d}" for number in range(COLOURS))
@@ -44,7 +44,7 @@ _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tfcluster",
     "font.size": 12,
-    # Names of metrics and tasks are no formulas, whatever is in them.
+    # Names of metrics and tasks are never formulas, whatever is in them.
     "text.parse_math": False,
     "text.color": _INK,
     "axes.edgecolor": _RULE,
@@ -61,9 +61,9 @@ _SETTINGS: Any = {
 }
 
 Point = tuple[float, float | None]
-"""x and y; without y the line has a gap."""
+"""x and y; if y is None, the line has a gap."""
 Text = Callable[[float], str]
-"""How a number is written at an axis."""
+"""Returns the text of a number at an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A time of a row in a timeline."""
+    """A period in a row of a timeline."""
 
     row: int
     start: float
@@ -129,7 +129,7 @@ def bar_chart(
     most: float | None = None,
     marked: int | None = None,
 ) -> ET.Element:
-    """Horizontal bars, the first on top; the one with number ``marked`` stands out."""
+    """Horizontal bars, the first on top; the bar with number ``marked`` stands out."""
     height = max(1.2, 0.8 + _ROW_IN * len(bars))
     with _axes(_WIDTH_IN, height) as (figure, axes):
         colours = [_colour(1 if i == marked else 0) for i in range(len(bars))]
@@ -148,7 +148,7 @@ def bar_chart(
 def timeline(
     rows: Sequence[str], blocks: Sequence[Block], *, x: str, alt: str, x_text: Text
 ) -> ET.Element:
-    """A row for each name, with blocks in which something lasted."""
+    """A row for each name, with blocks for the periods in which something lasted."""
     height = max(1.4, 0.9 + _ROW_IN * len(rows))
     with _axes(_WIDE_IN, height) as (figure, axes):
         for block in blocks:
@@ -170,7 +170,7 @@ def timeline(
 
 
 def downsampled(points: Sequence[Point], most: int) -> list[Point]:
-    """At most about ``most`` points: the lowest and highest of each part, in order."""
+    """About ``most`` points at most: the lowest and highest of each part, in order."""
     if len(points) <= most:
         return list(points)
     width = -(-2 * len(points) // most)
@@ -190,7 +190,7 @@ def downsampled(points: Sequence[Point], most: int) -> list[Point]:
 
 @contextmanager
 def _axes(width_in: float, height_in: float) -> Iterator[tuple[Figure, Axes]]:
-    # The user's own settings of matplotlib do not matter.
+    # The user's own matplotlib settings have no effect.
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -222,13 +222,13 @@ def _svg(figure: Figure, alt: str) -> ET.Element:
     root = ET.fromstring(data.getvalue())
     for parent in root.iter():
         for child in list(parent):
-            # A style in a picture would apply to the whole page.
+            # A style inside a picture would apply to the whole page.
             if _plain(child.tag) in ("metadata", "style"):
                 parent.remove(child)
     for each in root.iter():
         each.tag = _plain(each.tag)
         if each.tag == "g":
-            each.attrib.pop("id", None)  # every picture has the same ones
+            each.attrib.pop("id", None)  # all pictures have the same ids
         attributes = {_plain(name): value for name, value in each.attrib.items()}
         each.attrib.clear()
         for name, value in attributes.items():
@@ -241,5 +241,5 @@ def _svg(figure: Figure, alt: str) -> ET.Element:
 
 
 def _plain(name: str) -> str:
-    """A name without its namespace: HTML knows SVG without them."""
+    """A name without its namespace: HTML knows SVG names without namespaces."""
     return name.rpartition("}")[2]

@@ -1,4 +1,4 @@
-"""What a report tells about a run, from its record. Pure."""
+"""What a report says about a run, from its record. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOW = ("starting", "running", "stopping")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A time in which an attempt of a task was in one state. Unix times."""
+    """A period in which an attempt of a task was in one state. Unix times."""
 
     task: str
     attempt: int
@@ -30,26 +30,26 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Everything that the record has about a run."""
+    """Everything that the record says about a run."""
 
     view: RunView
     now_s: float
-    """Unix time at which the record was read."""
+    """The Unix time at which the record was read."""
     metrics: Metrics = field(default_factory=Metrics)
     spans: tuple[Span, ...] = ()
     argv: tuple[str, ...] = ()
     version: str | None = None
-    """Of tfcluster."""
+    """The version of tfcluster."""
     machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What each host has said about itself."""
+    """What each host has reported about itself."""
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The libraries of each task that has told."""
+    """The libraries of each task that has reported them."""
     settings: Mapping[str, Any] | None = None
-    """The configuration with which the run was launched."""
+    """The configuration that the run was launched with."""
 
     @property
     def began_s(self) -> float:
-        """When the run began; of a run without a beginning, when anything happened."""
+        """When the run began, or when anything first happened if that is unknown."""
         times = [self.view.started_s, *(s.start_s for s in self.spans[:1])]
         times += [s.t for s in self.metrics.samples[:1]]
         return next((t for t in times if t is not None), self.now_s)
@@ -60,7 +60,7 @@ class History:
         return self.now_s if self.view.ended_s is None else self.view.ended_s
 
     def samples_of(self) -> dict[str, list[Sample]]:
-        """The samples of each task, in the order of the plan."""
+        """The samples of each task, in the plan's order."""
         found: dict[str, list[Sample]] = {task.task: [] for task in self.view.tasks}
         for sample in self.metrics.samples:
             found.setdefault(sample.task, []).append(sample)
@@ -74,7 +74,7 @@ def history(
     settings: Mapping[str, Any] | None,
     now_s: float,
 ) -> History:
-    """The history of a run; ``events`` are those of its record."""
+    """The history of a run; ``events`` are the events of its record."""
     listed = list(events)
     run: Mapping[str, Any] = next((e for e in listed if e.get("type") == "run"), {})
     argv = run.get("argv")
@@ -102,7 +102,8 @@ def history(
 
 
 def spans(events: Sequence[Mapping[str, Any]], end_s: float) -> list[Span]:
-    """When tasks were in which state; what has not ended lasts until ``end_s``."""
+    """The periods of tasks in each state; a state that has not ended lasts until
+    ``end_s``."""
     found: list[Span] = []
     current: dict[str, tuple[int, str, float]] = {}
 

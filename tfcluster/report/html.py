@@ -1,7 +1,7 @@
-"""Makes HTML of elements, so that no text can ever become markup. Pure.
+"""Makes HTML from elements, so that no text can ever become markup. Pure.
 
-A task's output, its name and its metrics may be anything: all text passes through here,
-is escaped, and characters that are invisible or reorder text become visible.
+A task's output, name and metrics may be anything: all text passes through here and is
+escaped, and characters that are invisible or reorder text become visible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Content: TypeAlias = "ET.Element | str | Iterable[Content]"
 
 
 def element(tag: str, *content: Content, **attributes: str) -> ET.Element:
-    """An element. ``class_`` is the attribute class, ``aria_label`` aria-label."""
+    """An element. ``class_`` is the attribute class, and ``aria_label`` aria-label."""
     made = ET.Element(
         tag,
         {
@@ -29,7 +29,7 @@ def element(tag: str, *content: Content, **attributes: str) -> ET.Element:
 
 
 def document(title: str, style: str, policy: str, *content: Content) -> str:
-    """A whole page. ``style`` and ``policy`` are our own text, and are not escaped."""
+    """A whole page. ``style`` and ``policy`` are our own text and are not escaped."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -52,7 +52,7 @@ def table(
     caption: str,
     numbers: Iterable[int] = (),
 ) -> ET.Element:
-    """A table that can be scrolled; the columns in ``numbers`` are right-aligned."""
+    """A scrollable table; the columns in ``numbers`` are right-aligned."""
     right = set(numbers)
 
     def kind(column: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The page of a report: its sections, in the order in which one reads. Pure."""
+"""The page of a report: its sections, in reading order. Pure."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def without_values(settings: Any) -> Any:
         return {
             key: dict.fromkeys(value, _HIDDEN)
             if key in ("env", "secrets") and isinstance(value, Mapping)
-            # "--set env.TOKEN=..." is where a value came from.
+            # "--set env.TOKEN=..." may be the place that a value came from.
             else {name: str(place).partition("=")[0] for name, place in value.items()}
             if key == "origins" and isinstance(value, Mapping)
             else without_values(value)
@@ -378,6 +378,6 @@ def _causes(view: Any) -> list[str]:
 
 
 def _clock(t_s: float) -> Content:
-    """A time, in the time zone in which the report is made."""
+    """A time, in the time zone where the report is made."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(t_s))
     return element("time", shown, datetime=iso_time(t_s) or "")

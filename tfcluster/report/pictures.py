@@ -97,7 +97,7 @@ def timeline(history: History) -> ET.Element | None:
 
 
 def metric_names(history: History) -> list[str]:
-    """The metrics that have pictures: the loss first, validation with its metric."""
+    """The metrics that have pictures, loss first; validation shares its metric's."""
     names: dict[str, None] = {}
     for sample in history.metrics.samples:
         names.update(dict.fromkeys(sample.metrics))
@@ -108,7 +108,7 @@ def metric_names(history: History) -> list[str]:
 
 
 def metric(history: History, name: str) -> ET.Element:
-    """One metric over the steps: of each rank, of whole epochs, of the validation."""
+    """One metric over the steps: for each rank, whole epochs and the validation."""
     lines: list[Line] = []
     keys: list[Key] = []
     for samples in list(history.samples_of().values())[:_MOST_LINES]:
@@ -155,7 +155,7 @@ def over_time(
     *,
     text: Callable[[float], str] | None = None,
 ) -> ET.Element | None:
-    """A value of each task over the time, if any task has it."""
+    """A value of each task over time, if any task has it."""
     found: dict[str, list[Point]] = {}
     for task, samples in history.samples_of().items():
         points: list[Point] = []
@@ -198,7 +198,7 @@ def over_time(
 
 
 def waiting(history: History) -> ET.Element | None:
-    """Which rank waits how much; the one that waits least is the slowest."""
+    """How much each rank waits; the rank that waits least is the slowest."""
     shares: list[tuple[str, float]] = []
     for task, samples in history.samples_of().items():
         known = [s.wait_share for s in samples if s.wait_share is not None]
@@ -236,7 +236,7 @@ def waiting(history: History) -> ET.Element | None:
 
 
 def exchanges(history: History) -> tuple[ET.Element, ET.Element] | None:
-    """What exchanges between ranks have cost: a picture, and a table by purpose."""
+    """The cost of exchanges between ranks: a picture, and a table by purpose."""
     seconds: dict[str, float] = {}
     counts: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -284,7 +284,7 @@ def _figure(
 ) -> ET.Element:
     small: list[Content] = [element("small", note)] if note else []
     picture = svg
-    if wide:  # On a narrow screen its words would be too small to read.
+    if wide:  # On a narrow screen, its words would be too small to read.
         picture = element("div", svg, class_="scroll", tabindex="0")
     parts: list[Content] = [element("figcaption", title, *small), picture]
     if keys:
@@ -302,7 +302,7 @@ def _entry(key: Key) -> ET.Element:
 
 
 def _told_apart(found: Mapping[str, list[Point]]) -> tuple[list[Line], list[Key]]:
-    """A colour for each task; of many tasks only for the lowest and the highest."""
+    """A colour for each task; if there are many, only for the lowest and highest."""
     if len(found) <= COLOURS:
         pairs = list(enumerate(found.items()))
         lines = [Line(points, number) for number, (_, points) in pairs]
@@ -343,7 +343,7 @@ def _by_step(
 
 
 def _first_task_epochs(history: History) -> list[EpochEnd]:
-    """The epochs as the first rank has told them: all ranks tell the same."""
+    """The epochs as the first rank has reported them: all ranks report the same."""
     epochs = history.metrics.epochs
     order = [task.task for task in history.view.tasks]
     tellers = {epoch.task for epoch in epochs}
@@ -364,7 +364,7 @@ def _epochs(history: History, name: str) -> list[Point]:
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
-    """At most ``most`` of them, evenly, with the first and the last."""
+    """At most ``most`` of the items, evenly spread, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

@@ -1,11 +1,11 @@
-"""The looks of a report, in light and dark, on wide and narrow screens."""
+"""The style of a report, for light and dark mode, and for wide and narrow screens."""
 
 from __future__ import annotations
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-"""No script, no request: what a task has written cannot do anything."""
+"""Forbids scripts and requests: what a task has written cannot do anything."""
 
 COLOURS = 8
 """How many colours the lines of a picture may have: ``--c0`` to ``--c7``."""
