@@ -1,6 +1,6 @@
 """The JSON Schemas of what commands print as JSON, one file for each format.
 
-They allow further keys, because a later version may add some.
+They allow additional keys, because a later version may add some.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The JSON Schema of a format. Raises FileNotFoundError if there is none."""
+    """The JSON Schema of a format. Raises FileNotFoundError for an unknown format."""
     found: dict[str, Any] = json.loads((_folder() / f"{name}{_END}").read_bytes())
     return found
 

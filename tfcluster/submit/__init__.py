@@ -1,7 +1,7 @@
 """Launching outside of an allocation: submits a job and follows it.
 
-``scheduler`` has the common types, ``slurm`` and ``sge`` the pure functions for each
-scheduler; the other modules serve both.
+``scheduler`` has the common types; ``slurm`` and ``sge`` have the pure functions for
+each scheduler; the other modules serve both.
 """
 
 from __future__ import annotations

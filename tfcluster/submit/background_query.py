@@ -1,4 +1,4 @@
-"""Queries a scheduler in the background: it may take minutes to answer."""
+"""Queries a scheduler in the background, because it may take minutes to answer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Found = TypeVar("Found")
 
 
 class BackgroundQuery(Generic[Found]):
-    """A query that runs in the background, repeatedly, but only once at a time."""
+    """A query that runs in the background, repeatedly but only once at a time."""
 
     def __init__(self, question: Callable[[], Found]) -> None:
         self._question = question
         self._answers: SimpleQueue[Found | SchedulerError] = SimpleQueue()
         self.open = False
-        """The query was begun, and its answer not taken yet."""
+        """Whether a query has begun whose answer has not been taken yet."""
 
     def begin(self) -> None:
         self.open = True
-        # A daemon thread: exiting does not wait for an answer.
+        # A daemon thread: the exit does not wait for an answer.
         threading.Thread(target=self._run, name="inquiry", daemon=True).start()
 
     def _run(self) -> None:
@@ -33,7 +33,7 @@ class BackgroundQuery(Generic[Found]):
             self._answers.put(error)
 
     def answer(self, timeout_s: float = 0.0) -> Found | SchedulerError | None:
-        """Take the answer or error; None if there is none yet."""
+        """Take the answer or error; None if there is no answer yet."""
         try:
             found = self._answers.get(timeout=timeout_s) if timeout_s else self._now()
         except Empty:

@@ -47,7 +47,7 @@ from tfcluster.task_id import TaskId
 LOOK_S = 0.5
 ASK_S = 2.0
 ASK_RUNNING_S = 30.0
-"""The controller is asked rarely while the run has a record."""
+"""The interval of queries to the controller while the run has a record: long."""
 _CLOSE_S = 5.0
 _ALL_LINES = 1_000_000
 _BY_SCHEDULER = (ExitCode.TIME_LIMIT, ExitCode.PREEMPTED)
@@ -103,7 +103,7 @@ class _Watch:
         self._complaints: SimpleQueue[str | None] = SimpleQueue()
         self._asked = -ASK_RUNNING_S
         self._silent = False
-        """The scheduler did not answer the last query."""
+        """Whether the scheduler did not answer the last query."""
         self._looked = 0.0
         self._over_since: float | None = None
         self._began = time.monotonic()
@@ -159,7 +159,7 @@ class _Watch:
         return self._view.state.final or self.left is not None
 
     def requeued(self) -> Job | None:
-        """The job with its next run, if it was requeued; else None."""
+        """The job with its next run if it was requeued; otherwise None."""
         lost = self._view.state is RunState.LOST and not self._heard
         preempted = self._view.exit_code == ExitCode.PREEMPTED
         waits = preempted or self._view.requeued
@@ -188,7 +188,7 @@ class _Watch:
                 return None
 
     def _asked_again(self) -> JobState | None:
-        """The job's state from the scheduler, asked rarely; None: no answer yet."""
+        """The job's state from the scheduler, asked rarely; None if no answer yet."""
         if not self._query.open:
             self._query.begin()
         answer = self._query.answer(ASK_S)
@@ -197,7 +197,8 @@ class _Watch:
         return None if isinstance(answer, SchedulerError) else answer
 
     def _listen(self) -> None:
-        """Ctrl-C cancels the job in order, a second one at once; a third one leaves."""
+        """Handle Ctrl-C: the first one cancels the job in order, the second one at
+        once, and the third one leaves."""
         for signal in self._signals[self._heard :]:
             self._heard += 1
             leaves = self._stays or self._heard > 2
@@ -214,7 +215,8 @@ class _Watch:
             self._asked = -ASK_RUNNING_S
 
     def _cancel(self, now: bool) -> None:
-        """Run in the background: the scheduler may hang, and Ctrl-C must work."""
+        """Cancel the job. Runs in the background: the scheduler may hang, and Ctrl-C
+        must work."""
         self._complaints.put(cancel(self._job, self._ask, now=now))
 
     def _look(self, now: float) -> None:
@@ -240,7 +242,7 @@ class _Watch:
             if not self._silent:
                 self._screen.say(f"the scheduler does not answer: {answer.message}")
             self._silent = True
-            self._asked = now  # that may have taken half a minute
+            self._asked = now  # the query may have taken half a minute
             return
         if self._silent:
             self._screen.say("the scheduler answers again")
@@ -286,7 +288,7 @@ class _Watch:
 
 
 def _say(text: str) -> None:
-    """Show a message after the screen was closed."""
+    """Show a message after the screen has been closed."""
     say(sanitise(text))
 
 

@@ -1,7 +1,7 @@
 """Submits: begins a run, hands over what it needs, and queues a job for it.
 
-The run exists from here on, so that ``status``, ``logs -f`` and ``stop`` work while the
-job is still queued. Knows schedulers only through ``Scheduler``.
+From then on, the run exists, so that ``status``, ``logs -f`` and ``stop`` work while
+the job is still queued. Knows schedulers only through ``Scheduler``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCRIPT = "job.sh"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a scheduler, and its run."""
+    """A scheduler's job, and its run."""
 
     id: str
     backend: str
@@ -44,7 +44,7 @@ class Job:
 
 
 def launcher_at(paths: RunPaths) -> Launcher:
-    """What the script of that run starts: this copy of tfcluster."""
+    """What the run's script starts: this copy of tfcluster."""
     installed = PACKAGE_ROOT in (
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
@@ -64,7 +64,7 @@ def submit(
     ask: Ask,
     environ: Mapping[str, str],
 ) -> Job:
-    """Queue a job for a new run. Raises TfclusterError; then nothing is left.
+    """Queue a job for a new run. Raises TfclusterError, and then leaves nothing.
 
     Everything that can be checked is checked here, not hours later in the job.
     """
@@ -74,7 +74,7 @@ def submit(
     paths = create_run(state, description.name, time.time())
     try:
         if description.named:
-            # The job holds the name when it runs; a conflict is reported already now.
+            # The job holds the name when it runs, but a conflict is reported now.
             hold_name(state, description.name, paths.run, now_s=time.time()).release()
         script = paths.root / SCRIPT
         text = scheduler.render(description, launcher_at(paths))

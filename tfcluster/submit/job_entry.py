@@ -44,7 +44,7 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
 
 
 def _was_cut_off(paths: RunPaths) -> bool:
-    """Whether its launcher is dead and has not recorded an end."""
+    """Whether the run's launcher is dead and has not recorded an end."""
     view = read_run(paths, now_s=time.time())
     dead = view.state is RunState.LOST or view.unknown_since_s is not None
     return dead and all(event["type"] != "end" for event in read_events(paths.events))

@@ -1,7 +1,7 @@
 """The input of a job that runs elsewhere and later: a private file in its run's folder.
 
-It has the checked Description, so that neither the configuration file nor the user's
-environment is needed in the job. Knows nothing of schedulers.
+It has the checked Description, so that the job needs neither the configuration file nor
+the user's environment. Knows nothing about schedulers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JobInput:
     """What the launcher in the job reads."""
 
     description: Description
-    """All its secrets are in files: the job does not have our environment."""
+    """The Description. All its secrets are in files: the job lacks our environment."""
     state: Path
     """The state folder, which the job must see under the same path."""
 
@@ -40,7 +40,7 @@ def write_job_input(
 ) -> None:
     """Write the JobInput into the run's folder, as private files. Raises OSError.
 
-    Of ``environ``, it takes only the values of secrets, each into a file of its own.
+    From ``environ``, it takes only the values of secrets, each into a separate file.
     """
     secrets = dict(description.secrets)
     for name, secret in description.secrets.items():

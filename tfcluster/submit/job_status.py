@@ -1,7 +1,7 @@
 """The state of a submitted run: its record, completed by the scheduler's answers.
 
-The record tells nothing before the launcher starts in the job, and after the job was
-killed; only then is the scheduler asked.
+The record says nothing before the launcher starts in the job, and after the job was
+killed. Only then is the scheduler asked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TAIL_LINES = 15
 def with_job_state(
     view: RunView, paths: RunPaths, environ: Mapping[str, str]
 ) -> RunView:
-    """``view``, with the scheduler's answer if the record does not tell the state."""
+    """``view``, with the scheduler's answer if the record does not show the state."""
     if not (view.only_a_scheduler_knows or view.awaits_another_start):
         return view
     job = find_job(paths)
@@ -77,10 +77,10 @@ def _requeued(view: RunView, job: Job, environ: Mapping[str, str]) -> RunView:
 
 
 def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
-    """One sentence if the scheduler may start the run's job again; else None.
+    """One sentence if the scheduler may start the run's job again; otherwise None.
 
-    A job that was preempted, or whose node was lost, waits in the queue again; it needs
-    the files of its first run then.
+    A job that was preempted, or whose node was lost, waits in the queue again, and will
+    need the files of its first run.
     """
     job = find_job(paths)
     needed = (paths.root / INPUT).exists()
@@ -123,14 +123,14 @@ def _as_words(word: str) -> str:
 
 
 def ended(job: Job, state: JobState) -> str:
-    """One sentence: why the record has no end."""
+    """One sentence that says why the record has no end."""
     how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
     told = f" ({state.reason})" if state.reason else ""
     return f"job {job.id} {how}{told} before the launcher recorded how the run ended"
 
 
 def still_there(job: Job) -> str:
-    """One sentence for a lost run whose job is not over, and how to end the job."""
+    """One sentence about a lost run whose job is not over, and how to end the job."""
     scheduler = scheduler_of(job.backend)
     argvs = scheduler.cancel_argvs(job.id, now=True) if scheduler else ()
     ends = "".join(f"; `{shlex.join(argv)}` ends it" for argv in argvs[-1:])

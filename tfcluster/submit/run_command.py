@@ -27,7 +27,7 @@ def asker(environ: Mapping[str, str], timeout_s: float = ASK_S) -> Ask:
                 timeout=timeout_s,
                 check=False,
                 env={**environ, "LC_ALL": "C"},
-                # Ctrl-C must reach only us; we tell the scheduler then.
+                # Ctrl-C must reach only us; we then tell the scheduler.
                 start_new_session=True,
             )
         except FileNotFoundError:

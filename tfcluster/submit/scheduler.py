@@ -1,7 +1,7 @@
 """The protocol of a batch scheduler, and the types of its answers. Pure.
 
-A scheduler is a set of pure functions: Description to script, question to argv, answer
-to meaning. Other modules run the argvs.
+A scheduler is a set of pure functions: from Description to script, from question to
+argv, from answer to meaning. Other modules run the commands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.model import Description
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a command of the scheduler."""
+    """The result of a scheduler's command."""
 
     exit_code: int
     stdout: str
@@ -25,7 +25,7 @@ class Answer:
 
 
 class JobPhase(Enum):
-    """How far a job is. ``GONE``: the scheduler does not know it (any longer)."""
+    """How far a job is. ``GONE``: the scheduler does not know it, or no longer does."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -39,7 +39,7 @@ class JobState:
     word: str
     """The scheduler's own term: ``PENDING``, ``Eqw``."""
     reason: str | None = None
-    """Why it is in this state, for people."""
+    """Why the job is in this state, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class Launcher:
     """What the script starts, and where its output goes; all paths are absolute."""
 
     run: str
-    """The run id; the job's name is that of the Description."""
+    """The run id; the job's name is the Description's name."""
     folder: Path
-    """The run's folder, which has the job's input."""
+    """The run's folder, which contains the job's input."""
     log: Path
     """The launcher's own output."""
     python: str
     """The interpreter of tfcluster."""
     root: Path | None
-    """The folder that contains tfcluster; None: it is installed."""
+    """The folder that contains tfcluster; None: tfcluster is installed."""
 
 
 class SchedulerError(ValueError):
@@ -72,10 +72,10 @@ class Scheduler(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name for people: ``Slurm``, ``Grid Engine``."""
+        """The scheduler's display name: ``Slurm``, ``Grid Engine``."""
 
     def is_inside(self, environ: Mapping[str, str]) -> bool:
-        """Whether ``environ`` is that of one of its allocations."""
+        """Whether ``environ`` is the environment of one of its allocations."""
 
     def render(self, description: Description, launcher: Launcher) -> str:
         """The script to submit. Raises ConfigError for values it cannot hold."""
@@ -96,10 +96,10 @@ class Scheduler(Protocol):
         """The command that asks how a ``GONE`` job ended; None: there is none."""
 
     def parse_accounting(self, answer: Answer) -> str | None:
-        """How the job ended, in a few words; None: not known (yet)."""
+        """How the job ended, in a few words; None: unknown, perhaps only for now."""
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:
         """The commands that end a job, to be run in turn, ignoring failures.
 
-        Without ``now`` the launcher in it is told to stop its tasks in order.
+        Without ``now``, they tell the launcher in the job to stop its tasks in order.
         """

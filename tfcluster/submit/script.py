@@ -1,7 +1,7 @@
 """What the submit scripts of all schedulers have in common. Pure.
 
 Values get into lines only through ``require_plain``: text with a line break could
-become a directive of its own.
+become another directive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def heading(description: Description) -> list[str]:
 
 
 def body(launcher: Launcher) -> list[str]:
-    """The commands, which differ only in three paths."""
+    """The commands, which are constant except for three paths."""
     folder = require_plain("state folder", str(launcher.folder))
     home = require_plain("package", str(launcher.root or launcher.folder))
     python = require_plain("python", launcher.python)

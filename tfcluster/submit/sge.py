@@ -19,7 +19,7 @@ from tfcluster.submit.sge_state import job_state
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*|!&-]+")
 _PATH = re.compile(r"[A-Za-z0-9_./+@=,%~<>-]+")
-"""In a path, ``$`` would begin a variable of qsub, and ``:`` would end a host."""
+"""In a path, ``$`` would begin a qsub variable, and ``:`` would end a host name."""
 _RESOURCE = re.compile(r"[A-Za-z0-9_.-]+=[A-Za-z0-9._:+/@%*|!&-]+")
 
 _DENIED = {
@@ -104,7 +104,7 @@ class SgeScheduler:
         return verdict(answer.stdout)
 
     def cancel_argvs(self, job: str, *, now: bool) -> tuple[tuple[str, ...], ...]:
-        # With -notify the launcher gets SIGUSR2 first. There is no faster way: a job
+        # With -notify, the launcher gets SIGUSR2 first. There is no faster way: a job
         # that is being deleted gets no further signal.
         return (("qdel", job),)
 
@@ -173,7 +173,7 @@ def _fixed(launcher: Launcher) -> Iterator[str]:
 
 
 def _options(description: Description) -> Iterator[str]:
-    """``sge.options`` as directives; each word with ``-`` begins one, values follow."""
+    """``sge.options`` as directives: a word with ``-`` begins one; values follow it."""
     lines: list[list[str]] = []
     for index, word in enumerate(description.sge.options):
         where = _origin(description, f"sge.options.{index}", "sge.options")

@@ -1,7 +1,7 @@
 """Parses ``qacct -j JOB``, for a job that qstat no longer knows. Pure.
 
-Grid Engine writes its accounting late (15 s or more), and a site may keep none, so a
-missing entry means nothing.
+Grid Engine writes its accounting late (15 s or more), and a site may keep none at all,
+so a missing entry means nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def verdict(text: str) -> str | None:
 
 
 def _fields(part: str) -> dict[str, str]:
-    """``key   value`` lines."""
+    """The keys and values of ``key   value`` lines."""
     pairs = (line.split(None, 1) for line in part.splitlines())
     return {pair[0]: " ".join(pair[1].split()) for pair in pairs if len(pair) == 2}
 
 
 def _of_the_job(records: list[dict[str, str]]) -> dict[str, str]:
-    """The job's own record: each qrsh has one, too, but none lasts as long.
+    """The job's own record: each qrsh also has one, but none lasts as long.
 
     Records of earlier starts of a rescheduled job do not count.
     """
@@ -48,6 +48,6 @@ def _number(text: str) -> str:
 
 
 def _wallclock_s(record: dict[str, str]) -> float:
-    """Parse seconds, written as ``12s``, ``12`` or ``12.345``."""
+    """The seconds, written as ``12s``, ``12`` or ``12.345``."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)?", record.get("ru_wallclock", ""))
     return float(match[0]) if match else 0.0

@@ -14,7 +14,7 @@ _STAMP = re.compile(r"^\d\d/\d\d/\d{4} [\d:.]+ (?:\[\d+:\d+\]: )?(?:error: )?")
 _SHOWN_REASONS = 3
 _MAX_DIGITS = 20
 _FINISHED = 0x10000
-"""The bit JFINISHED of JAT_status; a status of 0 is a task that has not begun."""
+"""The bit JFINISHED of JAT_status; a status of 0 means that the task has not begun."""
 
 
 def job_state(job: str, answer: Answer) -> JobState:
@@ -27,7 +27,7 @@ def job_state(job: str, answer: Answer) -> JobState:
         said = " ".join((answer.stderr or answer.stdout).split())
         raise SchedulerError(said[:300] or "qstat prints nothing") from error
     if root.tag != "detailed_job_info":
-        # qstat answers this, without an error code, if it cannot reach the qmaster.
+        # qstat gives this answer, without an error code, if the qmaster is unreachable.
         said = "; ".join(_texts(root.iter("AN_text")))
         raise SchedulerError(said or f"qstat does not list job {job}")
     if job not in (found.text for found in root.iter("JB_job_number")):
@@ -54,9 +54,9 @@ def job_state(job: str, answer: Answer) -> JobState:
 
 
 def _reasons(root: ElementTree.Element) -> list[str]:
-    """Why it is not started; reasons about this job alone come first.
+    """Why the job has not started; reasons about this job alone come first.
 
-    Empty if the site has switched it off (sched_conf(5), ``schedd_job_info``).
+    Empty if the site has turned reasons off (sched_conf(5), ``schedd_job_info``).
     """
     own = [
         text

@@ -1,6 +1,6 @@
 """Slurm: renders sbatch scripts, and parses the answers of its commands. Pure.
 
-sbatch(1), squeue(1), scontrol(1), scancel(1). Directives are made only of checked
+sbatch(1), squeue(1), scontrol(1), scancel(1). Directives are made only from checked
 values; the script's commands are constant (``script.body``).
 """
 
@@ -23,11 +23,11 @@ from tfcluster.submit.scheduler import (
 from tfcluster.submit.script import body, heading, require_plain
 
 WARNING_S = 60
-"""How long before the time limit the launcher is warned, at least."""
+"""The launcher is warned at least this long before the time limit."""
 _MAX_TIME = 100
-"""Characters; no longer text is a time."""
+"""The limit in characters: a longer text is not a time."""
 _SWEEP_S = 20
-"""How long the end of a run may take beyond the grace of its tasks."""
+"""How long the end of a run may take beyond the grace period of its tasks."""
 _RESULTS_S = 60
 """How long results may take to come back before the job is requeued."""
 
@@ -178,7 +178,7 @@ def _fixed(description: Description, launcher: Launcher) -> Iterator[str]:
 
 
 def _warning_s(description: Description) -> int:
-    """Enough seconds to end in order, but at most a quarter of a short limit."""
+    """The seconds that an orderly end needs, but at most a quarter of a short limit."""
     wanted = max(WARNING_S, ceil(description.grace_s) + _SWEEP_S)
     if description.restart.requeues and description.results is not None:
         wanted += _RESULTS_S
@@ -208,7 +208,7 @@ def seconds(time: str) -> int | None:
 
 
 def _value(where: str, text: str) -> str:
-    """``text`` quoted for a directive of sbatch if needed. Raises ConfigError."""
+    """``text``, quoted for an sbatch directive if needed. Raises ConfigError."""
     require_plain(where, text)
     if _PLAIN.fullmatch(text):
         return text

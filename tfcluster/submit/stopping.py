@@ -25,7 +25,7 @@ _POLL_S = 0.5
 def cancel(job: Job, ask: Ask, *, now: bool) -> str | None:
     """Have the scheduler end the job, in order unless ``now``.
 
-    Returns the scheduler's message if it failed, else None.
+    Returns the scheduler's message if this failed, otherwise None.
     """
     scheduler = scheduler_of(job.backend)
     if scheduler is None:
@@ -69,7 +69,7 @@ def stop_job(
 def cancel_requeued(
     job: Job, *, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunPaths | None:
-    """Cancel a job that waits to continue its run; returns the run if it does now.
+    """Cancel a job that waits to continue its run; returns the run if it has begun.
 
     Raises ContactLostError if the scheduler does not answer, or the job does not end.
     """
