@@ -15,9 +15,9 @@ from tfcluster.trace.spans import Moment, Process, Span, lanes
 def pieces(
     processes: Iterable[Process], start_us: int, facts: Mapping[str, object]
 ) -> Iterator[str]:
-    """The text of the file. Times become relative to ``start_us``; none is before it.
+    """The text of the file. Times become relative to ``start_us``; earlier ones, 0.
 
-    ``facts`` are shown with the trace as a whole.
+    ``facts`` are shown with the whole trace.
     """
     head = json.dumps({"displayTimeUnit": "ms", "otherData": facts})
     yield head.removesuffix("}") + ', "traceEvents": ['

@@ -1,4 +1,4 @@
-"""What a run's events tell: start of the hosts, attempts, stalls, failures. Pure."""
+"""What a run's events show: start of hosts, attempts, stalls, failures. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOST_STARTED = {"ready", "failed", "lost", "closed"}
 
 
 def launcher_items(events: Events, now_us: int) -> list[Item]:
-    """The states of the run, failures, and what the launcher has said."""
+    """The states of the run, failures, and the launcher's messages."""
     states = [("starting", _began_us(events))] if events else []
     items: list[Item] = []
     for event in events:
@@ -38,7 +38,7 @@ def launcher_items(events: Events, now_us: int) -> list[Item]:
 
 
 def host_items(events: Events, host: str, now_us: int) -> list[Item]:
-    """The stages in which a host has become ready."""
+    """The stages of a host's start."""
     stages: list[tuple[str, int]] = []
     ended = False
     for event in events:
@@ -71,7 +71,7 @@ def task_items(events: Events, task: str, now_us: int) -> list[Item]:
 def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
     began_us = next(_us(event) for event in events if _is_start(event))
     last = next((e for e in events if e.get("state") in _FINAL), None)
-    # The launcher's clock may have been set back meanwhile.
+    # The launcher's clock may have been set back in the meantime.
     ended_us = max(began_us, now_us if last is None else _us(last))
     keys = ("state", "exit_code", "signal", "cause", "pid")
     known = {key: event[key] for event in events for key in keys if key in event}
@@ -93,7 +93,7 @@ def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
 def _stalls(events: Events) -> Iterable[Item]:
     """One span for each operation in which the task has waited for others.
 
-    It reports a long wait several times; a later report includes the earlier ones.
+    A task reports a long wait several times; a later report includes earlier ones.
     """
     last: Span | None = None
     for event in events:
@@ -101,7 +101,7 @@ def _stalls(events: Events) -> Iterable[Item]:
         if event.get("type") != "waiting" or not isinstance(since_s, int | float):
             continue
         ended_us = _us(event)
-        # A task may say anything; nothing lasts longer than since the epoch.
+        # A task may report anything, but nothing lasts longer than since the epoch.
         began_us = ended_us - int(min(max(since_s, 0.0), event["t"]) * 1e6)
         args = {"for ranks": event.get("for") or []}
         name = f"waits in {event.get('what')}"
@@ -115,7 +115,8 @@ def _stalls(events: Events) -> Iterable[Item]:
 
 
 def _in_a_row(row: str, beginnings: Sequence[tuple[str, int]]) -> Iterable[Span]:
-    """Each lasts until the next begins; the last one only ends those before it."""
+    """The spans of a row: each lasts until the next begins; the last beginning only
+    ends the span before it."""
     for (name, began_us), (_, ended_us) in pairwise(beginnings):
         yield Span(row, name, began_us, max(began_us, ended_us))
 
@@ -140,7 +141,7 @@ def _began_us(events: Events) -> int:
 
 
 def _us(event: Mapping[str, Any], key: str = "t") -> int:
-    """The time in ``key`` if it is one, else that of the event, in microseconds."""
+    """The time in ``key`` if valid, or else the event's time, in microseconds."""
     value = event.get(key)
     at_s = value if isinstance(value, int | float) else event["t"]
     return int(at_s * 1e6)

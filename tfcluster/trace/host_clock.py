@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 _MUCH = 4.0
-"""A measurement that is so many times less certain than the best one is not used."""
+"""A measurement that is this many times less certain than the best one is not used."""
 _GOOD_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """Pairs of the host's clock and our offset to it, in microseconds; in order."""
+    """Ordered pairs of the host's clock and our offset from it, in microseconds."""
 
     points: tuple[tuple[float, float], ...]
     uncertainty_s: float
 
     def ours_us(self, theirs_us: int) -> int:
-        """A time of the host's clock, by the launcher's clock (Unix time)."""
+        """A time on the host's clock as a time on the launcher's clock (Unix time)."""
         return math.floor(theirs_us + self._offset_us(theirs_us))
 
     def _offset_us(self, theirs_us: int) -> float:
-        """Between two measurements, the clocks drift evenly."""
+        """The offset at a time: clocks drift evenly between two measurements."""
         points = self.points
         after = bisect_right(points, (theirs_us, math.inf))
         if after == 0:
@@ -37,7 +37,7 @@ class HostClock:
 
 
 def host_clocks(events: Iterable[Mapping[str, Any]]) -> dict[str, HostClock]:
-    """The clocks that a record's events of type ``clock`` tell of, by host."""
+    """The clocks from a record's events of type ``clock``, by host."""
     found: dict[str, list[tuple[float, float, float]]] = {}
     for event in events:
         if event.get("type") != "clock":

@@ -1,7 +1,7 @@
-"""What a task has recorded of itself, as spans. Pure.
+"""A task's own trace events, as spans. Pure.
 
-``docs/record.md`` ("Traces") describes the lines. Any line may be torn or wrong; it is
-left out.
+``docs/record.md`` ("Traces") describes the lines. Incomplete and invalid lines are left
+out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST = 1 << 53
 
 
 def recorded(lines: Iterable[bytes], clocks: dict[str, HostClock]) -> Iterator[Item]:
-    """The items of a task's files, whose lines are in order, and gaps in them."""
+    """The items in a task's files, whose lines are in order, and the gaps in them."""
     expected: tuple[object, int] = None, 0
     for line in lines:
         try:
@@ -41,7 +41,7 @@ def recorded(lines: Iterable[bytes], clocks: dict[str, HostClock]) -> Iterator[I
 def _items(batch: dict[str, Any], clock: HostClock) -> Iterator[Span]:
     names, base_us = [str(each) for each in batch["names"]], batch["base_us"]
     for row, name, after_us, duration_us, *rest in loads(batch["events"].encode()):
-        # An event that contains the first one began before it.
+        # An event that contains the first event began before it.
         began_us = _whole(base_us + after_us)
         yield Span(
             names[_whole(row)],

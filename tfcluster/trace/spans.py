@@ -22,7 +22,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that took no time, or whose end is not known."""
+    """Something that took no time, or whose end is unknown."""
 
     row: str
     name: str
@@ -40,17 +40,17 @@ class Process:
     name: str
     items: tuple[Item, ...]
     label: str = ""
-    """Shown beside the name."""
+    """Text beside the name."""
 
 
 def lanes(spans: Iterable[Span]) -> Iterator[tuple[int, Span]]:
-    """The spans of a row by their beginnings, each with the number of its lane.
+    """The spans of a row, sorted by beginning, each with the number of its lane.
 
-    Within a lane, two spans are apart, or one of them contains the other: viewers
-    cannot draw others.
+    In a lane, two spans do not overlap, or one contains the other: viewers cannot draw
+    anything else.
     """
     open_ends: list[list[int]] = []
-    """For each lane, the ends of the spans that contain what comes next."""
+    """For each lane, the ends of the spans that may contain the next span."""
     for span in sorted(spans, key=lambda each: (each.began_us, -each.ended_us)):
         for ends in open_ends:
             while ends and ends[-1] <= span.began_us:
