@@ -1,7 +1,7 @@
 """Names the probable cause of a difference. Pure.
 
-The order is that of certainty: an error or a warning of the runtime, a program that
-differs from itself, the arithmetic of the difference, and last a layer that is known to
+The order is by certainty: an error or a warning of the runtime, a program that differs
+from itself, the arithmetic of the difference, and finally a layer that is known to
 compute something else on several ranks.
 """
 
@@ -42,7 +42,7 @@ _ROUNDING = (
 
 def own_difference(again: Difference | None, found: Difference) -> str | None:
     """The cause, if two runs of one process differ no later than the ranks do."""
-    # What is compared at the end of the program comes after all of its steps.
+    # What is compared at the program's end comes after all steps.
     end = float("inf")
     if again is None or (again.step if again.step >= 0 else end) > (
         found.step if found.step >= 0 else end
@@ -103,7 +103,7 @@ def causes(
 
 
 def of_method(runtime: Runtime, ranks: Recorded, size: int) -> str | None:
-    """What a strategy changes by design; None if it promises an equal result."""
+    """What a strategy changes by design; None if it promises equal results."""
     if size == 1:
         return None
     if ranks.methods:

@@ -1,7 +1,7 @@
 """Compares two recordings of the same program, one event after another. Pure.
 
 Arrays are compared relative to their largest absolute value, as in docs/equality.md;
-losses and metrics relative to themselves.
+losses and metrics are compared relative to themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _FLOOR = 1e-2
-"""Arrays are not compared relative to less than this part of the largest array."""
+"""Arrays are compared relative to at least this part of the largest array."""
 _KINDS = {
     "learning_rate": "learning rate",
     "weight": "weight",
@@ -37,10 +37,10 @@ _LOGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first value that is not the same."""
+    """The first value that differs."""
 
     step: int
-    """After how many steps; 0: before the first one ended; -1: at the end."""
+    """The number of steps before it; 0: before the first step ended; -1: at the end."""
     kind: str
     """learning_rate | weight | state | slot | logs | run | course | file | printed"""
     name: str
@@ -50,13 +50,13 @@ class Difference:
     relative: float | None
     """The difference, relative to the largest value of the array."""
     factor: float | None = None
-    """Change on the ranks over the change alone, if it is the same everywhere."""
+    """The change on the ranks divided by the change alone, if equal everywhere."""
     of_rounding: bool = False
-    """Whether it is a weight whose gradient is zero but for rounding."""
+    """Whether it is a weight whose gradient is zero except for rounding."""
 
     @property
     def at_the_end(self) -> bool:
-        """Whether it is a difference of files or of printed text."""
+        """Whether files or printed text differ."""
         return self.kind in ("file", "printed")
 
     def words(self) -> str:
@@ -74,7 +74,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """The largest difference of one kind of values, for the table."""
+    """The largest difference in one kind of values, for the table."""
 
     kind: str
     compared: int
@@ -83,7 +83,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result: the first difference, or None, and the largest ones by kind."""
+    """The result: the first difference, or None, and the largest difference by kind."""
 
     steps: int
     first: Difference | None
@@ -122,10 +122,10 @@ def _fetched(
     tolerance: float,
     totals: dict[str, tuple[int, float]],
 ) -> Difference | None:
-    """The first difference of what sessions returned, as far as both runs went.
+    """The first difference in what sessions returned, as far as both runs went.
 
-    Compared after all steps: a worker may fetch the loss of its own rows although all
-    weights are equal.
+    It is compared after all steps: a worker may fetch the loss of its own rows although
+    all weights are equal.
     """
     for one, other in zip(alone, ranks, strict=False):
         found = _logs(one.event, other.event, one.after_steps, tolerance, totals)
@@ -156,11 +156,11 @@ def _step(
     tolerance: float,
     totals: dict[str, tuple[int, float]],
 ) -> Difference | None:
-    """The difference in the order: learning rate, weights, states, slots."""
+    """The first difference, in the order learning rate, weights, states, slots."""
     mine, theirs = one.arrays(), other.arrays()
     known = dict(zip(other.names, theirs, strict=True))
     if len(known) != len(theirs):
-        known = {}  # names that are not distinct: the arrays are in the same order
+        known = {}  # the names are not distinct, but the arrays are in the same order
     floors = _floors(one, mine)
     for index, (kind, name) in enumerate(one.names):
         if known and (kind, name) in known:
@@ -169,7 +169,7 @@ def _step(
             array = theirs[index]
         else:
             if kind == "slot":
-                continue  # it lives on a ps
+                continue  # the array is on a ps
             return Difference(
                 step=step,
                 kind="course",
@@ -201,7 +201,7 @@ def _step(
 def _floors(event: Event, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
     """By kind, the smallest value that differences are compared with.
 
-    A weight without influence on the loss has gradients that are rounding errors.
+    If a weight has no influence on the loss, its gradients are rounding errors.
     """
     import numpy as np
 
@@ -240,7 +240,7 @@ def array_difference(
 def _factor(
     before: npt.NDArray[Any] | None, mine: npt.NDArray[Any], theirs: npt.NDArray[Any]
 ) -> float | None:
-    """How many times larger the change is on the ranks, if by one factor."""
+    """How many times larger the change is on the ranks; None if factors differ."""
     import numpy as np
 
     if before is None or mine.shape != theirs.shape or mine.shape != before.shape:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TEXT = {".csv", ".json", ".jsonl", ".log", ".txt", ".tsv", ".yaml", ".yml"}
 _HDF5 = {".h5", ".hdf5"}
 _TEXT_TOLERANCE = 1e-3
-"""Text has few digits: a rounding difference may change the last one."""
+"""Text has few digits: a rounding difference may change the last digit."""
 _LAST_DIGIT = 1.01
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _TIMES = re.compile(
@@ -35,9 +35,9 @@ _NOT_THE_PROGRAM = re.compile(
 )
 _WARNING = re.compile(r"\S.*:\d+: \w*Warning: ")
 _DEPRECATION = "Instructions for updating:"
-"""The line after it belongs to a warning of TensorFlow's as well."""
+"""The line after this one also belongs to a TensorFlow warning."""
 _UNSTABLE = re.compile(r"\d{6,}")
-"""Times and process ids in the names of files, as TensorBoard's."""
+"""Times and process ids in file names, such as TensorBoard's."""
 
 
 def compare_outputs(
@@ -46,9 +46,10 @@ def compare_outputs(
     logs: tuple[Path, Path] | None,
     tolerance: float,
 ) -> Difference | None:
-    """The first difference; ``folders`` of the two runs, and the files ``before``.
+    """The first difference between the outputs of two runs.
 
-    Each pair is of the run alone and of the ranks; None is not compared.
+    Each pair has the run alone and the ranks; None is not compared. ``before`` has the
+    files that existed before the runs.
     """
     if folders is not None:
         found = _files(*folders, before or {}, tolerance)
@@ -99,7 +100,7 @@ def _same_bytes(one: Path, other: Path) -> bool:
 def _content(
     one: Path, other: Path, tolerance: float, folders: tuple[Path, Path]
 ) -> str | None:
-    """How the content differs; None if it is equal, or of a kind unknown here."""
+    """How the contents differ; None if they are equal, or of an unknown kind."""
     if one.suffix in (".npy", ".npz", ".keras", *_HDF5):
         mine, theirs = dict(_arrays(one)), dict(_arrays(other))
         return _arrays_differ(mine, theirs, tolerance)
@@ -172,8 +173,8 @@ def _arrays_differ(
 def _program_lines(log: Path, folder: Path | None) -> list[str]:
     """What the program printed, as a terminal would show it in the end.
 
-    ``folder`` is the run's copy of the working directory, which is named alike in all
-    runs.
+    ``folder`` is the run's copy of the working directory, whose name is replaced by the
+    same text in all runs.
     """
     try:
         text = log.read_text("utf-8", "replace")
@@ -190,10 +191,10 @@ def _program_lines(log: Path, folder: Path | None) -> list[str]:
 
 
 def _is_of_a_library(line: str, before: str) -> bool:
-    """Whether a line is a warning or a log record of Python or TensorFlow."""
+    """Whether a line is a warning or a log record from Python or TensorFlow."""
     if _NOT_THE_PROGRAM.match(line) or _DEPRECATION in (line, before):
         return True
-    # The line of the program follows it, indented.
+    # The program's line follows it, indented.
     return bool(_WARNING.match(before)) and line.startswith("  ")
 
 
@@ -207,7 +208,7 @@ def _lines_differ(mine: list[str], theirs: list[str], tolerance: float) -> str |
 
 
 def _same_text(one: str, other: str, tolerance: float) -> bool:
-    """Whether lines are equal but for times and the last digits of numbers."""
+    """Whether lines are equal except for times and the last digits of numbers."""
     one, other = _TIMES.sub("TIME", one), _TIMES.sub("TIME", other)
     if one == other:
         return True

@@ -1,4 +1,4 @@
-"""What a task recorded of its training, as plain data: reads the recorder's files.
+"""What a task recorded about its training, as plain data: reads the recorder's files.
 
 The recorders are ``runtime/keras/step_recorder.py`` and
 ``runtime/tf1/step_recorder.py``. numpy is imported on use.
@@ -27,7 +27,7 @@ class Event:
     kind: str
     """step | batch | epoch | evaluate | train_on_batch | test_on_batch | run"""
     of: int
-    """The number of the optimizer or model, in the order of their first use."""
+    """The number of the optimizer or model, in order of first use."""
     logs: Mapping[str, float] = field(default_factory=dict)
     """Losses and metrics by name; empty for a step."""
     file: Path | None = None
@@ -49,7 +49,7 @@ class Run:
     """A call of ``session.run`` that returned numbers."""
 
     after_steps: int
-    """How many steps had been recorded when it returned."""
+    """The number of steps that had been recorded when it returned."""
     event: Event
 
 
@@ -64,18 +64,17 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """All that a run recorded."""
+    """Everything that a run recorded."""
 
     events: tuple[Event, ...]
-    """In their order, without those of ``runs``."""
+    """The events in order, without those in ``runs``."""
     runs: tuple[Run, ...] = ()
-    """What the program fetched from sessions of TensorFlow 1. Where workers wait for
-    each other, updates are applied while a session runs: they have an order of their
-    own."""
+    """What the program fetched from sessions of TensorFlow 1. If workers wait for each
+    other, updates are applied while a session runs, so they have a separate order."""
     clips: tuple[str, ...] = ()
-    """Lines of the program that clip something outside of an optimizer."""
+    """The program's lines that clip something outside of an optimizer."""
     layers: frozenset[str] = frozenset()
-    """Classes of the layers of the models that were trained."""
+    """The layer classes of the models that were trained."""
     methods: frozenset[str] = frozenset()
     """How a graph of TensorFlow 1 combines the gradients of workers: independent |
     sync_replicas | mean"""

@@ -1,8 +1,8 @@
-"""Recognises a weight whose gradient is zero but for rounding. Pure.
+"""Recognises a weight whose gradient is zero except for rounding. Pure.
 
-A bias before a normalisation, or that of the keys in an attention, has no influence on
-the loss. Adam divides such a gradient by its own size, so the weight follows the
-rounding, and differs between any two orders of a sum.
+A bias before a normalisation, or the bias of the keys in an attention layer, has no
+influence on the loss. Adam divides such a gradient by its own size, so the weight
+follows the rounding, and differs between any two orders of a sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _SMALL = 1e-5
-"""Rounding errors of float32 are below this part of the largest gradient."""
+"""Rounding errors in float32 are below this part of the largest gradient."""
 
 _Names = Sequence[tuple[str, str]]
 
@@ -26,11 +26,11 @@ def follows_rounding(
     mine: Sequence[npt.NDArray[Any]],
     theirs: Sequence[npt.NDArray[Any]],
 ) -> bool:
-    """Whether what an optimizer has gathered of an element's gradients is rounding.
+    """Whether an optimizer has accumulated only rounding from an element's gradients.
 
-    ``names`` are kind and name of each array after a step, ``mine`` and ``theirs``
-    these arrays of the two runs, and ``at`` is the element's flat index in ``weight``.
-    Known only for optimizers that keep moments of the gradients.
+    ``names`` has the kind and name of each array after a step, ``mine`` and ``theirs``
+    have these arrays of the two runs, and ``at`` is the element's flat index in
+    ``weight``. Known only for optimizers that keep moments of the gradients.
     """
     found = False
     for place, suffix in _slots_of(weight, names):
@@ -41,7 +41,7 @@ def follows_rounding(
         ]
         for arrays in (mine, theirs):
             if place >= len(arrays) or arrays[place].size <= at:
-                continue  # the slots of ranks may live on a ps
+                continue  # the slots of ranks may be on a ps
             value = abs(float(arrays[place].flat[at]))
             if value > _SMALL * max(_largest(array) for array in family):
                 return False
@@ -50,7 +50,7 @@ def follows_rounding(
 
 
 def _slots_of(weight: str, names: _Names) -> Iterator[tuple[int, str]]:
-    """The places of the weight's slots, and how the names of other such slots end.
+    """The places of the weight's slots, and the suffix of the names of such slots.
 
     Keras names the slot ``momentum`` of ``model/dense/bias``
     ``adam/model_dense_bias_momentum``.

@@ -1,8 +1,8 @@
 """The folder for copies and recordings; no verify leaves one behind for long.
 
 A verify locks its folder. Its launchers inherit the lock, so it is held while any of
-them works there. What a killed verify left is removed by its launcher, which ends with
-it, or else by the next verify.
+them works there. If a verify is killed, its launcher, which ends with it, removes what
+is left, or else the next verify does.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tfcluster.errors import ResourceError
 from tfcluster.record.files import open_private
 
 PREFIX = "tfcluster-verify-"
-"""How the names of these folders begin; they are never copied themselves."""
+"""The prefix of these folders' names; these folders are never copied."""
 _LOCK = "lock"
 
 
 class Scratch:
-    """A new folder below the temporary one, locked until it is removed."""
+    """A new folder below the temporary folder, locked until it is removed."""
 
     def __init__(self) -> None:
         """Create the folder. Raises ResourceError if that fails."""
@@ -33,7 +33,7 @@ class Scratch:
             new = self.folder / f".{_LOCK}.new"
             self._lock = open_private(new, os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Under its name only now: a lock file that nobody holds is a dead verify's.
+            # Renamed only now: an unlocked lock file belongs to a dead verify.
             new.rename(self.folder / _LOCK)
         except OSError as error:
             raise ResourceError(
@@ -42,7 +42,7 @@ class Scratch:
             ) from error
 
     def remove(self) -> None:
-        """Remove the folder. What cannot be removed now is left to the next verify."""
+        """Remove the folder. The next verify removes what cannot be removed now."""
         _remove(self.folder)
         with contextlib.suppress(OSError):
             os.close(self._lock)
@@ -62,7 +62,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _remove_if_abandoned(folder: Path) -> None:
-    # Not created: a verify that has just begun has no lock file yet.
+    # Do not create it: a verify that has just begun has no lock file yet.
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 """How large a difference may be. Pure.
 
-On CPUs the ranks differ from one process only in the order of sums of float32. GPUs add
+On CPUs, the ranks differ from one process only in the order of float32 sums. GPUs add
 more: other kernels for smaller batches, atomic additions in any order, and TF32, whose
 factors have 11 significant bits.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tfcluster.verify.recorded import Devices
 
 ON_CPUS = 1e-5
-"""docs/equality.md uses the same."""
+"""The tolerance that docs/equality.md uses."""
 ON_GPUS = 1e-4
 WITH_TF32 = 1e-3
 """Twice the rounding error of one factor, 2**-11."""
@@ -20,7 +20,7 @@ WITH_TF32 = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The largest relative difference that counts as equal, and why it is this one."""
+    """The largest relative difference that counts as equal, and the reason for it."""
 
     value: float
     why: str

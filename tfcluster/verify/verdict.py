@@ -20,7 +20,7 @@ class Failure:
     tail: tuple[str, ...]
     """The last lines of the task."""
     refused: bool = False
-    """Whether tfcluster ended it, because the result would have been another one."""
+    """Whether tfcluster ended it because its result would have differed."""
     task: str = ""
     """The task that failed first, such as ``worker:1``."""
     hint: str = ""
@@ -31,7 +31,7 @@ def failure(
 ) -> Failure:
     """The failure of a task, from the cause in the record and the end of its log.
 
-    ``folder`` is the copy in which it ran, which will be gone.
+    ``folder`` is the copy that it ran in, which will be removed.
     """
     if folder:
         tail = tuple(line.replace(f"{folder}/", "") for line in tail)
@@ -61,9 +61,9 @@ class Verdict:
     tolerance: Tolerance | None = None
     """None if one of the runs failed."""
     baseline: str = ""
-    """What the ranks are compared with, if not with one process."""
+    """What the ranks are compared with if it is not one process."""
     by_chance: str | None = None
-    """Why another run may differ, although this one is equal."""
+    """Why another run may differ although this one is equal."""
     not_compared: tuple[str, ...] = ()
     """What could not be recorded, in words."""
 

@@ -50,5 +50,5 @@ def _difference(first: Difference) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no numbers that are not finite."""
+    """The value, or None if it is not finite, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None

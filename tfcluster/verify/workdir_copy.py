@@ -53,7 +53,7 @@ def copy(folder: Path, to: Path) -> None:
         shutil.copytree(folder, to, symlinks=True, ignore=_skipped)
     except shutil.Error as error:
         for source, _, why in error.args[0]:
-            # A file that is gone by now was not the program's: it has not begun.
+            # A file that is gone by now was not the program's, which has not begun.
             if os.path.lexists(source):
                 raise _not_copied(Path(source), why) from error
     except OSError as error:
