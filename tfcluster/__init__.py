@@ -1,8 +1,8 @@
 """tfcluster: one command that trains an unmodified Keras script on a cluster.
 
 From Python: ``launch``, ``attach`` and ``run``, and the errors that they raise. They
-are imported on use: ``import tfcluster`` costs nothing, and hosts have no more of this
-package than they need.
+are imported on use: ``import tfcluster`` costs nothing, and hosts need only a part of
+this package.
 """
 
 __version__ = "0.2.0"

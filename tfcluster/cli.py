@@ -37,7 +37,7 @@ if _EARLY:
 def _completes(
     kind: str,
 ) -> Callable[[click.Context, click.Parameter, str], list[Any]]:
-    """How a shell completes an argument or option; its module is imported by TAB."""
+    """How a shell completes an argument or option; TAB imports the module for it."""
 
     def words(context: click.Context, _: click.Parameter, word: str) -> list[Any]:
         from tfcluster import cli_completion
@@ -96,11 +96,11 @@ _ONLY = click.option(
     help="Show only the output of this task (worker:0) or type (worker).",
 )
 _BEHIND = "tfcluster.behind"
-_ASKED = "_TFCLUSTER_COMPLETE"  # by the script of `tfcluster completion`
+_ASKED = "_TFCLUSTER_COMPLETE"  # set by the script of `tfcluster completion`
 
 
 def _display_options(command: Callable[..., int]) -> Callable[..., int]:
-    """The options for what is displayed, as the argument ``display``."""
+    """Add the options for what is displayed, as the argument ``display``."""
 
     @functools.wraps(command)
     def displayed(
@@ -141,7 +141,7 @@ class _Commands(click.Group):
 def _help_width() -> int:
     """The width of help in columns, as click chooses it, but without importing shutil.
 
-    That import would take a twentieth of the time of ``--help``.
+    The import would take a twentieth of the time of ``--help``.
     """
     said = os.environ.get("COLUMNS", "")
     columns = int(said) if said.isdecimal() else 0

@@ -19,9 +19,9 @@ _FILES, _COMMANDS, _VALUES = "files", "commands", "values"
 def answer(cli: click.Command, asked: str, environ: Mapping[str, str]) -> str:
     """The answer to ``asked``, the name of a shell, for the environment's command line.
 
-    An error is no answer: the user is typing, and the shell completes file names.
+    Empty after an error: the user is typing, and the shell then completes file names.
     """
-    # click's own name for "print the script", which people have in their start-up files
+    # click's own name for "print the script", which users have in their start-up files
     if asked.endswith("_source"):
         return completion.script(asked.removesuffix("_source"))
     try:
@@ -32,7 +32,7 @@ def answer(cli: click.Command, asked: str, environ: Mapping[str, str]) -> str:
     special = {item.type for item in found} & {_FILES, _COMMANDS}
     if special:
         return f"{special.pop()}\t{word}\n"
-    # click completes the value of --set=VALUE, and the shell the whole word.
+    # click completes the value of --set=VALUE, but the shell completes the whole word.
     start = ""
     if word.startswith("-") and "=" in word and "--" not in words:
         start = word.partition("=")[0] + "="
@@ -45,7 +45,7 @@ def complete(
 ) -> list[CompletionItem]:
     """The words for an argument or option of this kind that begin with ``word``.
 
-    ``behind``: how many complete words follow ``--``; None without ``--``.
+    ``behind``: the number of complete words after ``--``; None without ``--``.
     """
     if kind == "command":
         return [CompletionItem(word, type=_command_or_files(context, behind))]
@@ -78,7 +78,8 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
 
 
 def _command_or_files(context: click.Context, behind: int | None) -> str:
-    """A program's name is completed only where the program is named."""
+    """What the shell completes: commands for the word that names the program, or else
+    files."""
     words = context.params.get("words") or ()
     if behind is None:
         first = bool(context.params.get("count")) and not words

@@ -46,22 +46,22 @@ PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task, as far as it is known before any host is contacted."""
+    """One task, as far as we know it before any host is contacted."""
 
     task: TaskId
     place: Place
     argv: tuple[str, ...]
     """The command as a person would run it by hand."""
     arguments: tuple[str, ...]
-    """Arguments of the bootstrap; if empty, ``argv`` is executed as it is."""
+    """The bootstrap's arguments; if empty, ``argv`` is executed as it is."""
     warm: str | None
-    """Key of the warm interpreter that forks the task; None: it is executed."""
+    """The key of the warm interpreter that forks the task; None: it is executed."""
     python: Interpreter
-    """Empty: the command is not known to be Python."""
+    """The interpreter; empty if the command is not known to be Python."""
     options: tuple[str, ...]
     cwd: str
     server: bool
-    """The task is a built-in server, which runs until it is stopped."""
+    """Whether the task is a built-in server, which runs until it is stopped."""
     strategy: Strategy
     shared_env: Mapping[str, str]
     """Variables that all tasks of the group have in common; one object for all."""
@@ -74,17 +74,17 @@ class TaskSpec:
 
     @property
     def serves_parameters(self) -> bool:
-        """Whether it is a ps that runs our parameter service, not only TensorFlow's."""
+        """Whether the task is a ps with our parameter service besides TensorFlow's."""
         return self.task.type == "ps" and self.strategy in PARAMETER_SERVICE
 
     @property
     def ports(self) -> int:
-        """How many ports are held for it; the first one appears in TF_CONFIG."""
+        """The number of ports held for the task; the first one is in TF_CONFIG."""
         return int(self.needs_port) + int(self.serves_parameters)
 
     @property
     def trains(self) -> bool:
-        """Whether the training runtime is put around its command, whatever that is."""
+        """Whether the training runtime wraps the task's command, whatever it is."""
         ranked = self.place.rank is not None and not self.server
         return ranked and self.strategy is not Strategy.NONE
 
@@ -95,7 +95,7 @@ class TaskSpec:
 
     @property
     def wrapped(self) -> bool:
-        """Whether it trains below a command that is not itself a Python program."""
+        """Whether the task trains below a command that is not a Python program."""
         return self.trains and not self.arguments
 
     def at(self, place: Place) -> TaskSpec:
@@ -107,8 +107,8 @@ class TaskSpec:
         """The same task, with the variables that depend on the GPUs of all tasks.
 
         ``own``: each rank has a GPU to itself. ``shared``: another task uses a GPU of
-        this task, too. Without its variable, the first of them would take all of the
-        GPU's memory.
+        this task, too. Without the variable for that, the first of these tasks would
+        take all of the GPU's memory.
         """
         told = {_OWN_GPUS, ALLOW_GROWTH}
         env = {k: v for k, v in self.own_env.items() if k not in told}
@@ -124,7 +124,7 @@ class TaskSpec:
         return replace(self, argv=(*python, *rest), python=python)
 
     def cold_argv(self, root: str = PACKAGE_ROOT) -> tuple[str, ...]:
-        """The argv that starts it without a warm interpreter."""
+        """The argv that starts the task without a warm interpreter."""
         plain = self.strategy is Strategy.NONE and not self.server
         if plain or not self.arguments or not self.python:
             return self.argv
@@ -154,7 +154,7 @@ def compose(
 ) -> tuple[TaskSpec, ...]:
     """The TaskSpec of every task, in listing order.
 
-    ``uses_tensorflow`` tells whether a program is worth a warm interpreter.
+    ``uses_tensorflow`` returns whether a program is worth a warm interpreter.
     """
     size = sum(place.rank is not None for place in places)
     groups = {
@@ -178,11 +178,11 @@ def tell_gpus(
     specs: Sequence[TaskSpec],
     machines: Mapping[str, str] | None = None,
 ) -> tuple[TaskSpec, ...]:
-    """The tasks, with the variables that depend on the GPUs of all of them.
+    """The tasks, with the variables that depend on the GPUs of all tasks.
 
-    One says whether ``transport: auto`` may be ``tensorflow``; all ranks have the same
-    value. Tasks that share a GPU take its memory as they need it. ``machines``: as for
-    ``chosen_transport``.
+    One variable says whether ``transport: auto`` may be ``tensorflow``; all ranks have
+    the same value. Tasks that share a GPU take its memory as they need it. ``machines``
+    is as for ``chosen_transport``.
     """
     choice = chosen_transport(runtime, [spec.place for spec in specs], machines)
     own = runtime.transport == AUTO and choice.transport == TENSORFLOW
@@ -200,7 +200,7 @@ def tell_gpus(
 
 
 def _gpus_of(place: Place, machines: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The GPUs of a task, as pairs of the machine's name and the GPU's."""
+    """The GPUs of a task, as pairs of the machine's name and the GPU's name."""
     machine = machines.get(place.host.name, place.host.name)
     return [(machine, gpu) for gpu in place.gpus or ()]
 
@@ -245,7 +245,7 @@ class _Group:
         }
         env.setdefault("PYTHONUNBUFFERED", "1")
         if strategy is not Strategy.NONE:
-            # A set of strings must iterate in the same order on every rank. Otherwise
+            # A set of strings must iterate in the same order on every rank. Otherwise,
             # ranks that number its members silently train on different data.
             env.setdefault("PYTHONHASHSEED", "0")
         warm = None
@@ -255,7 +255,7 @@ class _Group:
             and (server or uses_tensorflow(parsed))
         ):
             # Modules read the environment at import, and a fork inherits the result:
-            # another interpreter or environment needs a warm interpreter of its own.
+            # another interpreter or environment needs a separate warm interpreter.
             warm = json.dumps([parsed.python, sorted(group.env.items())])
         return cls(
             program=parsed,
@@ -313,7 +313,7 @@ def _own_env(place: Place, size: int) -> dict[str, str]:
 
 
 def _local_ranks_env(place: Place) -> dict[str, str]:
-    """The task's local and cross rank and size, as Horovod defines them."""
+    """The task's local and cross ranks and sizes, as Horovod defines them."""
     if place.rank is None:
         return {}
     return {
@@ -336,7 +336,7 @@ def _runtime_json(runtime: Runtime) -> str:
 
 
 def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
-    """The warm interpreters that fork these tasks, which are those of one host."""
+    """The warm interpreters that fork these tasks, which are the tasks of one host."""
     found: dict[str, WarmSpec] = {}
     for spec in specs:
         if spec.warm is not None and spec.python:

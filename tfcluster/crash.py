@@ -21,7 +21,7 @@ _KEPT = 10
 def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
     """Write a crash file to the state folder and remove old ones.
 
-    Returns its path, or None if even that fails.
+    Returns the file's path, or None if even that fails.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     head = f"tfcluster {__version__}, Python {platform.python_version()}\n"
@@ -40,6 +40,7 @@ def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Keep the newest (names sort by time): a repeated crash must not fill the disk."""
+    """Keep the newest files: a repeated crash must not fill the disk. Names sort by
+    time."""
     for old in sorted(folder.glob("crash-*.txt"))[:-_KEPT]:
         old.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ def to_plain(value: object) -> Any:
 def from_plain(kind: Any, value: Any) -> Any:
     """The inverse of ``to_plain``. Raises KeyError, TypeError or ValueError.
 
-    A field that is missing, because an older version wrote the file, has its default.
+    A field that is missing because an older version wrote the file gets its default.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
@@ -38,7 +38,7 @@ def from_plain(kind: Any, value: Any) -> Any:
         (kind,) = (one for one in arguments if one is not type(None))
         return from_plain(kind, value)
     if origin is tuple:
-        # An older version knew only one word where there is a list now.
+        # An older version had only one word where there is now a list.
         value = [value] if isinstance(value, str) else value
         _require(list, value)
         return tuple(from_plain(arguments[0], item) for item in value)

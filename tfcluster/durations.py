@@ -15,7 +15,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def duration_text(seconds: float) -> str:
-    """``seconds`` in the largest unit that needs no fraction, or in seconds."""
+    """``seconds`` in the largest unit that needs no fraction, or else in seconds."""
     for unit, each in reversed(SECONDS.items()):
         if seconds >= each and seconds % each == 0:
             return f"{seconds / each:.0f}{unit}"

@@ -1,14 +1,14 @@
-"""The errors that tfcluster raises for people to read.
+"""The errors that tfcluster raises, for people to read.
 
     TfclusterError            a message, a hint (what to do next), an exit code
       ConfigError         2   bad configuration or usage: every problem at once
       HostError           3   a host is not reachable or not trusted
       StartError          4   start-up failed
-      ContactLostError    5   contact to a host or an agent was lost
+      ContactLostError    5   contact with a host or an agent was lost
       ActiveRunError      7   the run is already active
       ResourceError       8   the launcher lacks a resource, or tfcluster has a bug
 
-They are raised anywhere and caught once, in ``cli``. Exit codes are part of the
+Any module may raise them; only ``cli`` catches them. Exit codes are part of the
 contract: never 99 (Grid Engine would requeue the job) and never 255 (ssh's own errors).
 """
 
@@ -59,7 +59,7 @@ class TfclusterError(Exception):
 class Problem(NamedTuple):
     """One finding in a configuration.
 
-    ``where`` is ``file:line:column``, a flag, or a variable of the environment.
+    ``where`` is ``file:line:column``, a flag, or an environment variable.
     """
 
     where: str

@@ -34,7 +34,7 @@ _MAX_CHARS = 300
 def cause_of_exit(
     *, code: int | None, signal: str | None, oom: bool, tail: Sequence[str]
 ) -> str | None:
-    """One sentence; None if the task ended well. ``tail``: its last lines of output."""
+    """One sentence; None if the task ended well. ``tail`` has its last output lines."""
     if signal is not None:
         text = _SIGNALS.get(signal, f"killed by {signal}")
         if oom:

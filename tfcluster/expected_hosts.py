@@ -7,7 +7,7 @@ from tfcluster.model import Allocation, Description, Host
 
 
 def expected(description: Description) -> Allocation:
-    """The configured hosts; ``<node 1>`` and so on where a scheduler chooses them."""
+    """The configured hosts, or ``<node 1>`` and so on if a scheduler chooses them."""
     if description.backend == "ssh":
         return Allocation(hosts=listed_hosts(description.hosts))
     count = len(description.task_ids())

@@ -1,4 +1,4 @@
-"""Which patterns of files are allowed: none that leads out of a folder. Pure."""
+"""Checks patterns of files: none may lead out of its folder. Pure."""
 
 from __future__ import annotations
 

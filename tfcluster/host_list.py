@@ -1,4 +1,4 @@
-"""The entries of ``hosts:`` in a configuration as the Hosts of an allocation. Pure."""
+"""Turns the entries of ``hosts:`` into the Hosts of an allocation. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Host names as clusters write them: ``node[01-04,7]`` to names and back.
 
 The syntax is that of Slurm and ClusterShell. Order is kept; nothing is sorted. Names
-are not resolved, so a name need not be that of an existing host.
+are not resolved, so the hosts need not exist.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 MAX_NAME_LENGTH = 253
 """RFC 1035: the longest name that DNS can carry."""
 _SHOWN_LENGTH = 60
-"""How much of a text that is no host an error shows."""
+"""How much of an invalid text an error shows."""
 
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
@@ -38,10 +38,10 @@ def expand(text: str, *, limit: int = 10_000, slurm_order: bool = False) -> list
     ``node[01-04,7]-ib,login`` has ranges (padded as their first number is), single
     numbers, several brackets in a name, and commas between names; ``[::1]`` is an IPv6
     literal. One comma at the end is tolerated. Raises HostlistError for anything else,
-    and for more than ``limit`` names before it makes any of them.
+    and for more than ``limit`` names, before making any name.
 
-    Of several brackets in a name the last one varies fastest and the first one most
-    slowly. ``slurm_order`` gives the order of ``scontrol show hostnames`` instead,
+    If a name has several brackets, the last one varies fastest and the first one
+    slowest. ``slurm_order`` gives the order of ``scontrol show hostnames`` instead,
     which differs for three or more brackets.
     """
     patterns = [_parse(item, column) for item, column in split(text)]
@@ -126,7 +126,7 @@ class _Pattern:
 
     @property
     def length(self) -> int:
-        """Characters of the longest name."""
+        """The number of characters of the longest name."""
         return sum(
             len(part)
             if isinstance(part, str)
@@ -138,9 +138,10 @@ class _Pattern:
         return map("".join, itertools.product(*self._choices()))
 
     def slurm_names(self) -> Iterator[str]:
-        """Slurm's order: last bracket varies fastest, then the first, then the second.
+        """The names in Slurm's order: the last bracket varies fastest, then the first,
+        then the second.
 
-        Its parser (_push_range_list in hostlist.c) expands the brackets before the
+        Slurm's parser (_push_range_list in hostlist.c) expands the brackets before the
         last one from right to left, each around those to its left.
         """
         choices = self._choices()
@@ -181,7 +182,7 @@ def _parse(item: str, column: int) -> _Pattern:
         parts.append(_ranges(item[opened + 1 : closed], column + opened + 1))
         position = closed + 1
     pattern = _Pattern(tuple(parts))
-    # Checked before expanding: names of excessive length would exhaust the memory.
+    # Checked before expanding: excessively long names would exhaust the memory.
     if pattern.length > MAX_NAME_LENGTH:
         raise HostlistError(f"longer than {MAX_NAME_LENGTH} characters", column)
     return pattern

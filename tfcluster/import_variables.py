@@ -1,6 +1,6 @@
 """Which environment variables take effect only when Python starts or imports. Pure.
 
-A process that is forked after the imports cannot be given other values of them.
+A process that is forked after the imports cannot get other values for them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MORE_PREFIXES = (
 _MORE_NAMES = frozenset({"TEMP", "TMP", "VIRTUAL_ENV"})
 
 JOB_NAMES = ("SLURM_JOB_ID", "JOB_ID", "PBS_JOBID", "LSB_JOBID")
-"""Identify the scheduler's job to which a process belongs."""
+"""Variables that identify the scheduler's job to which a process belongs."""
 
 _SEARCH_PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -77,8 +77,8 @@ def is_read_early(name: str) -> bool:
 def is_import_variable(name: str) -> bool:
     """Whether an interpreter that was started long ago must have the same value.
 
-    These are more than ``is_read_early`` names: such an interpreter comes from another
-    shell, in which everything may differ.
+    True for more variables than ``is_read_early``: such an interpreter comes from
+    another shell, in which everything may differ.
     """
     more = name in _MORE_NAMES or name.startswith(_MORE_PREFIXES)
     return is_read_early(name) or (more and name not in READ_LATE)

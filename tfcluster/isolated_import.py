@@ -1,8 +1,8 @@
 """How another interpreter runs a module of this copy of the package.
 
 That interpreter may have no tfcluster or another version of it, and nothing but the
-package must become importable for it. So this one package is loaded from its own
-location, and sys.path gets no new entry. Knows nothing of what the modules do.
+package may become importable for it. So only this package is loaded from its location,
+and sys.path gets no new entry. Knows nothing about what the modules do.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 PACKAGE_ROOT = str(Path(__file__).resolve().parent.parent)
 
 HOOK_FOLDER = "tfcluster/runtime/site"
-"""Relative to the folder that holds the package; goes on PYTHONPATH, so that every
-Python below a task's command imports the hook at its start."""
+"""The hook's folder, relative to the folder that holds the package. It goes on
+PYTHONPATH, so that every Python below a task's command imports the hook at start."""
 
-# `-c` puts '' on sys.path, the working directory; it is removed first, so that nothing
+# `-c` puts '' (the working directory) on sys.path; it is removed first, so that nothing
 # is imported from there by accident.
 _SOURCE = """\
 import sys
@@ -36,7 +36,7 @@ except FileNotFoundError:
              "container, bind this folder into it")
 sys.exit(importlib.import_module(module).main(sys.argv[1:]))
 """
-# One line, because some wrappers of interpreters pass on no argument with a newline.
+# One line, because some interpreter wrappers pass on no argument with a newline.
 _LOAD = f"exec({_SOURCE!r})"
 
 

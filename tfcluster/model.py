@@ -48,9 +48,9 @@ class TaskGroup:
     env: Mapping[str, str] = field(default_factory=dict)
     command: tuple[str, ...] | None = None
     server: bool = False
-    """The tasks run a built-in TensorFlow server instead of the command."""
+    """Whether the tasks run a built-in TensorFlow server instead of the command."""
     min: int | None = None
-    """How many tasks suffice to continue after the loss of a host; None: all."""
+    """The number of tasks that suffices to continue after a host is lost; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +60,19 @@ class Runtime:
     bucket_mb: float = 25.0
     compression: str = "none"
     error_feedback: bool = False
-    """What compression takes from a gradient is added to the next one."""
+    """Whether what compression removes from a gradient is added to the next one."""
     batch: str = "global"
     batch_normalization: str = "global"
-    """global | local: over whose rows BatchNormalization normalises."""
+    """global | local: the rows that BatchNormalization normalises over."""
     on_difference: str = "refuse"
     """refuse | warn: what happens to a result that would differ from one machine's."""
     shards: int | None = None
-    """Into how many parts every batch is divided, on any number of ranks; None: into
-    one for each rank, and the bits of the weights depend on the number of ranks."""
+    """The number of parts of every batch, on any number of ranks; None: one part for
+    each rank, and then the bits of the weights depend on the number of ranks."""
     data: str = "shared"
-    """shared | seed_offset: each rank has all data, in a random order of its own."""
+    """shared | seed_offset: with the latter, each rank shuffles all data by itself."""
     sync_every: int | None = None
-    """local_sgd: steps between averagings; 100 if sync_seconds is None, too."""
+    """local_sgd: steps between averagings; None: 100, or ``sync_seconds`` counts."""
     sync_seconds: float | None = None
     synchronous: bool = False
     chief_only: tuple[str, ...] = ("summary",)
@@ -84,15 +84,15 @@ class Runtime:
     """After this delay a late rank is given up; None: never. Saving and compiling
     can take long."""
     require_exchange: bool = True
-    """A training task that exchanges nothing with the others counts as failed."""
+    """Whether a training task that exchanges nothing with the others is a failure."""
     trace: bool = False
-    """The ranks record their steps and exchanges."""
+    """Whether the ranks record their steps and exchanges."""
     trace_steps: int | None = None
-    """Only so many steps of each attempt are recorded; None: all."""
+    """Only this many steps of each attempt are recorded; None: all."""
 
     @property
     def divides(self) -> bool:
-        """Whether the program's batch is the global one, which the ranks divide."""
+        """Whether the program's batch is the global batch, which the ranks divide."""
         return self.batch == "global" and self.data == "shared"
 
 
@@ -141,11 +141,11 @@ class Sge:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     max: int = 0
-    """How many restarts after failures the run may have in total."""
+    """The maximum number of restarts."""
     scope: str = "auto"
     """auto | job | task: ``job`` restarts all tasks, ``task`` only the failed one."""
     within_s: float | None = None
-    """``max`` counts the restarts of the last so many seconds; None: all of the run."""
+    """``max`` limits the restarts in this many seconds; None: in the whole run."""
     backoff_s: float = 0.0
     """How long the first restart waits. Each further one waits twice as long."""
     on_time_limit: str = "stop"
@@ -172,7 +172,7 @@ class Sync:
     """How the workdir's files are copied to hosts that do not share them."""
 
     folder: str
-    """Destination on each host, relative to the user's home there."""
+    """The destination on each host, relative to the user's home there."""
     exclude: tuple[str, ...]
     """Shell patterns of names and paths that are not copied."""
 
@@ -184,7 +184,7 @@ class Results:
     patterns: tuple[str, ...]
     """Shell patterns of names and paths; one that ends in a slash means a folder."""
     all: bool = False
-    """From every host, into a folder for each; otherwise from the chief's host."""
+    """Whether to fetch from every host, into a folder for each, or the chief's only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,14 +193,14 @@ class Setup:
 
     lines: tuple[str, ...]
     file: str | None = None
-    """The name of the file that the lines come from; None: the configuration."""
+    """The name of the file with the lines; None: they are in the configuration."""
 
     @property
     def text(self) -> str:
         return "\n".join(self.lines)
 
     def failed(self, line: int | None, cause: str) -> str:
-        """One sentence; ``line`` counts from 1, None: it is unknown which one."""
+        """One sentence; ``line`` counts from 1, or is None if it is unknown."""
         name = self.file or "setup"
         if line is None or not 0 < line <= len(self.lines):
             return f"{name}: the lines {cause}"
@@ -213,15 +213,15 @@ class Requirements:
     """The packages of an environment that is made on hosts that lack it."""
 
     file: str
-    """The name in the configuration."""
+    """The file's name in the configuration."""
     files: tuple[tuple[str, str], ...]
-    """Names and texts of that file and those that it includes, as hosts get them."""
+    """Names and texts of the file and the files it includes, as hosts get them."""
     local: tuple[Path, ...] = ()
-    """Packages and folders of packages to which they refer, here."""
+    """Packages and folders of packages on this machine that they refer to."""
     editable: tuple[Path, ...] = ()
     """Packages that are imported from their own folders."""
     system_site_packages: bool = False
-    """The packages of the interpreter below are visible, too."""
+    """Whether the packages of the underlying interpreter are visible, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +230,8 @@ class Description:
 
     name: str
     named: bool
-    """Whether the name was given; only one active run may hold a given name. Otherwise
-    it is the stem of the file's name."""
+    """Whether the user gave the name; only one active run may hold such a name. If not,
+    the name is the stem of the file's name."""
     backend: str
     command: tuple[str, ...]
     workdir: Path
@@ -248,13 +248,13 @@ class Description:
     sge: Sge
     launcher: str
     ports: PortRange | None
-    """None: the agents choose the ports."""
+    """The ports for tasks; None: the agents choose the ports."""
     restart: Restart
     start_timeout_s: float
     progress_timeout_s: float | None
     grace_s: float
     expose: str = "run"
-    """Who can connect to TensorFlow's servers: ``run``, its hosts, or ``any``."""
+    """Who can connect to TensorFlow's servers: ``run`` (the run's hosts) or ``any``."""
     sync: Sync | None = None
     results: Results | None = None
     on_end: tuple[str, ...] = ()
@@ -262,7 +262,7 @@ class Description:
     setup: Setup | None = None
     requirements: Requirements | None = None
     source: str = "<command line>"
-    """The name of the configuration in messages."""
+    """The configuration's name in messages."""
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted key -> ``file:line:column`` or ``--set``; defaults have no entry."""
 
@@ -294,13 +294,13 @@ class Host:
 
     name: str
     address: str | None = None
-    """The address at which the cluster's other hosts reach it; None: not yet known."""
+    """The address at which the cluster's other hosts reach it; None: unknown so far."""
     slots: int | None = None
-    """How many tasks it takes; None: any number."""
+    """The number of tasks that it takes; None: any number."""
     gpus: tuple[str, ...] | None = None
     """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
     python: Interpreter | None = None
-    """The host's own interpreter; None: that of the Description."""
+    """The host's own interpreter; None: the Description's interpreter."""
 
     @property
     def reached_by(self) -> str:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     """Operation, jumps if true and if false, and a number."""
 
 MOST_NETWORKS = 128
-"""A program for more could be larger than older kernels allow (optmem_max, 20 KiB)."""
+"""A program for more could exceed the limit of older kernels (optmem_max, 20 KiB)."""
 
 INSTRUCTION = struct.Struct("=HBBI")
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _WIDTHS = ((32, 128), (24, 64), (16, 48), (8, 32))
-"""Lengths of prefixes, of IPv4 and IPv6, from single addresses to wide networks."""
+"""Prefix lengths for IPv4 and IPv6, from single addresses to wide networks."""
 
 _IP_HEADER = (1 << 32) - 0x100000  # SKF_NET_OFF
 _RANDOM = (1 << 32) - 0x1000 + 56  # SKF_AD_OFF + SKF_AD_RANDOM
@@ -34,14 +34,14 @@ _LOAD_BYTE, _LOAD_WORD, _SHIFT, _AND, _MODULO = 0x30, 0x20, 0x74, 0x54, 0x94
 _EQUAL, _GO, _RETURN, _RETURN_LOADED = 0x15, 0x05, 0x06, 0x16
 _WHOLE = (1 << 32) - 1
 _ADMIT = (_GO, 0, 0, _WHOLE)
-"""Stands for a jump to the end of the program, which is not known yet."""
+"""Stands for a jump to the end of the program, whose position is not known yet."""
 
 
 def compact(addresses: Iterable[str]) -> tuple[str, ...]:
     """Networks that contain these IP addresses, and loopback, in CIDR form.
 
     They are single addresses, or wider networks if there were more than MOST_NETWORKS.
-    What is no address is left out.
+    Texts that are not addresses are left out.
     """
     from ipaddress import ip_network
 
@@ -62,22 +62,22 @@ def compact(addresses: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse(text: str) -> tuple[Network, ...]:
-    """Networks in CIDR form, separated by commas. Raises ValueError for others."""
+    """Networks in CIDR form, separated by commas. Raises ValueError for other text."""
     from ipaddress import ip_network
 
     return tuple(ip_network(each) for each in text.split(",") if each)
 
 
 def admits(networks: Iterable[Network], address: str) -> bool:
-    """Whether an IP address, also an IPv4 one in IPv6's form, is in a network."""
+    """Whether an IP address, or an IPv4 address in IPv6 form, is in a network."""
     found = _address(address)
     return any(found.version == each.version and found in each for each in networks)
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    """An address without its zone; an IPv4 one in IPv6's form is one of IPv4.
+    """An address without its zone; an IPv4 address in IPv6 form becomes IPv4.
 
-    Such an address names packets of IPv4. Raises ValueError for what is no address.
+    Packets for such an address are IPv4. Raises ValueError if it is not an address.
     """
     from ipaddress import ip_address
 

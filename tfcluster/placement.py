@@ -1,6 +1,6 @@
 """Which task runs on which host with which GPUs. Pure; keeps the order of the hosts.
 
-Knows nothing of how hosts are allocated or how tasks are started.
+Knows nothing about how hosts are allocated or how tasks are started.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Place:
     """The host's index among the hosts that have a training task of this local rank."""
     cross_size: int
     gpus: tuple[str, ...] | None
-    """For CUDA_VISIBLE_DEVICES; None: leave the host's value."""
+    """The value of CUDA_VISIBLE_DEVICES; None: leave the host's value."""
 
 
 def place(description: Description, allocation: Allocation) -> tuple[Place, ...]:
     """A place for every task, in listing order.
 
     Training tasks fill the hosts block by block in rank order: a host with a number of
-    slots takes that many, hosts without one get even blocks of the rest. The other
+    slots takes that many, and hosts without one get even blocks of the rest. The other
     tasks then fill the remaining slots in the same way.
 
     Raises StartError if there are too few slots or GPUs.
@@ -55,7 +55,7 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
 def place_again(
     description: Description, places: Sequence[Place], hosts: Container[str]
 ) -> tuple[Description, tuple[Place, ...]]:
-    """The same cluster on ``hosts``, a subset, each with as many tasks as before.
+    """The same cluster on ``hosts``, a subset, with as many tasks on each as before.
 
     The remaining training tasks are renumbered, chief first, so there are fewer
     workers; other tasks keep their names. Also returns the Description with the new
@@ -79,8 +79,8 @@ def place_anew(
     """The same cluster with this number of ``workers`` on ``hosts``.
 
     The training tasks are placed as at a launch, in the slots that other tasks leave;
-    those keep their places. Also returns the Description with the new number. Raises
-    StartError if there are too few slots or GPUs.
+    the other tasks keep their places. Also returns the Description with the new number.
+    Raises StartError if there are too few slots or GPUs.
     """
     names = {host.name for host in hosts}
     left = [each for each in places if each.host.name in names]
@@ -102,7 +102,7 @@ def _place_training(
 ) -> tuple[Description, tuple[Place, ...]]:
     """Place the training tasks on ``free``, whose slots are free for them.
 
-    The other tasks keep their places, and their GPUs.
+    The other tasks keep their places and their GPUs.
     """
     others = [each for each in places if not each.task.ranked]
     tasks = dict(description.tasks)
@@ -129,7 +129,7 @@ def _place_training(
 def _fill(
     tasks: Sequence[TaskId], hosts: Sequence[Host], taken: list[int]
 ) -> dict[TaskId, int]:
-    """A host index for as many tasks as there are slots; updates ``taken``."""
+    """The host's index for each task, as far as there are slots; updates ``taken``."""
     limited = sum(
         host.slots - used
         for host, used in zip(hosts, taken, strict=True)
@@ -197,7 +197,7 @@ def _places(
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """The fields of the same names in a Place."""
+    """The fields with the same names in a Place."""
 
     local_rank: int | None
     local_size: int
@@ -206,7 +206,7 @@ class _Numbers:
 
 
 def _numbered(on_host: Sequence[Sequence[TaskId]]) -> dict[TaskId, _Numbers]:
-    """Local and cross rank and size of every task; ``on_host`` has a list per host."""
+    """Local and cross ranks and sizes of all tasks; ``on_host`` has a list per host."""
     ranked = [[task for task in here if task.ranked] for here in on_host]
     # Local rank -> hosts with a training task of that local rank -> their cross rank.
     peers: dict[int, dict[int, int]] = {}
@@ -229,7 +229,7 @@ def share_machines(
 ) -> tuple[Place, ...]:
     """The same places, with GPU shares and local ranks computed per machine.
 
-    Only running agents can tell which GPUs a host has, and whether two host names are
+    Only running agents can say which GPUs a host has, and whether two host names are
     one machine. ``machines`` maps every name of such a machine to one of its names.
     Raises StartError if there are too few GPUs.
     """
@@ -271,7 +271,7 @@ def _gpu_shares(
     """A share of the host's GPUs for each of its tasks.
 
     Tasks with a configured number get that many. The others divide the rest evenly, or
-    share GPUs in turn where there are fewer GPUs than tasks. Built-in servers get none
+    share GPUs in turn if there are fewer GPUs than tasks. Built-in servers get none
     unless configured.
     """
     shares: dict[TaskId, tuple[str, ...] | None] = {}

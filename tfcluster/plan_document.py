@@ -75,7 +75,7 @@ def plan_document(
 
 
 def environment_json(requirements: Requirements) -> Json:
-    """What a plan shows of the packages, without passwords of indexes."""
+    """What a plan shows about the packages, without passwords of indexes."""
     return {
         "file": requirements.file,
         "lines": [

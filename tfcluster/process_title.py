@@ -1,4 +1,4 @@
-"""Sets what ``ps`` and ``top`` show for our processes instead of a Python command.
+"""Sets what ``ps`` and ``top`` show for our processes, instead of a Python command.
 
 The kernel reads a process's command line from the process's own memory, so writing
 there changes what others see (proc(5): /proc/pid/cmdline, /proc/pid/mem, and the fields
@@ -19,7 +19,7 @@ def set_title(title: str, short: str) -> None:
     """Show ``title`` as the command line and ``short`` as the command's name.
 
     ``title`` is truncated to the length of the current command line. Nothing changes
-    if /proc is missing or does not permit it: a title is not worth an error.
+    if /proc is missing or forbids it: a title is not worth an error.
     """
     try:
         _write_command_line(title)

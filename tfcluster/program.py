@@ -1,6 +1,6 @@
-"""Tells from a command whether it is a Python program that the runtime can wrap.
+"""Finds out whether a command is a Python program that the runtime can wrap.
 
-Only parses argv lists. Pure; knows nothing of tasks or hosts.
+Only parses argv lists. Pure; knows nothing about tasks or hosts.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Program:
 
     argv: tuple[str, ...]
     python: Interpreter = ()
-    """Empty: the command is not known to be Python."""
+    """The interpreter; empty if the command is not known to be Python."""
     options: tuple[str, ...] = ()
     program: tuple[str, ...] = ()
 
     @property
     def injectable(self) -> bool:
-        """Whether the runtime can be put around it."""
+        """Whether the runtime can wrap it."""
         return bool(self.program)
 
     @property
@@ -46,7 +46,7 @@ class Program:
 
 
 def parse(command: Sequence[str], python: Interpreter) -> Program:
-    """Parse a command; the argument replaces a leading ``python`` or ``python3``."""
+    """Parse a command; ``python`` replaces a leading ``python`` or ``python3``."""
     head, rest = command[0], list(command[1:])
     if not _PYTHON.fullmatch(PurePath(head).name):
         return Program(argv=tuple(command))

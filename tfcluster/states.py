@@ -12,15 +12,15 @@ _FINAL = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 
 class _Ordered(str, Enum):
-    """A state is its word; the final ones come last."""
+    """A state is its word; the final states come last."""
 
     final: bool
     """Whether no other state follows."""
     order: int
-    """Position in the sequence; all final states share the last one."""
+    """The position in the sequence; all final states share the last one."""
 
     def __init__(self, word: object) -> None:
-        # Attributes, since status compares the states of thousands of events.
+        # Attributes, because status compares the states of thousands of events.
         earlier = type(self).__members__.values()
         self.final = word in _FINAL
         self.order = sum(not state.final for state in earlier)

@@ -1,6 +1,7 @@
-"""Names of single tasks.
+"""The names of single tasks.
 
-Apart from ``vocabulary``, since ``--help`` needs none, and a dataclass takes time.
+Separate from ``vocabulary``, because ``--help`` needs no tasks, and a dataclass takes
+time.
 """
 
 from __future__ import annotations

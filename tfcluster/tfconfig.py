@@ -13,20 +13,20 @@ from tfcluster.errors import StartError
 from tfcluster.model import Strategy
 from tfcluster.task_id import TaskId
 
-# execve(2): one environment string, with its final NUL, is limited to 32 pages.
+# execve(2): an environment string, with its final NUL, is limited to 32 pages.
 MAX_ENV_STRING_BYTES = 131_072
 
 _IN_CLUSTER = ("chief", "worker", "ps")
-"""For TensorFlow an evaluator is not part of the cluster, nor are data tasks."""
+"""The task types of TensorFlow's cluster, to which evaluator and data do not belong."""
 
 _BETWEEN_GRAPHS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED, Strategy.NONE)
-"""Strategies under which each worker has its own graph. With ``none`` that is up to the
-script, and TensorFlow's own strategies set their own filters."""
+"""Strategies under which each worker has its own graph. With ``none``, the script
+decides, and TensorFlow's own strategies set their own filters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The ``cluster`` part of TF_CONFIG: addresses by job, and the same as JSON."""
+    """The ``cluster`` part of TF_CONFIG: addresses by job, as data and as JSON."""
 
     jobs: Mapping[str, tuple[str, ...]]
     text: str
@@ -62,8 +62,8 @@ def cluster(addresses: Sequence[tuple[TaskId, str]]) -> Cluster:
 def device_filters(task: TaskId, strategy: Strategy, *, has_ps: bool) -> list[str]:
     """The device filters of a task's server or session; empty: it sees all devices.
 
-    Workers that share parameter servers do not need to see each other, and a worker
-    that does not see the others cannot be held up by one that is missing.
+    Workers that share parameter servers do not need to see each other, and a missing
+    worker cannot hold up a worker that does not see it.
     """
     independent = strategy in _BETWEEN_GRAPHS
     if not has_ps or not independent or not task.ranked:

@@ -20,7 +20,7 @@ class Choice:
     """A transport, and why it was chosen, as a part of a sentence."""
 
     transport: str
-    """``auto`` if it cannot be known yet."""
+    """The transport; ``auto`` if it cannot be known yet."""
     reason: str
 
 
@@ -31,9 +31,9 @@ def chosen_transport(
 ) -> Choice:
     """The transport of a run whose tasks have these places.
 
-    ``auto`` is ``tensorflow`` if each rank has a GPU that no other rank has, else
-    ``host``. ``machines`` maps every name of a machine with several names to one of
-    them.
+    ``auto`` is ``tensorflow`` if each rank has a GPU that no other rank has, and
+    otherwise ``host``. ``machines`` maps every name of a machine with several names to
+    one of them.
     """
     if runtime.transport != AUTO:
         return Choice(runtime.transport, "as configured")
@@ -59,7 +59,7 @@ def chosen_transport(
 
 
 def _obstacle(runtime: Runtime) -> str:
-    """Why ``auto`` is ``host`` on any GPUs; empty: nothing prevents the other."""
+    """Why ``auto`` is ``host`` on any GPUs; empty: nothing prevents ``tensorflow``."""
     if runtime.strategy is not Strategy.COLLECTIVE:
         return f"the strategy is {runtime.strategy}"
     if runtime.shards is not None:

@@ -10,7 +10,7 @@ import sys
 
 OLDEST = {"tensorflow": (2, 16), "keras": (3, 7)}
 NEWEST = {"tensorflow": (2, 21), "keras": (3, 15)}
-"""The newest ones that the tests have run with."""
+"""The newest versions that the tests have run with."""
 
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 
@@ -30,13 +30,13 @@ def too_old(package: str, version: str | None) -> str | None:
 
 
 def imported_too_old() -> str | None:
-    """Why what this process has imported is refused, or None."""
+    """Why a version that this process has imported is refused, or None."""
     problems = (too_old(package, imported(package)) for package in _TITLES)
     return "; ".join(filter(None, problems)) or None
 
 
 def unknown(package: str, version: str | None) -> str | None:
-    """What to say of a version that is newer than those that were tested, or None."""
+    """What to say about a version newer than all tested versions, or None."""
     if version is None or numbers(version) <= NEWEST[package]:
         return None
     title, newest = _TITLES[package], _text(NEWEST[package])
@@ -47,7 +47,7 @@ def unknown(package: str, version: str | None) -> str | None:
 
 
 def imported_unknown() -> list[str]:
-    """The same for what this process has imported."""
+    """What to say about untested versions that this process has imported."""
     found = (unknown(package, imported(package)) for package in _TITLES)
     return [text for text in found if text]
 
@@ -58,13 +58,13 @@ def known(package: str) -> str:
 
 
 def requirement(package: str) -> str:
-    """The same for pip: ``keras>=3.7,<3.16``."""
+    """The range of versions for pip: ``keras>=3.7,<3.16``."""
     major, minor = NEWEST[package]
     return f"{package}>={_text(OLDEST[package])},<{major}.{minor + 1}"
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The major and minor number of a version."""
+    """The major and minor numbers of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 

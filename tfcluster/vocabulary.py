@@ -1,6 +1,6 @@
 """The words for backends, tasks and documents that all other modules share.
 
-Apart from ``model``, since ``--help`` and ``status`` need nothing else of it.
+Separate from ``model``, because ``--help`` and ``status`` need nothing else from it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ BUILT_IN_SERVERS = ("ps", "data")
 """Task types that run one of tfcluster's servers instead of the command."""
 
 FORMAT_VERSION = 1
-"""The value of ``schema`` in every JSON document that tfcluster hands out.
+"""The value of ``schema`` in every JSON document that tfcluster prints or writes.
 
-It changes only if a key is removed or changes its meaning; ``schemas`` describes them.
+It changes only if a key is removed or changes its meaning; ``schemas`` describes the
+documents.
 """
 
 BACKENDS = ("local", "ssh", "slurm", "sge")

@@ -3,7 +3,7 @@
 ``docs/protocols.md`` lists the frames. This module knows only their outer form and
 accepts arbitrary bytes: a frame is an object with a string ``type``, at most
 ``MAX_FRAME_BYTES`` long. The limit is checked before anything is parsed. ``loads``
-reads JSON of other origin with the same limits.
+reads other JSON with the same limits.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 MAX_FRAME_BYTES = 1 << 20
 MAX_DEPTH = 100
-"""Deeper values could be parsed, but neither printed nor encoded again."""
+"""Deeper values could be parsed, but not printed or encoded again."""
 _MAX_DIGITS = 100
-"""A float can hold any number of so many digits, at least nearly."""
+"""A float can hold any number with this many digits, at least approximately."""
 UNFORKABLE, UNUSABLE = "unforkable", "unusable"
 BLAMES_WRAPPER = {78: UNFORKABLE, 79: UNUSABLE}
-"""Exit codes of a warm interpreter that cannot work as its wrapper has started it:
-tasks cannot be forked from it, or cannot be run at all."""
+"""Exit codes of a warm interpreter that cannot work the way its wrapper started it:
+tasks cannot be forked from it, or cannot run in it at all."""
 
 WORKDIR = "${TFCLUSTER_WORKDIR}"
 """Stands for the host's working directory in the texts of requirements."""
@@ -79,14 +79,14 @@ def entries(frame: Mapping[str, Any], key: str) -> list[Any]:
 def loads(text: bytes) -> Any:
     """The value of a JSON text in UTF-8. Raises ValueError.
 
-    It has only finite numbers, all of which ``float`` accepts, and is at most
-    ``MAX_DEPTH`` deep. So nobody who uses it needs to expect NaN or RecursionError.
+    The value has only finite numbers, all of which ``float`` accepts, and is at most
+    ``MAX_DEPTH`` deep. So callers need not expect NaN or RecursionError.
     """
     try:
         value = _DECODER.decode(text.decode("utf-8", "surrogatepass"))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    # Counting brackets is fast, and shows for most texts that they are not deep.
+    # Counting brackets is fast, and shows that most texts are not deep.
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         _check_depth([value])
     return value
