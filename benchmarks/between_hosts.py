@@ -1,6 +1,6 @@
 """All-reduce of float32 between hosts of a test rig, compared with gloo and Open MPI.
 
-Hosts are namespaces of this machine, joined by a bridge. So this measures the work of
+Hosts are namespaces on this machine, joined by a bridge. So this measures the work of
 the programs and the kernel per byte, not a network.
 """
 
@@ -20,7 +20,7 @@ from tests.testbed import Options, Unavailable
 
 SIZES = [MIB, 16 * MIB, 64 * MIB]
 LAYOUTS = [(2, 1), (2, 2), (4, 1), (4, 2)]
-"""The number of hosts, and of ranks on each."""
+"""The number of hosts, and of ranks on each host."""
 ROUNDS = 3
 TARGETS = {16 * MIB: 1.0, 64 * MIB: 1.2}
 
@@ -30,7 +30,7 @@ def times(
 ) -> Times:
     """Run a command on the login host; returns the times that its rank 0 prints.
 
-    Raises SystemExit if it prints none.
+    Raises SystemExit if it prints no times.
     """
     environ = {
         **site.environ,

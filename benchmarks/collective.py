@@ -73,8 +73,8 @@ def limit(copy_s: float, count: int) -> float:
 
     Processes do not see each other's memory, so each rank has to copy (N-1)/N of its
     vector to shared memory, and as much of the others' results back. In between, it
-    reads N parts of 1/N and writes one, which moves half as many bytes as copying
-    (1 + 1/N) vectors.
+    reads N parts of 1/N each and writes one part, which moves half as many bytes as
+    copying (1 + 1/N) vectors.
     """
     moved = 2 * (count - 1) / count + (1 + 1 / count) / 2
     return copy_s * moved

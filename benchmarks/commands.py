@@ -1,4 +1,4 @@
-"""The time of ``tfcluster --help`` and of ``status`` of a run."""
+"""The time of ``tfcluster --help``, and of ``tfcluster status`` for a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What equality with one machine costs: random numbers and batch normalization.
 
-A step on two ranks of this machine, of a transformer and of a CNN, each with dropout.
+Times a step of a transformer and of a CNN, each with dropout, on two ranks of this
+machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from benchmarks.measure import HERE, state, tfcluster
 RANKS = 2
 ROUNDS = 5
 MOST = 1.03
-"""The most that random numbers of one machine may cost."""
+"""The largest permitted cost of the random numbers that one machine would draw."""
 
 
 def trials(model: str) -> dict[str, list[str]]:

@@ -195,15 +195,15 @@ class _Running:
     """A launch whose tasks all run, and then its end."""
 
     usage: Usage
-    """Of the launcher, once all tasks run."""
+    """The launcher's usage once all tasks run."""
     idle_cpu: float
     """The CPU seconds that the launcher uses in each second afterwards."""
     status: Cost
-    """Of ``tfcluster status`` of the run."""
+    """The cost of ``tfcluster status`` for the run."""
     ended_s: float
-    """From Ctrl-C to the end of the launcher."""
+    """Seconds from Ctrl-C to the end of the launcher."""
     nothing_left_s: float
-    """From Ctrl-C until no host has a process of the user's."""
+    """Seconds from Ctrl-C until no host has a process of the user."""
 
 
 def _while_running(site: Bench, count: int) -> _Running:
@@ -212,7 +212,7 @@ def _while_running(site: Bench, count: int) -> _Running:
     try:
         _until(lambda: output.read_text().count("| up") == count, output.read_text)
         usage, begin = Usage.of(process.inside_pid), time.monotonic()
-        time.sleep(10)  # measures an idle launcher; no event to wait for
+        time.sleep(10)  # measures an idle launcher; there is no event to wait for
         later = Usage.of(process.inside_pid)
         idle_cpu = (later.cpu_s - usage.cpu_s) / (time.monotonic() - begin)
         status = site.cost(site.tfcluster("status", _newest_run(site).name))
@@ -265,7 +265,7 @@ def _lines(site: Bench, given: argparse.Namespace) -> None:
     while process.poll() is None:
         with contextlib.suppress(OSError, RigError, KeyError, IndexError):
             used = Usage.of(process.inside_pid)
-        time.sleep(0.1)  # between samples of its usage
+        time.sleep(0.1)  # between samples of the usage
     elapsed = time.monotonic() - begin
     if process.returncode:
         raise SystemExit(f"{argv} failed:\n{output.read_text()[-2000:]}")
@@ -288,7 +288,7 @@ def _lines(site: Bench, given: argparse.Namespace) -> None:
 
 
 def _in_order(text: str, count: int) -> int:
-    """How many of the expected lines a log has in their right places."""
+    """The number of expected lines that a log has in the right places."""
     lines = text.splitlines()
     wanted = (f"line {number} " for number in range(count))
     pairs = zip(lines, wanted, strict=False)

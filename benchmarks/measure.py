@@ -21,7 +21,7 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: our time, and that of the peer that it is compared with."""
+    """One line of a table: our time, and the time of the peer we compare it with."""
 
     what: str
     seconds: float
@@ -36,7 +36,7 @@ class Row:
 
 
 def command(name: str) -> str:
-    """The path of a program, from this environment or else the PATH.
+    """The path of a program, from this environment, or else from the PATH.
 
     Raises SystemExit if it is missing.
     """
@@ -49,8 +49,8 @@ def command(name: str) -> str:
 def mpirun(count: int) -> list[str]:
     """The argv of Open MPI's mpirun for ``count`` processes on this machine.
 
-    Allows more processes than cores. Skips other programs called mpirun, such as that
-    of MPICH's wheel. Raises SystemExit if Open MPI's is missing.
+    Allows more processes than cores. Skips other programs called mpirun, such as the
+    one in MPICH's wheel. Raises SystemExit if Open MPI's mpirun is missing.
     """
     folders = [*os.environ.get("PATH", "").split(":"), str(BIN)]
     found = [shutil.which("mpirun", path=folder) for folder in folders]
@@ -100,7 +100,7 @@ def seconds(argv: Sequence[str], env: Mapping[str, str]) -> float:
 def medians(
     trials: Mapping[str, Callable[[], float]], repeats: int
 ) -> dict[str, float]:
-    """The median of each trial; they take turns, so that drift affects all alike."""
+    """The median of each trial; trials take turns, so that drift affects all alike."""
     found: dict[str, list[float]] = {name: [] for name in trials}
     for _ in range(repeats):
         for name, trial in trials.items():

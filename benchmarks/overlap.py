@@ -1,16 +1,16 @@
 """A step of training between hosts of a test rig whose cables have a limited rate.
 
-Compared with torch DDP over gloo, with the same step without exchange, and with the
-time that the gradients need on the wire. Hosts are namespaces of this machine: they
-share its cores, but each has a cable of its own, limited in both directions by
-``tc qdisc tbf`` with a burst of 256 KiB.
+It is compared with torch DDP over gloo, with the same step without exchange, and with
+the time that the gradients need on the wire. Hosts are namespaces on this machine: they
+share its cores, but each has its own cable, limited in both directions by ``tc qdisc
+tbf`` with a burst of 256 KiB.
 
     python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp cnn]
         [--only NAME ...] [--rounds 3] [--steps 10] [--phases]
 
-``--phases`` tells for how long a step has nothing to send: from the last mean, over the
-update and the next forward pass, to the next gradient. No exchange of whole steps can
-be faster than that and the wire together.
+``--phases`` shows how long a step has nothing to send: from the last mean, through the
+update and the next forward pass, to the next gradient. If steps exchange everything,
+they cannot be faster than this time and the time on the wire together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HEADERS = 1.05
 """Bytes on the wire for each byte of data: TCP, IP and Ethernet headers."""
 BURST_KIB = 256
 WITHIN, COMPRESSED_WITHIN, OF_DDP = 1.04, 1.1, 0.92
-"""Targets: times max(wire, computation), the same with compression, times DDP."""
+"""Targets, as factors: of max(wire, computation), the same with compression, of DDP."""
 
 COMPRESSION = ("bf16", "fp16")
 NAMES = ("tfcluster", *COMPRESSION, "DDP", "no exchange")
@@ -42,7 +42,7 @@ NAMES = ("tfcluster", *COMPRESSION, "DDP", "no exchange")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured at once."""
+    """What is measured together."""
 
     model: str
     hosts: int
@@ -57,7 +57,7 @@ class Case:
 def step_s(
     site: Bench, case: Case, name: str, steps: int, trace: Path | None = None
 ) -> float:
-    """Seconds for a step, as rank 0 says. Raises SystemExit if it says nothing.
+    """Seconds for a step, as rank 0 prints them. Raises SystemExit if it prints none.
 
     ``trace`` is a file to write the run's trace to.
     """
@@ -131,7 +131,7 @@ def measure(
 
 
 def row(case: Case, name: str, found: Mapping[str, float]) -> list[str]:
-    """The cells of a contender: its time, its limit, and what it should reach."""
+    """The cells of a contender: its time, its limit, and its target."""
     ours, compute_s = found[name], found.get("no exchange", 0.0)
     cells = [f"{case.model}, {case.hosts} hosts, {case.gbit:g} Gbit/s", name]
     cells.append(f"{ours * 1e3:.0f} ms")

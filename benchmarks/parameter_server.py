@@ -1,7 +1,7 @@
 """Parameter servers: steps of workers, bare transfers, bytes, and rows of an Embedding.
 
-Compared with ParameterServerStrategy under a ClusterCoordinator, and with sending a
-tensor over gRPC.
+They are compared with ParameterServerStrategy under a ClusterCoordinator, and with
+sending a tensor over gRPC.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where an all-reduce on one host spends its time; each row includes those above it."""
+"""Where an all-reduce on one host spends its time; each row includes the rows above."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time from a task's kill until its script runs again, and of a fresh start."""
+"""The time from killing a task until its script runs again, and of a fresh start."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _kill_and_wait(marks: Path, count: int) -> float:
-    """Seconds from the kill of the newest process until the next runs its script."""
+    """Seconds from killing the newest process until the next one runs its script."""
     pid, _ = _wait(marks, count)[-1]
     begin = time.time()
     os.kill(pid, signal.SIGKILL)

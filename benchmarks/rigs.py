@@ -24,7 +24,7 @@ USER = "alice"
 TIMEOUT_S = 600.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 _END_S = 0.5
-"""How long processes started by a command may take to end after it."""
+"""How long processes that a command started may take to end after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Usage:
 
     @classmethod
     def of(cls, pid: int) -> Usage:
-        """Raises OSError if the process has ended."""
+        """The usage of a process. Raises OSError if the process has ended."""
         folder = Path("/proc", str(pid))
         fields = folder.joinpath("stat").read_text().rpartition(")")[2].split()
         lines = folder.joinpath("status").read_text().splitlines()
@@ -123,13 +123,13 @@ class Bench:
             return self.rig.login.popen(argv, login=login, stdout=file)
 
     def _own_cpu_s(self) -> float:
-        """CPU time of commands on the login host and of processes they left there."""
+        """CPU time of commands on the login host, and of processes they left there."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime + _cpu_s([self.rig.login])
 
 
 def _cpu_s(hosts: Iterable[Host]) -> float:
-    """CPU time of all processes of these hosts, including children that have ended."""
+    """CPU time of all processes on these hosts, including children that have ended."""
     spaces = {
         _space(Path("/proc", str(host.namespaces.pid)))
         for host in hosts

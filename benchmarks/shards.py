@@ -2,10 +2,10 @@
 
 A batch of 64 rows has shards of 8 rows, and a matrix product of so few rows costs more
 per row. So a batch of 256 rows is measured, too. Every round runs each contender once,
-so the ratios hold even if the machine's speed changes. Last comes what plain TensorFlow
-needs for a rank's gradients, whole and in as many parts as the rank has shards, by as
-many processes at once as there are ranks, without tfcluster and without any exchange:
-no run with shards can cost less than that.
+so the ratios hold even if the machine's speed changes. The last table shows what plain
+TensorFlow needs for a rank's gradients, whole and in as many parts as the rank has
+shards. As many processes run at once as there are ranks, without tfcluster and without
+any exchange: no run with shards can cost less.
 
 ``python -m benchmarks.shards [ROUNDS] [floor]``; ``floor``: only the last table.
 """
@@ -26,7 +26,8 @@ SHARDS = (None, 8)
 STEPS = "steps=10"
 ROUNDS = 3
 TARGET = 1.25
-"""The longest step with 8 shards, batch 64 and two ranks, in steps without shards."""
+"""The target for a step with 8 shards, batch 64 and two ranks: at most this many times
+a step without shards."""
 
 Case = tuple[int, int, int | None]
 """The batch size, the number of ranks, and of shards."""

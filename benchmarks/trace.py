@@ -1,6 +1,6 @@
 """What recording costs: a small model on 2 ranks, whose step takes a few milliseconds.
 
-Within one run, every other epoch is recorded, so the ratio holds even if the machine's
+In each run, every other epoch is recorded, so the ratio holds even if the machine's
 speed changes.
 
     python -m benchmarks.trace [EPOCHS]

@@ -14,7 +14,7 @@ RANKS = 2
 ROUNDS = 3
 TARGETS = {"torch DDP over gloo": 1.6, "MultiWorkerMirroredStrategy by hand": 3.0}
 EXCHANGE = 2.0
-"""The largest allowed cost of a step's exchange, in bare all-reduces of that size."""
+"""The largest allowed cost of a step's exchange, in bare all-reduces of its size."""
 
 
 def trials() -> dict[str, Sequence[str]]:

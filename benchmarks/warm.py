@@ -1,4 +1,4 @@
-"""Launches on a host that is kept warm (``tfcluster warm``), and on one that is not."""
+"""Times launches on a host kept warm (``tfcluster warm``), and on one that is not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _compared(program: str, tasks: Mapping[str, int]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A state folder and a configuration of its own."""
+    """A separate state folder and configuration."""
 
     config: str
     marks: Path

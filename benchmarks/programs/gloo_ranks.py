@@ -1,4 +1,4 @@
-"""Makes torch's process group over gloo of tasks that torchrun or tfcluster starts."""
+"""Makes torch's process group over gloo from tasks of torchrun or tfcluster."""
 
 from __future__ import annotations
 

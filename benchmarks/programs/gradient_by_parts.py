@@ -1,9 +1,9 @@
 """Times the gradient of an MLP of 10.0 M parameters, whole and in parts. No tfcluster.
 
-``argv``: the number of rows, and of parts. The gradient of each part is computed by
-itself, and the parts' gradients are added up: what ``runtime.shards`` asks of a rank,
-without any exchange. Products are written out, in the fastest way that TensorFlow
-offers. Prints seconds for each step: of the whole, and in parts.
+``argv``: the number of rows, and of parts. The gradient of each part is computed
+separately, and the parts' gradients are added up: the work that ``runtime.shards``
+gives a rank, without any exchange. Matrix products are written out, in the fastest way
+that TensorFlow offers. Prints seconds for each step: for the whole, and in parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def gradient(x: Any) -> list[Any]:
     found = []
     for weight, given in zip(reversed(weights), reversed(inputs), strict=True):
         found.append(tf.matmul(given, g, transpose_a=True))
-        # As ``g @ w.T`` it would copy the weights column by column.
+        # Written as ``g @ w.T``, it would copy the weights column by column.
         g = tf.transpose(tf.matmul(weight, g, transpose_b=True))
         g *= tf.cast(given > 0, tf.float32)
     return found

@@ -1,6 +1,6 @@
 """Sends a tensor to a ps and back over TensorFlow's gRPC; prints the median seconds.
 
-``argv[1]``: the number of its elements. Started by ``tfcluster launch`` with
+``argv[1]``: the number of the tensor's elements. Started by ``tfcluster launch`` with
 ``strategy: none``, one worker and one ps.
 """
 

@@ -2,8 +2,8 @@
 
 ``argv[1]`` is the batch size. The model is an MLP of 10.0 M parameters, or, if ``argv``
 contains ``cnn``, a CNN of 5.1 M. ``argv`` may also contain ``steps=N``, the number of
-steps of an epoch, and ``bare``: then the program also times a bare all-reduce of as
-many numbers. Otherwise it does not mention tfcluster.
+steps in an epoch, and ``bare``: then the program also times a bare all-reduce of as
+many numbers. Otherwise, it does not mention tfcluster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Trains the MLP of ``train_keras.py`` under MultiWorkerMirroredStrategy.
 
-Uses a custom loop, since Keras 3's ``fit`` fails under this strategy. ``argv[1]`` is
+Uses a custom loop, because Keras 3's ``fit`` fails under this strategy. ``argv[1]`` is
 the global batch size. Started by ``tfcluster launch`` with ``strategy: none``.
 """
 

@@ -1,4 +1,4 @@
-"""Trains a small model; every other epoch is recorded. Prints seconds for each step.
+"""Trains a small model and records every other epoch. Prints seconds for each step.
 
 Each rank turns the recording on and off by itself, at the same epochs.
 """
@@ -46,7 +46,7 @@ class Turns(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         seconds = (time.perf_counter() - self._began) / STEPS
-        if epoch > 1:  # The first ones trace and compile.
+        if epoch > 1:  # The first epochs trace and compile.
             self.times[epoch % 2 == 1].append(seconds)
 
 

@@ -22,7 +22,7 @@ WORDS, LENGTH, WIDTH = 5000, 64, 128
 
 
 def transformer() -> tuple[keras.Model, Any, int]:
-    """A classifier of texts with two blocks; its parameters are 0.9 M."""
+    """A text classifier with two blocks and 0.9 M parameters."""
     words = keras.Input((LENGTH,), dtype="int32")
     x = keras.layers.Embedding(WORDS, WIDTH)(words)
     for _ in range(2):
@@ -36,7 +36,7 @@ def transformer() -> tuple[keras.Model, Any, int]:
 
 
 def cnn() -> tuple[keras.Model, Any, int]:
-    """A classifier of pictures of 32 x 32 with six convolutions."""
+    """A classifier for images of 32 x 32 pixels, with six convolutions."""
     layers: list[Any] = [keras.Input((32, 32, 3))]
     for filters in (32, 64, 128):
         for _ in range(2):
