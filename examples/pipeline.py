@@ -26,7 +26,7 @@ def load_data():
 
 
 def disturb(image, label):
-    """Augment an image; this is what takes time in preparing the data."""
+    """Augment an image; this is the part of preparing the data that takes time."""
     moved = tf.image.random_crop(tf.pad(image, [[1, 1], [1, 1], [0, 0]]), [8, 8, 1])
     noise = tf.random.normal(tf.shape(image), stddev=0.05)
     return tf.clip_by_value(tf.where(label % 2 == 0, image, moved) + noise, 0, 1), label

@@ -1,4 +1,4 @@
-"""Describes the command line as click knows it: for the site and the man page."""
+"""Describes the command line from click's data, for the site and the man page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 
 _VERBATIM = "\b\n"
-"""click's mark of a paragraph whose lines are kept."""
+"""click's mark for a paragraph whose lines are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class CommandHelp:
-    """One command: its name with those of its groups, and what ``--help`` says."""
+    """One command: its name with its groups' names, and what ``--help`` says."""
 
     name: str
     usage: str
@@ -35,7 +35,7 @@ class CommandHelp:
 def commands(
     command: click.Command, name: str, parent: click.Context | None = None
 ) -> Iterator[CommandHelp]:
-    """The command and all visible ones below it, in the order of ``--help``."""
+    """The command and all visible commands below it, in the order of ``--help``."""
     context = click.Context(
         command,
         info_name=name.rpartition(" ")[2],

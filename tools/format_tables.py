@@ -1,4 +1,4 @@
-"""Tables of the keys of JSON formats, made from their schemas, for the site."""
+"""Makes tables of the keys of JSON formats from their schemas, for the site."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_tables(markdown: str) -> str:
 
 
 def table(name: str) -> list[str]:
-    """The lines of the table of one format."""
+    """The lines of one format's table."""
     rows = ["| key | type | |", "| --- | --- | --- |"]
     for key, kind, about in _keys(schemas.read(name), name, ""):
         rows.append(f"| `{key}` | {kind} | {about} |")
@@ -26,7 +26,7 @@ def table(name: str) -> list[str]:
 
 
 def _keys(node: Any, file: str, path: str) -> Iterator[tuple[str, str, str]]:
-    """Key with its path, type and description, for every key below ``node``."""
+    """Path, type and description of every key below ``node``."""
     for key, given in node.get("properties", {}).items():
         below, there = _resolved(given, file)
         about = given.get("description") or below.get("description") or ""
@@ -58,7 +58,7 @@ def _kind(node: Any, file: str) -> str:
 
 
 def _resolved(node: Any, file: str) -> tuple[Any, str]:
-    """What a reference leads to, and the format in whose file that is."""
+    """The node that a reference leads to, and the format whose file has it."""
     while "$ref" in node:
         place, _, path = node["$ref"].partition("#")
         file = place.removesuffix(_END) or file

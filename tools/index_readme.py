@@ -1,4 +1,4 @@
-"""The README for an index of packages, which has none of the other files."""
+"""Makes the README for a package index, which has no other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the man page, tfcluster(1), from the command line's own help."""
+"""Makes the man page, tfcluster(1), from the command line's help."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def _bold(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text without commands of roff, and with hyphens that can be copied."""
+    """The text without roff commands, and with hyphens that can be copied."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace('"', r"\(dq")
     return rf"\&{text}" if text.startswith((".", "'")) else text

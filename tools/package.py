@@ -1,9 +1,9 @@
 """Builds the packages, checks them, and trains with the installed wheel.
 
-``python -m tools.package``, in the repository's folder. The wheel and its dependencies
-are installed into a fresh environment, through pip's cache. TensorFlow, Keras and
-scikit-learn (2.4 GB) are those of the running environment: a .pth file of the fresh one
-names their folder, behind its own packages.
+Run ``python -m tools.package`` in the repository's folder. The wheel and its
+dependencies are installed into a fresh environment, through pip's cache. TensorFlow,
+Keras and scikit-learn (2.4 GB) come from the running environment: a .pth file in the
+fresh one adds their folder after its own packages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     _check_wheel(wheel)
     with tempfile.TemporaryDirectory() as folder:
         sources = _unpacked(sdist, Path(folder))
-        # The folder comes first on the path of -m, so these tests are of its sources.
+        # -m puts the current folder first on the path, so its sources are tested.
         _run(
             sys.executable,
             "-m",
@@ -96,7 +96,7 @@ def _fresh_environment(wheel: Path, folder: Path) -> Path:
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages = Path(_said(str(python), "-c", ask).strip())
     (packages / "tensorflow_of.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    # -I: without the current folder, which has the sources
+    # -I leaves out the current folder, which has the sources.
     where = _said(
         str(python), "-I", "-c", "import tfcluster; print(tfcluster.__file__)"
     )
@@ -106,7 +106,7 @@ def _fresh_environment(wheel: Path, folder: Path) -> Path:
 
 
 def _train(python: Path, script: Path, folder: Path) -> None:
-    """Train in a folder with nothing but the script; every rank has the same result."""
+    """Train in a folder with only the script, and check that all ranks agree."""
     folder.mkdir()
     shutil.copy(script, folder)
     command = python.parent / "tfcluster"

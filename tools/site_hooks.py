@@ -1,4 +1,4 @@
-"""Hooks of the site's build (mkdocs.yml): generated pages, and links out of docs/.
+"""Hooks for building the site (mkdocs.yml): generated pages, and links out of docs/.
 
 The pages in docs/ are also read in the repository, so their links to other folders are
 relative; on the site they lead to the repository.
@@ -32,7 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files
 ) -> str:
-    """Links out of docs/ lead to the repository; JSON formats get their tables."""
+    """Point links out of docs/ to the repository, and add tables of JSON formats."""
     below = page.file.src_uri.count("/")
 
     def outside(match: re.Match[str]) -> str:
