@@ -63,7 +63,7 @@ _PASS = click.option(
     multiple=True,
     metavar="NAME[=VALUE]",
     shell_complete=_completes("variable"),
-    help="Pass a variable on to all tasks; without VALUE, the one that is set here.",
+    help="Pass a variable on to all tasks; without VALUE, with its value here.",
 )
 _RUN = click.argument(
     "run", required=False, metavar="[RUN]", shell_complete=_completes("run")
@@ -78,7 +78,7 @@ _MESSAGES = (
         "--verbose",
         "everything",
         is_flag=True,
-        help="Show also what is usually left out.",
+        help="Also show what is usually left out.",
     ),
     click.option("--timestamps", is_flag=True, help="Show the time before each line."),
     click.option(
@@ -244,9 +244,9 @@ def plan(
 ) -> int:
     """Show every task as it would be started.
 
-    With its host, command, environment, TF_CONFIG and log, and the source of each
-    value. With -v, also with tfcluster's own variables; with -q, only problems are
-    shown. Inside a Slurm or Grid Engine job, the hosts are those of the job.
+    Shows its host, command, environment, TF_CONFIG and log, and the source of each
+    value. With -v, also shows tfcluster's own variables; with -q, shows only problems.
+    Inside a Slurm or Grid Engine job, the hosts are those of the job.
 
     \b
     tfcluster plan cluster.yaml
@@ -366,7 +366,7 @@ def stop(run: str | None, now: bool) -> int:
 
 @cli.command()
 @_RUN
-@click.option("--name", help="Name of the new run; default: that of RUN.")
+@click.option("--name", help="Name of the new run; default: RUN's name.")
 @click.option(
     "-d",
     "--detach",
@@ -471,8 +471,8 @@ def fetch(words: tuple[str, ...], every: bool, force: bool, as_json: bool) -> in
 
     PATTERN is a name or path with * and ?, or a folder (logs/). Default: the results of
     the configuration, from the chief's host. The run may be active or over. Files that
-    are here already are not sent again, and a file here that is newer is kept: the
-    host's is then put beside it.
+    are already here are not sent again, and a file here that is newer is kept: the
+    host's file is then put beside it.
 
     \b
     tfcluster fetch
@@ -588,7 +588,7 @@ def list_runs(limit: int, as_json: bool) -> int:
     "--environments",
     is_flag=True,
     help="Also remove this machine's environments of requirements files that were "
-    "not used for so long.",
+    "not used for this long.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed.")
 def clean(older_than: str, environments: bool, dry_run: bool) -> int:
@@ -675,7 +675,7 @@ def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> i
     metavar="TIME",
     help="End them this long after their last use; at most 7d.",
 )
-@click.option("--list", "listing", is_flag=True, help="List those that are kept.")
+@click.option("--list", "listing", is_flag=True, help="List the kept interpreters.")
 @click.option("--stop", is_flag=True, help="End all, or those that CONFIG keeps.")
 @_JSON
 def warm(
@@ -735,7 +735,7 @@ def warm(
     "--strategy",
     metavar="NAME",
     type=click.Choice(STRATEGIES),
-    help="As runtime.strategy of a file.",
+    help="Like runtime.strategy in a file.",
 )
 @click.option(
     "--tolerance",
