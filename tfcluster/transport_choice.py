@@ -63,7 +63,7 @@ def _obstacle(runtime: Runtime) -> str:
     if runtime.strategy is not Strategy.COLLECTIVE:
         return f"the strategy is {runtime.strategy}"
     if runtime.shards is not None:
-        return "runtime.shards adds gradients in an order of its own"
+        return "runtime.shards adds gradients in its own order"
     if runtime.error_feedback:
         return "runtime.error_feedback needs it"
     return ""

@@ -132,7 +132,7 @@ class _Maker:
 
     def _lock(self, lock: int, kind: int, home: str) -> None:
         if not try_lock(lock, kind):
-            self._say(f"waiting for another launch, which makes {home}")
+            self._say(f"waiting for another launch, which is making {home}")
             fcntl.flock(lock, kind)
 
     def _make_locked(self, home: str, facts: dict[str, Any]) -> None:

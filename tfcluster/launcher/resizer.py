@@ -101,7 +101,7 @@ class Resizer:
         """
         found: Wanted | list[str]
         if not trains:
-            found = ["it does not train now: try again when all tasks run"]
+            found = ["it is not training now: try again when all tasks run"]
         elif self._pending is not None:
             found = ["another resize has not ended yet"]
         else:
@@ -186,7 +186,7 @@ class Resizer:
             self._give_up(error.message)
             return None
         if not self._hosts.is_ready_for(after):
-            self._give_up("a host was lost meanwhile")
+            self._give_up("a host was lost in the meantime")
             return None
         return after
 

@@ -303,7 +303,7 @@ class Partial:
             while offset:
                 data = file.read(min(READ_BYTES, offset))
                 if not data:
-                    raise PlacementError("the one here changed meanwhile")
+                    raise PlacementError("the one here changed in the meantime")
                 self.write(data)
                 offset -= len(data)
 

@@ -254,7 +254,7 @@ class HostTransfer:
         # A host must not send files that came from another host, either.
         never = is_never(path) or BY_HOST in path.split("/")
         if never or not is_wanted(path, self._wanted.patterns):
-            return "nobody has asked for it"
+            return "nobody asked for it"
         return None
 
     # --- a file ---------------------------------------------------------------------
@@ -339,7 +339,7 @@ class HostTransfer:
         self._note(choice)
         if final.get("changed") is True:
             text = (
-                f"it was written to meanwhile; here are its first {remote.size} bytes"
+                f"it changed while it was sent; its first {remote.size} bytes are here"
             )
             outcome.growing.add(remote.path, text)
         return True

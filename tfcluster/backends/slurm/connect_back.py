@@ -147,7 +147,7 @@ def greet(connection: socket.socket, token: bytes) -> Caller:
     until_s = time.monotonic() + HANDSHAKE_S
     hello = _take(connection, len(_MAGIC) + _NONCE_BYTES, until_s)
     if not hello.startswith(_MAGIC):
-        raise Refused("it is no process of ours")
+        raise Refused("it is not one of our processes")
     ours = secrets.token_bytes(_NONCE_BYTES)
     nonces = hello[len(_MAGIC) :] + ours
     connection.sendall(ours + _proof(token, b"launcher", nonces))
