@@ -118,7 +118,7 @@ def peers(count: int, env: Mapping[str, str]) -> dict[str, Callable[[], Times]]:
 
 
 def measure(count: int, env: Mapping[str, str]) -> dict[str, Times]:
-    """The medians over rounds, in each of which every contender runs once."""
+    """The medians over rounds; every contender runs once in each round."""
     rounds: dict[str, list[Times]] = {}
     for _ in range(ROUNDS):
         for name, act in peers(count, env).items():

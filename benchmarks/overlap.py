@@ -120,7 +120,7 @@ def phases(trace: Path) -> tuple[float, float]:
 def measure(
     site: Bench, case: Case, names: Sequence[str], rounds: int, steps: int
 ) -> dict[str, float]:
-    """The medians over rounds, in each of which every contender runs once."""
+    """The medians over rounds; every contender runs once in each round."""
     for host in site.rig.nodes[: case.hosts]:
         host.cable.limit(int(case.gbit * 1e6), BURST_KIB)
     found: dict[str, list[float]] = {name: [] for name in names}

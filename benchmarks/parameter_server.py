@@ -46,7 +46,7 @@ def coordinated(argv: Sequence[str]) -> list[str]:
 def medians(
     trials: Mapping[str, Sequence[str]], what: Callable[[str], str], env: dict[str, str]
 ) -> dict[str, float]:
-    """The medians over rounds, in each of which every contender runs once."""
+    """The medians over rounds; every contender runs once in each round."""
     found: dict[str, list[float]] = {name: [] for name in trials}
     for _ in range(ROUNDS):
         for name, argv in trials.items():

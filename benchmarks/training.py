@@ -41,7 +41,7 @@ def trials() -> dict[str, Sequence[str]]:
 
 
 def measure(env: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """The medians over rounds, in each of which every contender runs once."""
+    """The medians over rounds; every contender runs once in each round."""
     rounds: dict[str, list[Mapping[str, float]]] = {}
     for _ in range(ROUNDS):
         for name, argv in trials().items():

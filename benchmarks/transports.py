@@ -60,7 +60,7 @@ def contenders(count: int, env: Mapping[str, str]) -> dict[str, Callable[[], Tim
 
 
 def measure(count: int, env: Mapping[str, str]) -> dict[str, Times]:
-    """The medians over rounds, in each of which every contender runs once."""
+    """The medians over rounds; every contender runs once in each round."""
     rounds: dict[str, list[Times]] = {}
     for _ in range(ROUNDS):
         for name, act in contenders(count, env).items():

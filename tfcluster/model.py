@@ -70,7 +70,7 @@ class Runtime:
     """The number of parts of every batch, on any number of ranks; None: one part for
     each rank, and then the bits of the weights depend on the number of ranks."""
     data: str = "shared"
-    """shared | seed_offset: with the latter, each rank shuffles all data by itself."""
+    """shared | seed_offset: with seed_offset, each rank shuffles all data by itself."""
     sync_every: int | None = None
     """local_sgd: steps between averagings; None: 100, or ``sync_seconds`` counts."""
     sync_seconds: float | None = None

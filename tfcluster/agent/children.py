@@ -19,7 +19,7 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child that was reaped; ``status`` is the one of waitpid(2).
+    """A child that was reaped; ``status`` is as in waitpid(2).
 
     CPU time and the largest resident memory include children that it has waited for.
     """

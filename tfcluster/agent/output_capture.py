@@ -1,4 +1,4 @@
-"""Moves the output of tasks from pipes into log files, in a thread of its own.
+"""Moves the output of tasks from pipes into log files, in a separate thread.
 
 A slow disk delays this thread and eventually the tasks, but never the agent's loop.
 Knows no frames and no processes: its caller says when a process has ended.

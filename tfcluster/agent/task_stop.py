@@ -68,7 +68,7 @@ class Stopping:
             self._settle(task)
 
     def abandoned(self, task: Task) -> None:
-        """Kill any process of a task of which we do not know whether it was forked."""
+        """Kill the task's process, if there is one: it may not have been forked."""
         self._kill_in(task, 0.0)
 
     def _members(self, task: Task, table: Table | None = None) -> list[Process]:

@@ -335,7 +335,7 @@ def remember_returned(root: Path, digests: Mapping[str, str]) -> None:
     if digests and (root / MEMORY).is_file():
         known = dict(_recall(root, RETURNED))
         for path, digest in digests.items():
-            # Two: the launcher's folder may still have the one before.
+            # Keep two: the launcher's folder may still have the previous content.
             known[path] = [*(d for d in known.get(path, ()) if d != digest), digest][
                 -2:
             ]

@@ -1,6 +1,6 @@
 """Expands ``${VAR}`` and ``${VAR:-default}`` from an environment; ``$$`` is one ``$``.
 
-Nothing else of a shell is supported: no ``$VAR``, no globs, no commands.
+No other shell syntax is supported: no ``$VAR``, no globs, no commands.
 """
 
 from __future__ import annotations

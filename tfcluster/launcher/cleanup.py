@@ -1,4 +1,4 @@
-"""Sweeps processes that a run left on a host, by means of a new agent there."""
+"""Sweeps processes that a run left on a host, through a new agent there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sweep_all(
 
 
 class Cleanup:
-    """Sweeps of lost hosts, each in a thread of its own."""
+    """Sweeps of lost hosts, each in its own thread."""
 
     def __init__(self, starter: Starter, run: str) -> None:
         self._starter = starter

@@ -1,4 +1,4 @@
-"""Fetches results after the run is over, by means of new agents on its hosts."""
+"""Fetches results after the run is over, through new agents on its hosts."""
 
 from __future__ import annotations
 

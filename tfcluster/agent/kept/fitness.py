@@ -25,7 +25,7 @@ class Wanted:
 
 
 def misfit(about: Frame, wanted: Wanted) -> str | None:
-    """Why the interpreter that describes itself so cannot be used, or None."""
+    """Why the interpreter with the description ``about`` cannot be used, or None."""
     try:
         argv, theirs = list(wanted.argv), list(about["argv"])
         if argv[1:-1] != theirs[1:-1]:

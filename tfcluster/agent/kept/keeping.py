@@ -224,7 +224,7 @@ class Keeping:
         self._shared.reports.send("unkept", key=key, cause=cause, tail=tail or [])
 
     def ended(self, pid: int) -> bool:
-        """Note that a child was reaped; returns whether it was an interpreter."""
+        """Note that a child was reaped; returns whether we had started it."""
         known = pid in self._children
         self._children.discard(pid)
         return known
