@@ -1,8 +1,8 @@
 """Finds losses from ``add_loss`` that are not a mean over the rows of a batch.
 
-``add_loss`` is given a number, which does not show how it was computed. So in its first
-step the model is called again, with this rank's rows and with each half of them, and
-the numbers are compared like those of a loss function: see ``loss_reduction``. The
+``add_loss`` gets a number, which does not show how it was computed. So in its first
+step the model is called again, with this rank's rows and with each half of them. The
+results are compared like the values of a loss function: see ``loss_reduction``. The
 method is tfcluster's own.
 """
 
@@ -111,9 +111,9 @@ def _added(
 ) -> Tensor | None:
     """The numbers that layers add to the loss for some rows, without any side effect.
 
-    Returns a float64 vector with a number for each of ``names``, those of the step: the
-    sum if a layer adds several, as in Keras's own step. None if there are more or
-    fewer, or if a step of the program's own may reduce them otherwise.
+    Returns a float64 vector with one number for each of the step's ``names``: the sum
+    if a layer adds several numbers, as in Keras's own step. Returns None if the number
+    of names differs, or if the program's own step may reduce the numbers differently.
     """
 
     def slice_rows(leaf: Leaf) -> Tensor:
@@ -122,7 +122,7 @@ def _added(
     rows = keras.tree.map_structure(slice_rows, inputs)
     variables = model.trainable_variables, model.non_trainable_variables
     penalties = len(internals.regularization_losses(model))
-    # Preferably not as in training, where random numbers would change the results.
+    # Preferably not in training mode: random numbers would change the results.
     ways = [{"training": False}, {"training": True}]
     for training in ways if internals.has_training_argument(model) else [{}]:
         try:

@@ -1,10 +1,11 @@
 """Finds functions of the program that change gradients in the backward pass.
 
-The gradient that reaches a ``tf.custom_gradient`` is that of a rank's own loss, a mean
-over fewer rows than the batch has: it is as many times larger. That does not matter to
-a function that multiplies it, since the gradients of weights are averaged afterwards.
-But clipping or a norm treats a larger gradient differently. So half of the gradient
-must give half of the result. The method is tfcluster's own.
+The gradient that reaches a ``tf.custom_gradient`` is the gradient of a rank's own loss.
+That loss is a mean over fewer rows than the batch has, so the gradient is larger by the
+same factor. This does not matter to a function that multiplies the gradient, because
+the gradients of the weights are averaged afterwards. But clipping or a norm treats a
+larger gradient differently. So half of the gradient must give half of the result. The
+method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class BackwardFunctions:
         tf_patches.TABLE.install({tf_patches.CUSTOM_GRADIENT: self._decorate})
 
     def _decorate(self, original: _Function, f: _Function | None = None) -> Any:
-        """``original``, of a function whose gradient is checked if it is a user's."""
+        """Apply ``original`` to ``f``; check its gradient if ``f`` is a user's."""
         if f is None:
             return lambda given: self._decorate(original, given)
         code = getattr(f, "__code__", None)
@@ -62,7 +63,7 @@ class BackwardFunctions:
         return original(watched)
 
     def _watched(self, gradient: _Function, where: str, checked: _Check) -> _Function:
-        """``gradient``, with a signature in which TensorFlow sees the same."""
+        """Wrap ``gradient``; TensorFlow sees whether it takes ``variables``."""
 
         def of_tensors(*upstream: Nest) -> Nest:
             return self._look(gradient, upstream, {}, where, checked)
@@ -130,7 +131,7 @@ class BackwardFunctions:
         *,
         in_loop: bool,
     ) -> bool:
-        """Compare gradients with those of half of what reaches the function."""
+        """Compare the gradients with those for half of the upstream gradient."""
         loop = self._session.loop
         if in_loop and (not loop.divided or loop.share.trial):
             return False
@@ -146,7 +147,10 @@ class BackwardFunctions:
 
 
 def _is_in_a_gradient_graph() -> bool:
-    """Whether it is the gradient of a loop's body, which cannot use our variables."""
+    """Whether the current graph is the gradient of a loop's body.
+
+    Such a graph cannot use our variables.
+    """
     graph = tf.compat.v1.get_default_graph
     return not tf.executing_eagerly() and "Grad" in type(graph()).__name__
 

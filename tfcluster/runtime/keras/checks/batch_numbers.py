@@ -1,6 +1,6 @@
-"""Finds out what kind of numbers a program reports of its batches.
+"""Finds out what kind of numbers a program reports for its batches.
 
-They go to the metrics ``Mean`` and ``Sum``, or into the logs that a step returns.
+The numbers go to the metrics ``Mean`` and ``Sum``, or to the logs that a step returns.
 
 A number for a batch may be a mean over the rows (a loss), a sum over them (a count), or
 the same for all batches. Its value does not show which, but its computation does: see
@@ -30,8 +30,8 @@ class BatchNumbers:
     def kind(self, metric: Metric, number: Tensor) -> str:
         """The kind of ``number``, which ``metric`` gets: 'sum', 'mean' or 'unknown'.
 
-        ``number`` is a scalar, a tensor or a number of Python. Not every eager step is
-        analysed. In the others the last known kind is returned.
+        ``number`` is a scalar: a tensor or a Python number. Not every eager step is
+        analysed. For the other steps, the last known kind is returned.
         """
         found = self.kind_of(number)
         if found is not None:
@@ -40,7 +40,7 @@ class BatchNumbers:
         return self._kinds.get(metric) or "unknown"
 
     def look(self, number: Tensor, what: str) -> None:
-        """Warn of ``what``, the ``number``, if it is neither a mean nor a sum."""
+        """Warn if ``number`` is neither a mean nor a sum; ``what`` describes it."""
         self._row_terms.look_at_report(number, what)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

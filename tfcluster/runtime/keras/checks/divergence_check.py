@@ -40,9 +40,9 @@ _FIRST_STEPS, _EVERY = (1, 2, 4), 8
 _EVERY_AFTER_ROUNDING = 64
 
 Owner = Callable[[], tuple[str, Optimizer] | None]
-"""Returns the name and the optimizer that applies some gradients, or None as long as it
-is not known. The name is equal on all ranks. Called when an exchange runs, because the
-ranks may have traced their graphs at different times."""
+"""Returns the optimizer that applies some gradients and its name, or None while the
+optimizer is not known. The name is equal on all ranks. Called when an exchange runs,
+because the ranks may have traced their graphs at different times."""
 
 
 @dataclass
@@ -82,8 +82,8 @@ class DivergenceCheck:
     ) -> Watch:
         """Create the watch of one trace, or of one eager step.
 
-        ``what`` names the gradients, equal on all ranks; ``variables`` are those that
-        have one.
+        ``what`` names the gradients; it is equal on all ranks. ``variables`` are the
+        variables that have a gradient.
         """
         known = owner()
         training = self.training(*known) if known else self.without_owner(what)
@@ -225,9 +225,9 @@ class Watch:
         return [] if found is None else found.read()
 
     def look_at_settings(self) -> Look:
-        """Look at this rank's hyperparameters, because a graph has found a difference.
+        """Look at this rank's hyperparameters, because a graph found a difference.
 
-        It has found it in the step after the last one that ``passed`` has counted.
+        The graph found it in the step after the last one that ``passed`` counted.
         """
         training = self._training()
         self._is_due(training)
@@ -237,7 +237,7 @@ class Watch:
     def passed(self, steps: int) -> Look | None:
         """Count steps that a graph has run; look at this rank's state if one was due.
 
-        The state is that after the last of these steps.
+        The look sees the state after the last of these steps.
         """
         training = self._training()
         due = [self._is_due(training) for _ in range(steps)]
@@ -269,7 +269,7 @@ class Watch:
         return Look(self._session, training, texts, parts)
 
     def _training(self) -> _Training:
-        """The state for this watch: its owner may become known only after the trace."""
+        """The state for this watch; its owner may become known only after the trace."""
         known = self._owner()
         if known is None:
             return self._divergence_check.without_owner(self._what)
@@ -297,7 +297,7 @@ class Look:
         """Compare the ranks' notes. Raises CollectiveError on all ranks on divergence.
 
         A rank whose graph is older than its optimizer knows no hyperparameters; then
-        only the others are compared.
+        only the other ranks are compared.
         """
         kinds = [
             {note[start : start + _DIGEST_BYTES] for note in notes} - {_NOTHING}

@@ -1,4 +1,4 @@
-"""Warns of a ``fit`` whose first epoch never ends."""
+"""Warns about a ``fit`` whose first epoch never ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ratio of one gradient to another, and their cosine similarity. Pure."""
+"""The ratio of one gradient to another, and their cosine similarity. Pure functions."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ _SAMPLE = 256
 """How many numbers at each end of a tensor are compared."""
 _DIGEST_BYTES = 4
 _ROUNDING = 1e-3
-"""Floats that differ by less, absolutely or relatively, were only rounded
-differently."""
+"""Two floats whose absolute or relative difference is smaller than this were only
+rounded differently."""
 _SIGNATURE = Signature("digest of a batch")
 
 
 class InputConsistency:
-    """Counts training steps, and compares the batches of some."""
+    """Counts training steps, and compares the batches of some steps."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -70,7 +70,7 @@ class InputConsistency:
     def _keep(self, steps: GraphSteps, samples: list[Tensor]) -> Tensor:
         """Keep the samples of a batch; ranks compare them when the graph has ended.
 
-        If a graph keeps several, the last one is compared.
+        If a graph keeps the samples of several batches, the last ones are compared.
         """
         with tf.device("CPU:0"):
             if self._kept is None:
@@ -103,9 +103,9 @@ class InputConsistency:
         return nothing
 
     def _equal_but_for_rounding(self, samples: Sequence[Array]) -> bool:
-        """Whether the ranks' processors have only rounded the same numbers differently.
+        """Whether the ranks' samples differ only by how their processors rounded them.
 
-        All ranks must call it.
+        All ranks must call this.
         """
         floats = [array for array in samples if array.dtype.kind == "f"]
         others = [array for array in samples if array.dtype.kind != "f"]

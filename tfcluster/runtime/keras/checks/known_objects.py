@@ -20,6 +20,6 @@ class KnownObjects:
 
 
 def new_flag() -> tf.Variable:
-    """A boolean tf.Variable that is False at first. A graph may be being traced."""
+    """A boolean tf.Variable that is False at first; works while a graph is traced."""
     flag: tf.Variable = new_variable(False)
     return flag

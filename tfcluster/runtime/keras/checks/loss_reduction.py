@@ -1,8 +1,8 @@
-"""How a loss combines the rows of a batch, judged by its values for halves of it.
+"""Judges how a loss combines the rows of a batch, from its values for the two halves.
 
-A number for a batch does not show how it was computed. If it is a mean over the rows,
-it is the weighted mean of the halves' numbers; a sum is their sum. Pure functions. The
-method is tfcluster's own.
+A number for a batch does not show how it was computed. But a mean over the rows is the
+weighted mean of the numbers for the halves, and a sum over the rows is the sum of these
+numbers. Pure functions. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def kind_of_loss(
     mean = (half * first + (rows - half) * second) / rows
     if abs(whole - mean) <= tolerance * size:
         return "mean"
-    # A half whose rows are all masked has no loss, and shows nothing.
+    # A half whose rows are all masked has no loss, so it shows nothing.
     if first and second and abs(whole - (first + second)) <= tolerance * size:
         return "sum"
     return "whole batch"
@@ -37,7 +37,8 @@ def kind_of_loss(
 def same_rows(whole: Array, parts: Array, tolerance: float) -> bool:
     """Whether the rows' values computed in two parts equal those of the whole batch.
 
-    Both have shape (rows, ...) and a real dtype; arrays of other shapes are not equal.
+    Both arrays have shape (rows, ...) and a real dtype; arrays of different shapes are
+    not equal.
     ``tolerance`` is relative to the largest value. Values that are not finite are never
     reported as different.
     """

@@ -3,8 +3,8 @@
 The runtime cannot see how a loop or a ``train_step`` computes its loss. But if every
 row of a batch is repeated, a mean over the rows stays the same and a sum doubles, and
 so do their gradients. So in one step, one rank gets the chief's rows, each twice,
-instead of its own, which the other ranks take over. Its gradient has no weight; it is
-only compared with the chief's. The method is tfcluster's own.
+instead of its own, which the other ranks take over. The gradient of that rank has no
+weight; it is only compared with the chief's. The method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tfcluster.runtime.keras.checks.gradient_ratio import GradientRatio, gradien
 from tfcluster.runtime.keras.session import TRIAL_RANK, Session
 
 _SUM, _DOUBTFUL = 1.75, 1.25
-"""A gradient that grows by these factors belongs to a sum, wholly or in part."""
+"""A gradient that grows by these factors belongs to a loss that is a sum, or that is
+partly a sum."""
 _CERTAIN, _LIKELY = 0.95, 0.5
 """Minimum cosine similarities. Random effects (dropout, a GAN's noise) also change the
 direction of the gradient."""
@@ -41,7 +42,7 @@ class LossScalingProbe:
 
         Raises what ``Group.exchange`` raises.
         """
-        # A rank gets up to four times its usual rows, too many perhaps for a GPU's
+        # A rank gets up to four times its usual rows, perhaps too many for a GPU's
         # memory.
         ours = b"" if tf.config.list_logical_devices("GPU") else b"1"
         signature = Signature("whether rows may come twice")
@@ -51,8 +52,9 @@ class LossScalingProbe:
         """See ``session.Trials``. ``TRIAL_RANK`` is compared with the chief.
 
         ``ours`` has a float array for each variable, of equal shapes and dtypes on all
-        ranks. A gradient with the same direction and about twice the length is refused,
-        with CollectiveError on all ranks; so is a smaller growth, or it gets a warning.
+        ranks. A gradient with the same direction and about twice the length is refused
+        with CollectiveError on all ranks. A gradient that grows less is refused too, or
+        causes a warning.
         """
         session = self._session
         what = f"gradients of {optimizer} for rows that come twice"
@@ -76,7 +78,7 @@ class LossScalingProbe:
         return self._judged(optimizer, GradientRatio(*_RATIO.unpack(packed[0])))
 
     def _judged(self, optimizer: str, found: GradientRatio) -> bool:
-        """Refuse or warn of a gradient that grows; whether it was conclusive."""
+        """Refuse a gradient that grows, or warn; return whether it was conclusive."""
         session = self._session
         if found.times >= _SUM and found.cosine >= _CERTAIN:
             session.refuse(

@@ -29,7 +29,7 @@ from tfcluster.runtime.tensor_types import Tensor
 _T = TypeVar("_T")
 
 _HELD = "tfcluster_held"
-"""The name of operations in graphs whose results are held."""
+"""The name, in graphs, of operations whose results are held."""
 _READS = {
     "Assert",
     "Case",
@@ -57,11 +57,11 @@ class Op:
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     functions: Sequence[str]
-    """The names of functions that it calls."""
+    """The names of the functions that the operation calls."""
     run: Callable[[list[Tensor]], Sequence[Tensor]]
-    """Computes the outputs from other inputs."""
+    """Computes the outputs for other inputs."""
     held: bool = False
-    """Whether its results keep their values."""
+    """Whether the operation's results keep their values."""
 
 
 class Holds:
@@ -83,7 +83,7 @@ class Holds:
 
 
 def attached(graph: tf.Graph, name: str, make: Callable[[], _T]) -> _T:
-    """An object of ours that lives as long as ``graph``; made if it does not exist."""
+    """One of our objects that lives as long as ``graph``; created if necessary."""
     if not hasattr(graph, name):
         contract.mark(graph, name, make())
     found: _T = getattr(graph, name)
@@ -91,7 +91,7 @@ def attached(graph: tf.Graph, name: str, make: Callable[[], _T]) -> _T:
 
 
 def key_of(tensor: Tensor) -> TensorKey:
-    """A tensor's identity: in a graph its name, since its Python object may vary."""
+    """A tensor's identity: its name in a graph, where its Python object may vary."""
     return id(tensor) if hasattr(tensor, "numpy") else str(tensor.name)
 
 
@@ -186,8 +186,8 @@ def path_between(
 ) -> list[Op] | None:
     """The operations that compute ``target`` from ``inputs``, in order.
 
-    ``held`` are the keys of tensors that keep their values. None if the operations
-    cannot be repeated without side effects.
+    ``held`` are the keys of tensors that keep their values. Returns None if the
+    operations cannot be repeated without side effects.
     """
     moved = {key_of(tensor) for tensor in inputs}
     dependent = []
@@ -208,7 +208,7 @@ def path_between(
 
 
 def addends(ops: Sequence[Op], numbers: Iterable[Tensor]) -> set[TensorKey]:
-    """The keys of the numbers, and of all that ``ops`` add up or scale for them."""
+    """The keys of the numbers and of all tensors that ``ops`` add or scale for them."""
     by_output = {key_of(output): op for op in ops for output in op.outputs}
     found: set[TensorKey] = set()
     left = [key_of(number) for number in numbers]
@@ -235,9 +235,9 @@ def uses_draws(ops: Iterable[Op], path: Iterable[Op]) -> bool:
 
 
 def detached_numbers(ops: Iterable[Op], rows: int | None) -> list[Tensor]:
-    """Results of ``tf.stop_gradient`` among ``ops`` that have no axis of rows.
+    """The results of ``tf.stop_gradient`` among ``ops`` that have no axis of rows.
 
-    ``rows``: the first dimension of the batch, if it is known.
+    ``rows`` is the first dimension of the batch, if it is known.
     """
     results = [op.outputs[0] for op in ops if op.kind == "StopGradient"]
     return [

@@ -37,7 +37,7 @@ class OutputsByRow:
         """Check ``layer``, whose arguments ``given`` have this rank's rows.
 
         ``outputs`` computes its outputs for arguments of the same structure. Warns when
-        the step runs, if an output of a row depends on other rows. Does nothing if no
+        the step runs if the output for a row depends on other rows. Does nothing if no
         argument is a dense tensor with rows.
         """
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]

@@ -1,8 +1,8 @@
-"""Detects, while a program runs, that it distributes its training by itself.
+"""Detects a running program that distributes its training by itself.
 
-If it applies gradients that it has all-reduced itself, the runtime does nothing for it
-from then on. If it shards its dataset by rank, it is refused: the runtime shards its
-batches, too, so that most of its data would be lost.
+If the program applies gradients that it has all-reduced itself, the runtime does
+nothing for it from then on. A program that shards its dataset by rank is refused: the
+runtime divides its batches as well, so most of the data would never be used.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class OwnExchanges:
     def apply_begins(self, *, exchanged: bool) -> None:
         """Called when an optimizer applies gradients.
 
-        ``exchanged``: the program itself has exchanged them. Raises CollectiveError if
-        it has not, but shards its dataset by rank.
+        ``exchanged`` is true if the program itself has exchanged them. Raises
+        CollectiveError if it has not, but shards its dataset by rank.
         """
         if exchanged:
             program_kind.claim_distribution()
@@ -71,7 +71,7 @@ class OwnExchanges:
     def _takes_a_part(self, dataset: Dataset) -> bool:
         """Whether the program has sharded a dataset by ``shard(size, rank)``.
 
-        Not detected on rank 0, where it might be the first shard of a dataset for all.
+        Detects nothing on rank 0, where all ranks might read that first shard.
         """
         size, rank = self._place
         if not self._session.divides or rank == 0:
@@ -86,8 +86,8 @@ class OwnExchanges:
 
     def _refusal(self) -> CollectiveError:
         size, rank = self._place
-        # Rank 0 detects nothing, and waits for this rank. It must see that it leaves,
-        # which a rank that has never been connected cannot tell.
+        # Rank 0 detects nothing, and waits for this rank. Rank 0 must see that this
+        # rank leaves, and a rank that was never connected cannot report that.
         with suppress(CollectiveError):
             self._session.group.join()
         return CollectiveError(

@@ -1,13 +1,13 @@
-"""Points out a program that reads a number of its rank's rows like one of the batch.
+"""Warns if a program reads a number of one rank's rows as if the batch had given it.
 
-A step in a loop of the program gets a rank's rows. Its gradients are exchanged, and
-metrics are merged; but the loss that it returns is that of these rows. A program that
-prints it, keeps it, or decides by it (saves the best weights) does so with the chief's.
-Such numbers are marked: what a ``tf.function`` returns that has exchanged gradients,
-unless it comes from an exchange or from variables only; the target of an eager tape;
-and what the program computes of these by arithmetic. In a step of the program's own
-that ``fit`` runs eagerly, it is every number that comes from the step's rows. Reading
-one is a warning, once.
+A step in a loop of the program gets a rank's rows. Its gradients are exchanged and its
+metrics are merged, but the step returns the loss of these rows only. A program that
+prints, keeps or decides by this loss (saves the best weights) does so with the chief's.
+Such numbers are marked: the results of a ``tf.function`` that has exchanged gradients,
+unless they come only from an exchange or from variables; the target of an eager tape;
+and every number that the program computes from these by arithmetic. In the program's
+own step that ``fit`` runs eagerly, every number that comes from the step's rows is
+marked. Reading a marked number causes one warning.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tfcluster.runtime.tf_internals import Function
 _ROWS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 """Ops whose outputs are rows of a dataset."""
 _ALIKE = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "Collective")
-"""How the ops begin that an exchange consists of; its results are all ranks'."""
+"""How the names of an exchange's ops begin. All ranks get the same results from it."""
 _NOT_OF_ROWS = (
     *_ALIKE,
     *("Shape", "Size", "Rank", "ZerosLike", "OnesLike"),
     *("PartitionedCall", "StatefulPartitionedCall"),
 )
-"""How the ops begin whose outputs do not come from the values of a rank's rows. Some
-results of a function do, others come from an exchange in it."""
+"""How the names of ops begin whose outputs do not come from the values of a rank's
+rows. Some results of a function come from them, and others from an exchange in it."""
 
 
 class OwnRowNumbers:
@@ -58,11 +58,11 @@ class OwnRowNumbers:
         self._marks = ObjectMap[str]()
         """Where an eager tensor was computed."""
         self._traced: list[tuple[Graph, str]] = []
-        """What the running function has traced: graphs, and lines of gradients."""
+        """Graphs that the running function has traced, and the lines of gradients."""
         self._functions: weakref.WeakKeyDictionary[
             Function, tuple[str, frozenset[int]]
         ] = weakref.WeakKeyDictionary()
-        """Where a function differentiates, and the places of its results to mark."""
+        """The line in which a function differentiates, and which results to mark."""
 
     def install(self) -> None:
         tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: self._call})
@@ -76,7 +76,7 @@ class OwnRowNumbers:
             return
         if not self._session.loop.divided:
             return  # All ranks have the same rows.
-        # Looked up once: an eager loop comes here in every step.
+        # Looked up once, because an eager loop calls this in every step.
         self._eager_line = self._eager_line or user_line()
         for each in tf.nest.flatten(target):
             self._mark(each, f"the step at {self._eager_line}")
@@ -85,8 +85,8 @@ class OwnRowNumbers:
     def following(self, data: Nest, step: str) -> Iterator[None]:
         """Within this context, mark the numbers that are computed from ``data``.
 
-        ``data`` are this rank's rows, with which a step of the program runs eagerly;
-        ``step`` names it.
+        ``data`` contains this rank's rows, with which a step of the program runs
+        eagerly; ``step`` names that step.
         """
         if self._told or self._session.size == 1:
             yield
@@ -173,21 +173,22 @@ class OwnRowNumbers:
         **kwargs: Any,
     ) -> object:
         where = None if self._told else self._marks.get(tensor)
-        # A metric may read what it likes: how it depends on the rows is found out.
+        # A metric may read any number: another check finds how it depends on the rows.
         in_metric = self._session.within("update_state")
         if where is not None and not in_metric and (line := _line_of_the_user()):
             self._told = True
             self._session.warn(
                 f"{line} reads a number that {where} has computed from the "
-                "rows of one rank. What the program prints, keeps or decides by it is "
-                "not what it is on one machine. A Keras metric that is updated with "
-                "the number (keras.metrics.Mean) has that of the whole batch"
+                "rows of one rank. On one machine the number is different, and so is "
+                "everything that the program prints, keeps or decides with it. A Keras "
+                "metric that is updated with the number (keras.metrics.Mean) gives the "
+                "result for the whole batch"
             )
         return original(tensor, *args, **kwargs)
 
 
 class _Follower:
-    """Follows, eagerly, what is computed from the rows of a batch."""
+    """Follows the tensors that are computed eagerly from the rows of a batch."""
 
     def __init__(self, data: Nest, found: Callable[[Tensor], None]) -> None:
         """``found`` is called with each scalar."""
@@ -219,9 +220,9 @@ class _Follower:
 
 
 def _places_of_rows(graph: Graph) -> frozenset[int]:
-    """Which of the function's results, counted flat, its arguments have an effect on.
+    """The indices of the function's flattened results that depend on its arguments.
 
-    What comes from an exchange is the same on all ranks, and so does not count.
+    The results of an exchange do not count, because they are the same on all ranks.
     """
     captured = {id(inner) for _, inner in graph.captures}
     found = tf.nest.flatten(graph.structured_outputs)
@@ -248,12 +249,12 @@ def _is_of_rows(result: Tensor, captured: set[int]) -> bool:
 
 
 def _line_of_the_user() -> str:
-    """``FILE:LINE`` of the program, if that is what has called the tensor's method."""
+    """``FILE:LINE`` of the program if the program called the tensor's method, or ''."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in _HOOKS:
         frame = frame.f_back
     if frame is None or not _is_of_the_user(frame.f_code.co_filename):
-        return ""  # Keras, such as a metric, TensorFlow, or an exchange of ours
+        return ""  # Keras (such as a metric), TensorFlow, or one of our exchanges
     while frame is not None and _is_installed(frame.f_code.co_filename):
         frame = frame.f_back  # numpy, on behalf of the program
     if frame is None:

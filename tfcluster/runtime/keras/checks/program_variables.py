@@ -1,11 +1,12 @@
 """Finds variables of the program that a step sets from the rows of one rank.
 
-Layers and metrics keep their state in weights of Keras, which ranks combine. A program
-may also keep some in a ``tf.Variable`` of its own, such as a queue of embeddings or a
-running sum. What is set from a batch has the rows of one rank, so it is not what it is
-on one machine, and it differs between the ranks. They compare these variables after
-steps 1, 2, 4, 8 and so on that exchange gradients. If a loss depends on one that
-differs, training is refused, else there is a warning.
+Layers and metrics keep their state in Keras weights, which the ranks combine. A program
+may also keep state in its own ``tf.Variable``, such as a queue of embeddings or a
+running sum. A variable that is set from a batch sees the rows of one rank only, so its
+value is not the same as on one machine, and it differs between the ranks. The ranks
+compare these variables after steps 1, 2, 4, 8 and so on that exchange gradients. If a
+variable differs and a loss depends on it, training is refused; otherwise there is a
+warning.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tfcluster.runtime.tensor_types import Graph, Nest, Tensor, Variable
 
 _MOST_VARIABLES = 100
 _MOST_BYTES = 1 << 20
-"""How much of two variables is compared number by number."""
+"""How many bytes of two variables are compared number by number."""
 _HOOKS = (__file__, contract.__file__)
 _GENERATORS = "stateful_random_ops.py"
 """TensorFlow's file whose assignments advance random generators."""
@@ -50,7 +51,7 @@ class _Known:
 
     variable: weakref.ref[Variable]
     line: str
-    """Where it was first set."""
+    """The line that first set it."""
     name: str
     told: bool = False
 
@@ -62,7 +63,7 @@ class ProgramVariables:
         self._session = session
         self._found: list[_Known] = []
         self._is_program = ObjectMap[bool]()
-        """Whether the program, and not a library, has set a variable first."""
+        """Whether the program, and not a library, was the first to set a variable."""
         self._read = ObjectMap[bool]()
         """Handles of variables on which a loss depends."""
         self._seen: weakref.WeakKeyDictionary[Graph, set[int]] = (
@@ -102,7 +103,7 @@ class ProgramVariables:
     def _before_gradient(
         self, tape: Tape, target: Nest, sources: Nest, *args: Any, **kwargs: Any
     ) -> None:
-        """Record on which variables the target of a tape in a graph depends."""
+        """Record the variables on which the target of a tape in a graph depends."""
         if tf.executing_eagerly() or self._session.within("apply"):
             return
         graph: Graph = tf.compat.v1.get_default_graph()
@@ -113,7 +114,7 @@ class ProgramVariables:
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function or an eager optimizer, and compare after some of the steps.
 
-        After an exchange of gradients, all ranks come this far.
+        All ranks reach this point after an exchange of gradients.
         """
         result = original(*args, **kwargs)
         if tf.executing_eagerly() and self._session.applies > self._applies:
@@ -124,7 +125,7 @@ class ProgramVariables:
         return result
 
     def _compare(self) -> None:
-        """All ranks call it at the same point."""
+        """Compare the ranks' variables. All ranks call this at the same point."""
         values: dict[str, Array] = {}
         ours: dict[str, tuple[str, bool]] = {}
         labels = self._labels()
@@ -148,7 +149,7 @@ class ProgramVariables:
     def _labels(self) -> dict[str, _Known]:
         """The variables by labels that are equal on all ranks.
 
-        A rank may have set another one in between, such as the chief one of its own.
+        A rank may have set additional variables in between: the chief may, for example.
         """
         found: dict[str, _Known] = {}
         counts = Counter[tuple[str, str]]()
@@ -167,7 +168,7 @@ class ProgramVariables:
             return False
         allowed = rank_divergence.rounding_of(value.itemsize)
         away = max(rank_divergence.distance(arrays[0], each) for each in arrays)
-        # The rest of a large variable may be what differs.
+        # If the compared part is equal, the rest of a large variable differs.
         return 0 < away <= allowed
 
     def _gathered(self, data: bytes, what: str) -> Sequence[bytes]:
@@ -177,7 +178,7 @@ class ProgramVariables:
         known.told = True
         text = (
             f"{known.line} sets the tf.Variable {known.name} from the rows of one "
-            "rank, so it is not what it is on one machine. "
+            "rank, so its value is not the same as on one machine. "
         )
         if refuses:
             self._session.differs(
@@ -187,14 +188,14 @@ class ProgramVariables:
             )
         else:
             self._session.warn(
-                f"{text}That concerns what the program prints, keeps or decides by it. "
-                "A Keras metric has the number of the whole batch, and "
+                f"{text}This affects what the program prints, keeps or decides with "
+                "it. A Keras metric gives the number for the whole batch, and "
                 "tfcluster.runtime.gather_batch returns the rows of all ranks"
             )
 
 
 def _is_called_by_the_program() -> bool:
-    """Whether the program, and not Keras or we, has called the variable's method."""
+    """Whether the program called the variable's method, not Keras or tfcluster."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         kind = _kind_of(frame.f_code.co_filename)
@@ -206,7 +207,7 @@ def _is_called_by_the_program() -> bool:
 
 @cache
 def _kind_of(file: str) -> bool | None:
-    """Whether a file is the program's; None if it was called on behalf of another."""
+    """Whether a file is the program's; None if its code runs on behalf of a caller."""
     if file in _HOOKS:
         return None
     if tf_internals.is_generated(file) or is_of_the_user(file):
@@ -221,7 +222,7 @@ def _is_of_tensorflow(file: str) -> bool:
 def _handles_below(targets: Sequence[Any], seen: set[int]) -> list[Tensor]:
     """The handles of the variables on which tensors of a graph depend.
 
-    Operations whose ids are in ``seen`` are left out; those found are added to it.
+    Operations whose ids are in ``seen`` are skipped; the ids of new ones are added.
     """
     found: list[Tensor] = []
     todo = [each for each in targets if tf.is_tensor(each)]
@@ -239,10 +240,10 @@ def _handles_below(targets: Sequence[Any], seen: set[int]) -> list[Tensor]:
 
 
 def _outside(tensor: Tensor, captures: dict[int, dict[int, Tensor]]) -> Tensor:
-    """What a graph, or the graphs around it, have captured as ``tensor``.
+    """The tensor that a graph, and the graphs around it, have captured as ``tensor``.
 
-    ``captures`` has what was captured by the ids of graphs and of tensors in them; it
-    is completed.
+    ``captures`` contains captured tensors by the ids of graphs and of the tensors in
+    them; missing graphs are added.
     """
     while not tf_internals.is_eager(tensor):
         graph: Graph = tensor.graph
@@ -257,7 +258,7 @@ def _outside(tensor: Tensor, captures: dict[int, dict[int, Tensor]]) -> Tensor:
 
 
 def _value(variable: Variable) -> Array | None:
-    """None if it has no value that can be compared."""
+    """The variable's value; None if it has no value that can be compared."""
     try:
         found = np.asarray(variable.numpy())
     except (tf.errors.OpError, AttributeError, NotImplementedError, TypeError):

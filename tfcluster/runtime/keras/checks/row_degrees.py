@@ -1,9 +1,9 @@
-"""How a number that is computed from a batch scales with the number of rows.
+"""Finds how a number that is computed from a batch scales with the number of rows.
 
-It is a dimensional analysis of the graph: a sum over the rows scales with their number
-(degree 1), a mean does not (degree 0), and a quotient has the difference of two
-degrees. If an operation is not known, the degree is unknown. The method is tfcluster's
-own.
+This is a dimensional analysis of the graph: a sum over the rows scales with their
+number (degree 1), a mean does not (degree 0), and the degree of a quotient is the
+difference of two degrees. If an operation is not known, the degree is unknown. The
+method is tfcluster's own.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class _RowDegree:
     degree: float | None
     """None if it is unknown."""
     by_row: bool
-    """Whether the first axis is that of the rows."""
+    """Whether the first axis is the axis of the rows."""
     is_shape: bool = False
-    """Whether it is the shape of a tensor that has rows."""
+    """Whether the tensor is the shape of a tensor that has rows."""
     held: bool = False
-    """Whether it is the same however the batch is divided: computed from all rows."""
+    """Whether the tensor is computed from all rows, so that it does not depend on how
+    the batch is divided."""
 
 
 _UNKNOWN = _RowDegree(None, by_row=False)
@@ -78,7 +79,7 @@ def degree(
 def _of(
     op: Op, inputs: Sequence[_RowDegree | None], output: Tensor, rows: int | None
 ) -> _RowDegree:
-    """The degree of an output; None in ``inputs``: independent of the batch."""
+    """The degree of an output; None in ``inputs`` means independent of the batch."""
     dependent = [found for found in inputs if found is not None]
     first = inputs[0]
     rank = output.shape.rank
@@ -117,7 +118,7 @@ def _of(
 
 
 def _moves_rows(op: Op, dependent: Sequence[_RowDegree]) -> bool:
-    """Whether the first axis may no longer be that of the rows."""
+    """Whether the first axis may no longer be the axis of the rows."""
     if op.kind == "Transpose":
         order = _constant(op.inputs[1])
         return order is None or order[0] != 0
@@ -144,7 +145,7 @@ def _of_factor(tensor: Tensor, rows: int | None, power: int) -> float | None:
 
 
 def _of_shape(op: Op, rank: int | None) -> _RowDegree:
-    """The degree of an element of a shape: only the first, the rows, grows."""
+    """The degree of a shape's element: only the first, the number of rows, grows."""
     if op.kind == "StridedSlice" and rank == 0:
         begin = _constant(op.inputs[1])
         if begin is not None:

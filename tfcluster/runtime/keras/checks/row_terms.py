@@ -3,19 +3,20 @@
 A mean over the rows, like a sum, consists of one term for each row. So if A and B are
 the halves of a batch, ``L(A, B) + L(B, A)`` equals ``L(A, A) + L(B, B)`` up to
 rounding. That is not true for a mean over the entries of a mask, a Dice loss or a
-contrastive loss: the losses of the ranks' rows do not determine that of all rows.
+contrastive loss: the losses of the ranks' rows do not determine the loss of all rows.
 
-That equation also holds for a loss that treats the first half of a batch unlike the
-second one. So without random numbers, which belong to places in the batch,
+That equation also holds for a loss that treats the first half of a batch differently
+from the second half. So without random numbers, which belong to positions in the batch,
 ``L(A, B)`` and ``L(B, A)`` must be equal, too.
 
 A number of the batch that passes ``tf.stop_gradient`` may be right in the value of a
-loss and wrong in its gradient, as in ``a + stop_gradient(a / b) * b``. If it scales
-what has a gradient, the difference between ``L(A, A)`` and ``L(A, B)`` changes with it.
+loss and wrong in its gradient, as in ``a + stop_gradient(a / b) * b``. If that number
+scales a term that has a gradient, the difference between ``L(A, A)`` and ``L(A, B)``
+changes with the number.
 
-The first equation also shows which numbers that a program only reports, in metrics or
-logs, are neither a mean nor a sum over the rows: a precision that it divides by itself,
-for example. These give a warning.
+The first equation also finds numbers that a program only reports, in metrics or logs,
+and that are neither a mean nor a sum over the rows: for example, a precision for which
+the program itself divides two counts. These cause a warning.
 
 The loss is recomputed for the other arrangements of rows without running the user's
 code: see ``op_replay``. Random numbers and the batch statistics of
@@ -61,7 +62,7 @@ from tfcluster.runtime.keras.session import OF_A_CHECK, Session
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
 
 _Order: TypeAlias = Callable[[Tensor], Tensor]
-"""The places of the rows of two halves, from the number of rows of one."""
+"""Maps the number of rows of one half to the positions of the rows of both halves."""
 
 _MOST_RECORDED = 100_000
 """The most operations per step: a loop left in mid-step must not record forever."""
@@ -73,18 +74,19 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """What is known of a loss, or another number, before it is judged."""
+    """Describes a loss, or another number, that is about to be judged."""
 
     what: str
-    """How messages begin that are about it."""
+    """The beginning of messages about the number."""
     tolerance: float
     """Relative."""
     may_have_places: bool
-    """Whether it may depend on where in the batch a row is."""
+    """Whether the number may depend on the position of a row in the batch."""
     detached: Sequence[Tensor] = ()
-    """Numbers of the batch without gradient that it depends on."""
+    """Numbers of the batch without gradient on which the loss depends."""
     is_reported: bool = False
-    """Whether it goes to metrics or logs only, so that training is not changed."""
+    """Whether the number is only reported, in metrics or logs, and does not affect the
+    training."""
 
     @classmethod
     def of(
@@ -109,11 +111,11 @@ class _Loss:
 _Describe: TypeAlias = Callable[
     [Sequence[Sequence[Op]], Sequence[Op], Sequence[Tensor]], _Loss | None
 ]
-"""Describes a number as ``_Loss.of`` does. None if it cannot be judged."""
+"""Describes a number as ``_Loss.of`` does. Returns None if it cannot be judged."""
 
 
 def _described(what: str, *, is_reported: bool = False) -> _Describe:
-    """For numbers other than losses; messages about them begin with ``what``."""
+    """Describe numbers other than losses; messages about them begin with ``what``."""
 
     def describe(
         paths: Sequence[Sequence[Op]], _: Sequence[Op], leaves: Sequence[Tensor]
@@ -137,7 +139,7 @@ class RowTerms:
         self._recording: Recording | None = None
         self._leaves: list[Tensor] = []
         self._judged: set[TensorKey] = set()
-        """The numbers of this eager step that were looked at, or are part of one."""
+        """The numbers of this eager step that were checked, and their addends."""
         self._end = ExitStack()
         self._batches: Counter[str] = Counter()
 
@@ -191,9 +193,9 @@ class RowTerms:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look_at_report(self, number: Tensor, what: str) -> None:
-        """Warn if ``number``, a scalar, is no sum over rows, in a graph or eagerly.
+        """Warn if ``number``, a scalar, is not a sum over rows, in a graph or eagerly.
 
-        The program reports it, in a metric or in logs. The warning begins with
+        The program reports the number in a metric or in logs. The warning begins with
         ``what``. Skips numbers that were already checked: the loss of the step and its
         terms.
         """
@@ -214,7 +216,7 @@ class RowTerms:
             self._look_in_graph(targets, describe)
 
     def _judged_here(self) -> set[TensorKey]:
-        """The numbers that were looked at in this graph or in this eager step."""
+        """The numbers that were checked in this graph or in this eager step."""
         if tf.executing_eagerly():
             return self._judged
         graph = tf.compat.v1.get_default_graph()
@@ -269,9 +271,9 @@ class RowTerms:
             tf.cond(due, lambda: tf.group(look()), lambda: tf.no_op())
 
     def known_ops(self, number: Tensor) -> tuple[Sequence[Op], Sequence[Tensor]] | None:
-        """The operations that led to ``number``, and the batch's tensors, at least one.
+        """The operations that computed ``number``, and the batch's tensors.
 
-        None if they are not known.
+        At least one tensor is returned. Returns None if they are not known.
         """
         if tf.executing_eagerly():
             recording, leaves = self._recording, self._leaves
@@ -300,17 +302,17 @@ class RowTerms:
     def _paths(
         self, ops: Sequence[Op], targets: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> list[list[Op]] | None:
-        """How each target is computed from the batch; None if that is unknown."""
+        """The operations that compute each target from the batch; None if unknown."""
         held = self._holds.eager
         paths = [path_between(ops, leaves, target, held) for target in targets]
         known = [path for path in paths if path is not None]
         return known if len(known) == len(paths) and any(known) else None
 
     def _judge(self, loss: _Loss, numbers: Array, *, in_loop: bool) -> bool:
-        """Judge a loss by the results of ``_in_orders``; return whether that ends."""
+        """Judge a loss by the results of ``_in_orders``; return whether to stop."""
         session = self._session
         loop = session.loop
-        # In a trial one rank has its rows twice, from which it could not tell.
+        # In a trial, one rank has every row twice, so its numbers would prove nothing.
         in_loop = in_loop and not session.inside_keras
         if in_loop and (not loop.divided or loop.share.trial):
             return False
@@ -320,9 +322,10 @@ class RowTerms:
                 return False
             session.warn(
                 f"{loss.what} is neither a mean nor a sum over the rows of a batch. "
-                "Each rank computes it from its own rows, so what is reported differs "
-                "from what one machine reports; the training does not. Compute the "
-                "number from tfc.gather_batch (import tfcluster.runtime as tfc)"
+                "Each rank computes it from its own rows, so the reported number "
+                "differs from the number on one machine; the training does not. "
+                "Compute the number from tfc.gather_batch (import tfcluster.runtime as "
+                "tfc)"
             )
             return True
         if not has_row_terms(both, swapped, first, second, tolerance=loss.tolerance):
@@ -339,9 +342,9 @@ class RowTerms:
         ):
             session.differs(
                 f"{loss.what} depends on where in the batch a row is: for instance, "
-                "the first half of a batch is treated unlike the second one. Each "
-                "rank has its own rows only, so the result differs from that of one "
-                "machine. Two datasets that are zipped (tf.data.Dataset.zip) are "
+                "the first half of a batch is treated differently from the second. "
+                "Each rank has only its own rows, so the result differs from that of "
+                "one machine. Two datasets that are zipped (tf.data.Dataset.zip) are "
                 "divided each by itself"
             )
             return True
@@ -378,9 +381,10 @@ def is_shifted(
     *,
     tolerance: float,
 ) -> bool:
-    """Whether other values of the detached numbers only add something to a loss.
+    """Whether changing the detached numbers only adds a constant to a loss.
 
-    The arguments are its values for AB and AA, and both for these other values.
+    The arguments are the loss for AB and for AA, each with the original and with the
+    changed detached numbers.
     ``tolerance`` is relative. True if a value is not finite.
     """
     return has_row_terms(both, first_moved, first, both_moved, tolerance=tolerance)
@@ -394,8 +398,9 @@ def _in_orders(
 ) -> Tensor:
     """The sum of the targets for the rows as they are and in three other orders.
 
-    A float64 vector of four elements. If there are ``detached`` numbers, three more
-    follow: for AA with the numbers of AB, and for AB and AA with others.
+    Returns a float64 vector of four elements. If there are ``detached`` numbers, three
+    more follow: for AA with the detached numbers of AB, and for AB and AA with changed
+    ones.
     """
 
     def total(order: _Order, given: Mapping[TensorKey, Tensor]) -> Tensor:
@@ -454,7 +459,7 @@ def _read_variables(paths: Sequence[Sequence[Op]]) -> bool:
 
 
 def _tolerance(paths: Sequence[Sequence[Op]]) -> float:
-    """That of the least precise floating-point type among the operations' results."""
+    """The tolerance of the least precise float type among the operations' results."""
     found = {
         output.dtype.name for path in paths for op in path for output in op.outputs
     }
@@ -490,5 +495,5 @@ def _is_dense_tensor(leaf: Leaf) -> bool:
 
 
 def _flat(structure: Nest) -> list[Any]:
-    """The leaves; not of type ``Leaf``, so that those with rows serve as tensors."""
+    """The leaves, not typed as ``Leaf``, so that leaves with rows count as tensors."""
     return [] if structure is None else list(keras.tree.flatten(structure))

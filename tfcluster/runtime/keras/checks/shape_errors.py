@@ -1,6 +1,6 @@
 """Explains shape errors that are caused by dividing batches among the ranks.
 
-A program with a hard-coded batch size works alone, but fails for a part of a batch.
+A program with a hard-coded batch size works alone, but fails with a part of a batch.
 TensorFlow's error does not say that the batch was divided.
 """
 
@@ -77,7 +77,7 @@ class ShapeErrors:
     def in_function(self) -> Iterator[None]:
         """A context in which a ``tf.function`` is called.
 
-        Raises CollectiveError instead of an error about shapes, in loops whose batches
+        Raises CollectiveError instead of an error about shapes in loops whose batches
         are divided.
         """
         session = self._session
@@ -107,7 +107,7 @@ def is_about_shapes(error: BaseException) -> bool:
 
 
 def _is_of_ours(error: BaseException) -> bool:
-    """Whether an operation added by tfcluster failed, not one of the program."""
+    """Whether the operation that failed was added by tfcluster, not by the program."""
     frames = [name for name, _ in _FRAME.findall(str(error))]
     return bool(frames) and is_ours(frames[-1])
 
@@ -136,7 +136,7 @@ def _line_of(error: BaseException) -> str:
         (frame.filename, frame.lineno)
         for frame in traceback.extract_tb(error.__traceback__)
     ]
-    # For functions, AutoGraph and TensorFlow put the lines into the text.
+    # For functions, AutoGraph and TensorFlow put the lines in the error's text.
     frames += [(name, int(line)) for name, line in _FRAME.findall(str(error))]
     for name, line in reversed(frames):
         if Path(name).is_file() and is_of_the_user(name):

@@ -1,9 +1,10 @@
-"""Random numbers of Python or numpy that a training step draws while it is traced.
+"""Handles Python or numpy random numbers that a training step draws while traced.
 
-TensorFlow keeps them as constants of its graph, so a step has the numbers of the trace
-that it was compiled from. In one process a first step is traced twice: the first trace
-creates the variables of the optimizer and of metrics. Ranks create these outside of the
-graph, and trace once, unless the program's own code is part of the step's function.
+TensorFlow keeps these numbers as constants of its graph, so a step uses the numbers of
+the trace from which it was compiled. One process traces the first step twice: the first
+trace creates the variables of the optimizer and of the metrics. Ranks create these
+variables outside of the graph and trace once, unless the program's own code is part of
+the step's function.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from tfcluster.runtime.keras.types import Model, Variable
 
 
 class TracedDraws:
-    """Traces again what one process would trace again, and warns of what remains.
+    """Repeats a trace where one process would repeat it, and warns about other draws.
 
-    Some numbers are drawn by the first trace alone: Keras draws a seed when a layer or
-    a generator is made. A step that draws in a later trace, too, draws in every trace,
-    and ranks trace a step of the program more often than one process.
+    Only the first trace draws some numbers: Keras draws a seed when a layer or a
+    generator is created. A step that also draws in a later trace draws in every trace,
+    and ranks trace a step of the program more often than one process does.
     """
 
     def __init__(self, session: Session) -> None:
@@ -66,16 +67,18 @@ class TracedDraws:
             self._session.warn(
                 f"the training step of {model.name} draws random numbers of Python or "
                 "numpy. TensorFlow calls the step only to trace it, and then uses the "
-                "same numbers in every step; on a cluster these are others than on one "
-                "machine. Draw them by tf.random or keras.random, or before the step"
+                "same numbers in every step; on a cluster they are not the same as on "
+                "one machine. Draw them with tf.random or keras.random, or before the "
+                "step"
             )
 
     @contextmanager
     def watch_shards(self, model: Model) -> Iterator[None]:
         """Surrounds a training step that runs shard by shard.
 
-        Raises CollectiveError if it draws such numbers. A model's first step may draw
-        them, as seeds of what it makes; then TensorFlow traces it again.
+        Raises CollectiveError if the step draws such numbers. A model's first step may
+        draw them as seeds of the objects that it creates; then TensorFlow traces it
+        again.
         """
         is_first = model not in self._traced
         self._traced[model] = True
@@ -104,7 +107,7 @@ def refusing_draws(session: Session) -> Iterator[None]:
 def _refuse(session: Session) -> None:
     session.refuse(
         "a training step draws random numbers of Python or numpy. With runtime.shards, "
-        "every shard draws its own, and which these are depends on the number of "
+        "every shard draws its own numbers, and these depend on the number of "
         "ranks. Draw with keras.random and a keras.random.SeedGenerator, or before the "
         "step, or run the job without runtime.shards"
     )

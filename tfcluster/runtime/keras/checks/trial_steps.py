@@ -40,7 +40,7 @@ class _Trial:
     """The state of the trial of one train function."""
 
     allowed: bool | None = None
-    """None: not asked yet."""
+    """None if the ranks have not been asked yet."""
     steps: int = 0
 
     def is_over(self) -> bool:
@@ -136,9 +136,9 @@ def has_own_step(model: Model) -> bool:
 
 
 def _trial_part(data: Nest, rank: int, size: int) -> tuple[bool | Tensor, Part] | None:
-    """Whether a batch can be a trial (a bool or tensor), and a rank's part in it.
+    """Whether a batch can be a trial (a bool or tensor), and a rank's part of it.
 
-    None if a trial is impossible.
+    Returns None if a trial is impossible.
     """
     leaves = [leaf for leaf in tf.nest.flatten(data) if has_rows(leaf)]
     if not leaves:
@@ -172,7 +172,7 @@ def _trial_part(data: Nest, rank: int, size: int) -> tuple[bool | Tensor, Part] 
 
 
 def _either(possible: Tensor, one: Part, other: Part) -> Part:
-    """``one`` if ``possible``, a tensor, is true, else ``other``."""
+    """``one`` if the tensor ``possible`` is true, else ``other``."""
 
     def chosen(one: Leaf, other: Leaf) -> Leaf:
         if not has_rows(other):

@@ -11,10 +11,8 @@ TensorKey: TypeAlias = "int | str"
 """Identifies a tensor: the id of an eager tensor, the name of a graph's tensor."""
 
 TrainFunction: TypeAlias = Callable[[Iterator[Nest]], Nest]
-"""A result of ``make_train_function``: trains on an iterator's next batch.
-
-Returns the logs of the step.
-"""
+"""The type of ``make_train_function``'s result: it trains on an iterator's next batch,
+and returns the logs of the step."""
 
 
 class Loss(Protocol):

@@ -22,7 +22,7 @@ _P = ParamSpec("_P")
 def refuse_strategies() -> None:
     """Make the constructors of TensorFlow's strategies raise CollectiveError."""
     for patch in tf_patches.STRATEGIES_OF_CLUSTERS:
-        # Refuse it before it waits for other tasks at the ranks' own addresses.
+        # Refuse the strategy before it waits for other tasks at the ranks' addresses.
         name = patch.target.rpartition(".")[2]
         tf_patches.TABLE.install({patch: partial(_refuse, name)})
     for patch in tf_patches.STRATEGIES_OF_ONE_HOST:

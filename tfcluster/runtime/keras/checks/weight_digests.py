@@ -43,7 +43,7 @@ class Weights:
         self._widths = [tf.as_dtype(v.dtype).size for v in readable.values()]
 
     def are(self, variables: Sequence[Variable]) -> bool:
-        """Whether they are exactly ``variables``."""
+        """Whether these weights are exactly ``variables``."""
         return len(self._all) == len(variables) and all(
             ref() is raw(variable)
             for ref, variable in zip(self._all, variables, strict=True)
@@ -65,10 +65,10 @@ class Weights:
         return rank_divergence.next_chunks(self._sizes, self._widths, begin)
 
     def part(self, chunk: Chunk, values: Sequence[Array]) -> Array | None:
-        """A chunk of a weight, a vector; None if the variable is gone.
+        """A chunk of a weight, as a vector; None if the variable is gone.
 
-        It is taken from ``values``, those of ``read``, if these are complete, else read
-        now.
+        It is taken from ``values``, the results of ``read``, if they are complete, and
+        otherwise read now.
         """
         if len(values) == len(self._refs):
             value = np.asarray(values[chunk.place])
@@ -77,9 +77,9 @@ class Weights:
         return None if variable is None else _value(variable, chunk.start, chunk.stop)
 
     def summaries(self) -> dict[str, str]:
-        """A summary of each weight by label; of groups of weights if there are many.
+        """A summary of each weight by label, or of groups if there are many weights.
 
-        At most ``MAX_LABELS``. Weights that are gone are left out.
+        Returns at most ``MAX_LABELS`` summaries. Weights that are gone are left out.
         """
         found = {}
         each = -(-len(self.labels) // MAX_LABELS) or 1
@@ -131,7 +131,8 @@ class Hyperparameters:
 def _numbers(optimizer: Optimizer) -> list[tuple[str | None, str]]:
     """The optimizer's numeric constructor arguments.
 
-    Pairs of the attribute of the inner optimizer that holds it, or None, and its key.
+    Returns pairs: the attribute name of the inner optimizer that holds the argument (or
+    None), and the argument's key.
     """
     found: list[tuple[str | None, str]] = []
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -150,7 +151,7 @@ def _scalar_label(name: str, optimizer: Optimizer, variable: Variable) -> str:
 
 
 def _is_scalar(variable: Variable) -> bool:
-    # Not by the truth value of a TensorShape, which says whether it is known.
+    # The truth value of a TensorShape would say whether the shape is known.
     return len(variable.shape) == 0 and _is_readable(variable)
 
 
