@@ -59,14 +59,15 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The optimizer or tape that gradients are computed for."""
+    """The optimizer or tape for which gradients are computed."""
 
     name: Callable[[], str]
-    """Its name in messages, equal on all ranks; called when the exchange runs."""
+    """Returns its name in messages, equal on all ranks; called when the exchange runs.
+    """
     step: str
     """A name shared by gradients that occur exactly once per step."""
     names: set[str] = field(default_factory=set)
-    """The names it has had so far: an optimizer may become known only later."""
+    """The names that it has had so far: an optimizer may become known only later."""
 
     @classmethod
     def of(cls, optimizer: str) -> Target:
@@ -76,7 +77,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _Now:
-    """What the step knows when its exchange begins."""
+    """The step's state when its exchange begins."""
 
     name: str
     weight: float
@@ -131,12 +132,12 @@ class AllreduceStep:
         self._options = session.mean_options((target.step, words))
         self._background: tuple[_Now, BackgroundExchange] | None = None
         self._judged: dict[int, Array] = {}
-        """This rank's gradients of a trial, by their places."""
+        """This rank's gradients of a trial, by their positions."""
 
     def wire_tensors(self, tensors: TensorList) -> list[WireTensor]:
         """Compress dense gradients, but neither slices nor layers' variables.
 
-        If the transport rounds what it sends, they are not compressed here.
+        If the transport rounds the data that it sends, they are not compressed here.
         """
         compression = context().options.compression
         if self._options.rounding is not None:
@@ -178,7 +179,7 @@ class AllreduceStep:
                 check=now.check,
             )
             means = Means(found, slices, ())
-            # It has compared the notes.
+            # ``of_the_chief`` has compared the notes.
             now = replace(now, check=None)
             self._done(now, means, dense[: self._dense], sparse)
             return found, slices, ()
@@ -249,7 +250,7 @@ class AllreduceStep:
     def finish(
         self, late: Sequence[Array], sparse: Sequence[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices]]:
-        """Give it the rest, wait for it, and return all means.
+        """Give the exchange the remaining tensors, wait for it, and return all means.
 
         Raises what the exchange raises.
         """
@@ -267,7 +268,7 @@ class AllreduceStep:
 
     @contextmanager
     def _abandoning(self) -> Iterator[None]:
-        """If the exchange fails, the step's batches count no more."""
+        """If the exchange fails within this context, abandon the step's batches."""
         try:
             yield
         except CollectiveError:
@@ -299,7 +300,7 @@ class AllreduceStep:
         dense: Sequence[Array],
         sparse: Sequence[Slices],
     ) -> None:
-        """Compare and record what was exchanged; ``dense`` if it is a trial."""
+        """Compare and record what was exchanged; judge the gradients of a trial."""
         session, target = self._session, self._target
         if now.check is not None:
             now.check.compared(means.notes)
@@ -329,8 +330,8 @@ def _as_on_one_machine(session: Session, slices: Slices) -> Slices:
     """Slices in which an optimizer finds each row as often as on one machine.
 
     Keras's Adam squares the values of each slice separately. So repeated indices are
-    not summed, and of slices that all ranks have in common only the chief's are kept,
-    times the number of ranks.
+    not summed. If all ranks have the same slices, only the chief's are kept, multiplied
+    by the number of ranks.
     """
     if session.divides and not session.loop.divided:
         values, indices = slices.values, slices.indices

@@ -1,4 +1,4 @@
-"""Says once what the exchanges of ``BatchNormalization`` cost, if that is much."""
+"""Says once what the exchanges of ``BatchNormalization`` cost, if they cost much."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class BatchNormCost:
         if share > _MUCH:
             self._say(
                 f"the exchanges of {len(self._layers)} BatchNormalization layers take "
-                f"{share:.0%} of the time, waiting for other ranks included. They "
-                "make the result that of one machine. With "
-                "runtime.batch_normalization: local each rank normalises by its own "
+                f"{share:.0%} of the time, including waiting for other ranks. They "
+                "make the result equal to that of one machine. With "
+                "runtime.batch_normalization: local, each rank normalises over its own "
                 "rows, without these exchanges"
             )

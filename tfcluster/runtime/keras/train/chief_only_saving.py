@@ -103,11 +103,11 @@ class ChiefOnlySaving:
     ) -> T | str | None:
         """Call ``act`` on the chief. All ranks must call this.
 
-        Returns the result of ``act`` on the chief; on other ranks the same if it is a
-        string, else None. If ``act`` raises, every other rank raises an exception of
-        the same built-in class, or a RuntimeError. Ranks whose ``name`` differs find
-        the files under their own name. Raises OSError if they cannot be copied there,
-        and what ``settle`` and ``Group.exchange`` raise.
+        Returns the result of ``act`` on the chief. The other ranks return the same
+        result if it is a string, else None. If ``act`` raises, every other rank raises
+        an exception of the same built-in class, or a RuntimeError. Ranks whose ``name``
+        differs find the files under their own name. Raises OSError if the files cannot
+        be copied there, and what ``settle`` and ``Group.exchange`` raise.
         """
         session = self._session
         if session.within("saving"):
@@ -177,7 +177,7 @@ class ChiefOnlySaving:
             try:
                 call = inspect.signature(original).bind(*args, **kwargs)
             except TypeError:
-                return original(*args, **kwargs)  # It reports the wrong arguments.
+                return original(*args, **kwargs)  # Reports the wrong arguments.
             path = call.arguments.get(argument)
             return self.chief_only(
                 lambda: original(*args, **kwargs),
@@ -200,7 +200,7 @@ class ChiefOnlySaving:
             lambda: original(manager, *args, **kwargs), "end of save", name
         )
         if saved and not self._session.chief and not self._session.within("saving"):
-            # The manager's state as if it had saved the checkpoint itself.
+            # The manager gets the state that it would have after saving a checkpoint.
             tf_internals.note_checkpoint(manager, saved, time.time())
         return saved
 

@@ -13,8 +13,8 @@ from tfcluster.runtime.telemetry.agent_channel import Reporter, numbers
 class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """The last of the callbacks of ``fit``; it changes nothing.
 
-    After each step it only keeps a reference to the logs, which Keras makes anyway. The
-    reporter asks for the rest about once a second.
+    After each step it only keeps a reference to the logs, which Keras creates anyway.
+    The reporter asks for the other data about once a second.
     """
 
     # Keras calls it in another thread, unless the program has a callback for batches.
@@ -26,7 +26,7 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._epoch = 0
         self._step = 0
         self._steps: int | None = None
-        """How many steps the last epoch had."""
+        """The number of steps in the last epoch."""
         self._logs: Mapping[str, object] = {}
 
     def on_train_begin(self, logs: Logs | None = None) -> None:

@@ -48,9 +48,9 @@ def exchange(
     ``chiefs_count`` the result is the chief's gradients. ``watch`` compares the ranks.
 
     Raises TypeError for dtypes that cannot be averaged, and CollectiveError if XLA
-    would compile it. Raises CollectiveMismatchError on all ranks if names, shapes or
-    dtypes differ, what ``watch`` and ``Trials.judge`` raise, and another
-    CollectiveError if a rank is lost or late; in a graph, when the op runs.
+    would compile the exchange. Raises CollectiveMismatchError on all ranks if names,
+    shapes or dtypes differ, what ``watch`` and ``Trials.judge`` raise, and another
+    CollectiveError if a rank is lost or late. In a graph, the op raises when it runs.
     """
     if all(gradient is None for gradient in gradients):
         return list(gradients)
@@ -79,6 +79,6 @@ def exchange(
         )
     averaged = means.tensors()
     for variable, mean in zip(state, averaged[len(gradients) :], strict=True):
-        # Not by Keras's assign, which would look like an assignment of the program.
+        # Not with Keras's assign, which would look like an assignment by the program.
         raw(variable).assign(as_tensor(mean))
     return averaged[: len(gradients)]

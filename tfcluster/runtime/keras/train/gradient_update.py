@@ -24,9 +24,10 @@ class GradientUpdate(Protocol):
     ) -> list[Gradient] | None:
         """Return what this rank's optimizer applies instead of ``gradients``.
 
-        One per variable, of its shape and dtype, IndexedSlices, or None. Returns None
-        if the variables have their new values already and the optimizer must not run.
-        Raises what the strategy's exchange raises; in a graph, when the op runs.
+        The list has one entry per variable: a tensor of its shape and dtype,
+        IndexedSlices, or None. Returns None if the variables already have their new
+        values and the optimizer must not run. Raises what the strategy's exchange
+        raises; in a graph, when the op runs.
         """
         ...
 

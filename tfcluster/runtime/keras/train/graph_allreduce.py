@@ -1,12 +1,12 @@
 """All-reduce gradients by collective ops of the step's graph.
 
 Neither Python nor the host's memory is involved: see ``graph_steps``. The ops are, in
-this order on all ranks: a small all-gather of every rank's rows and the digest of its
-signature, on CPUs; those of the slices' indices; one all-reduce for each bucket of
-gradients (with compression an all-to-all and an all-gather), beginning with the last
-variables, whose gradients a backward pass computes first; and those of the slices'
-values. A bucket begins when its gradients are there, so all but the last overlap with
-the backward pass.
+this order on all ranks: a small all-gather of every rank's number of rows and the
+digest of its signature, on CPUs; all-gathers of the slices' indices; one all-reduce for
+each bucket of gradients (with compression, an all-to-all and an all-gather), beginning
+with the last variables, whose gradients a backward pass computes first; and all-gathers
+of the slices' values. The exchange of a bucket begins when its gradients are computed,
+so all but the last overlap with the backward pass.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _WIDE = {
     tf.float32: tf.float32,
     tf.float64: tf.float64,
 }
-"""The dtypes in which gradients are summed, by their own."""
+"""The dtypes in which gradients are summed, by the gradients' dtypes."""
 _HALVES = {"fp16": tf.float16, "bf16": tf.bfloat16}
 """The dtypes in which gradients are sent, by ``runtime.compression``."""
 _MOST_CODES = (1 << 63) - 1
 _ITERATES = ("IteratorGetNext", "OptionalGetValue")
 """The beginnings of the types of ops that take elements of datasets."""
 _DIGESTS = 2
-"""How many numbers of 64 bits the digest of a signature has."""
+"""The number of 64-bit integers in the digest of a signature."""
 
 
 def is_possible(
@@ -69,7 +69,7 @@ def is_possible(
 ) -> bool:
     """Whether these gradients can be exchanged by ops of the graph being traced.
 
-    They cannot in eager steps. Says once why, if they cannot in a function.
+    In eager steps they cannot. If they cannot in a function, says once why.
     """
     steps = session.graph_steps
     if steps is None or not tf.inside_function():
@@ -107,8 +107,8 @@ def _obstacle(
 def _takes_batches() -> bool:
     """Whether the graph being traced, or one around it, takes elements of datasets.
 
-    Then Python has to see, between two exchanges, that the first has taken place: it
-    divides the batches.
+    In that case Python divides the batches, so between two exchanges it has to see that
+    the first exchange has taken place.
     """
     graph: Graph | None = tf.compat.v1.get_default_graph()
     while graph is not None and getattr(graph, "building_function", False):
@@ -143,13 +143,13 @@ def exchange(
         found = step.exchanged(tensors, tensors.dense_count - len(state))
         averaged = tensors.with_flat(found).tensors()
         for variable, mean in zip(state, averaged[len(gradients) :], strict=True):
-            # Not by Keras's assign, which would look like an assignment of the program.
+            # Not with Keras's assign, which looks like an assignment by the program.
             raw(variable).assign(as_tensor(mean))
     return averaged[: len(gradients)]
 
 
 class _Kept:
-    """What a graph leaves for Python; the traces of a place share it."""
+    """The values that a graph keeps for Python; all traces of one place share them."""
 
     def __init__(self) -> None:
         self.rows = graph.real()
@@ -170,7 +170,7 @@ class _Kept:
         graph.increment(self._trials)
 
     def take(self) -> list[Array]:
-        """The gradients of the last trial; empty if there was none since."""
+        """The gradients of the last trial; empty if there was no new trial."""
         trials = int(self._trials.numpy())
         if trials == self._judged:
             return []
@@ -183,16 +183,17 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """What the ranks tell each other before an exchange."""
+    """The data that the ranks send each other before an exchange."""
 
     share: Tensor
     """This rank's fraction of all rows: a scalar of dtype float64, 0..1."""
     shares: Tensor
-    """Those of all ranks in TensorFlow's order."""
+    """The fractions of all ranks, in TensorFlow's order."""
     times: Tensor
-    """How often this rank's slices count, likewise."""
+    """How often this rank's slices count: a scalar of dtype float64."""
     order: Tensor
-    """For each rank, where TensorFlow puts what it gathers from it; int32."""
+    """For each rank, the position of its data in TensorFlow's gathered result; int32.
+    """
 
 
 class _Step:
@@ -238,14 +239,14 @@ class _Step:
     def exchanged(self, tensors: TensorList, gradients: int) -> list[Tensor]:
         """The averages, in the order of ``tensors.flat``.
 
-        The first ``gradients`` of the dense tensors are gradients, the others layers'
-        variables. Slices are gathered.
+        The first ``gradients`` of the dense tensors are gradients, and the others are
+        layers' variables. Slices are gathered.
         """
         wires = self._wire_tensors(tensors, gradients)
         flat = tensors.flat
         own = [*flat[:gradients], *flat[tensors.dense_count : tensors.summed_count]]
-        # In a loop, only the gradients come after the batch for certain; those of the
-        # last variables come first.
+        # In a loop, only the gradients are certain to come after the batch, and the
+        # gradients of the last variables come first.
         ready = flat[gradients - 1] if gradients else own[0]
         share = self._share(ready)
         told = self._told(share, ready)
@@ -278,7 +279,7 @@ class _Step:
             *map(widened, flat[tensors.dense_count : tensors.summed_count]),
         ]
 
-    # --- what the ranks tell each other -----------------------------------------------
+    # --- what the ranks send each other -----------------------------------------------
 
     def _share(self, ready: Tensor) -> Share:
         """This rank's share of the step, with numbers or scalars."""
@@ -308,8 +309,8 @@ class _Step:
     def _told(self, share: Share, ready: Tensor) -> _Context:
         """Compare the ranks' signatures, and compute their shares.
 
-        The key and the shape are the same for all gradients, so that even ranks meet
-        here that exchange different ones.
+        The key and the shape are the same for all gradients, so that even ranks that
+        exchange different gradients meet here.
         """
         size = self._ops.size
         with tf.device("CPU:0"):
@@ -349,10 +350,10 @@ class _Step:
         return tf.identity(tf.cast(share.rows, tf.float64))
 
     def _times(self, share: Share) -> Tensor:
-        """How often this rank's slices count: float64.
+        """How often this rank's slices count; float64.
 
-        Of slices that all ranks have in common only the chief's count, as often as
-        there are ranks: see ``allreduce_step``.
+        If all ranks have the same slices, only the chief's count, as often as there are
+        ranks: see ``allreduce_step``.
         """
         once = tf.constant(1.0, tf.float64)
         session = self._session
@@ -390,7 +391,7 @@ class _Step:
         words: tuple[object, ...],
         half: DType | None,
     ) -> list[Tensor]:
-        """The averages of tensors that are summed in one dtype; sent as ``half``."""
+        """The averages of tensors that are summed in one dtype and sent as ``half``."""
         devices = self._ops.buckets.devices
         dtype = _wide(tensors[0].dtype) if half is None else tf.float32
         with tf.device(devices.own):
@@ -450,7 +451,7 @@ class _Step:
     # --- outside of the graph ---------------------------------------------------------
 
     def _digest(self) -> bytes:
-        """What all ranks know of this exchange while they trace it."""
+        """The digest of what all ranks know about this exchange while they trace it."""
         target = self._target
         # Some ranks may learn the name of an optimizer earlier than others.
         known = target.step if target.name() == target.step else ""
@@ -465,7 +466,7 @@ class _Step:
     def _explain(self) -> None:
         """Compare hyperparameters. Raises CollectiveError on all ranks if they differ.
 
-        Called if ranks differ that have equal signatures.
+        Called if the ranks have equal signatures but differ otherwise.
         """
         if self._watch is not None:
             self._compare(self._watch.look_at_settings())
@@ -504,27 +505,24 @@ class _Rows:
     """The rows of a sparse gradient on all ranks."""
 
     own: Tensor
-    """How many of this rank's count: a scalar of dtype int64."""
+    """The number of this rank's rows that count: a scalar of dtype int64."""
     counts: Tensor
-    """How many each rank has, in rank order; int64."""
+    """The number of rows of each rank, in rank order; int64."""
     order: Tensor
     """See ``_Context.order``."""
     indices: Tensor
-    """Those of all ranks' rows, in rank order."""
+    """The indices of all ranks' rows, in rank order."""
 
     @property
     def most(self) -> Tensor:
-        """To how many rows each rank pads its own; int64.
+        """The number of rows to which each rank pads its own rows; int64.
 
         At least one, because TensorFlow does not gather empty tensors.
         """
         return graph.rounded_up(tf.maximum(tf.reduce_max(self.counts), 1))
 
     def padded(self, tensor: Tensor) -> Tensor:
-        """The first ``own`` rows of ``tensor``, followed by zeros.
-
-        So it has ``most`` rows.
-        """
+        """The first ``own`` rows of ``tensor``, padded with zeros to ``most`` rows."""
         missing = [[0, self.most - self.own]]
         others = [[0, 0]] * (len(tensor.shape) - 1)
         return tf.pad(tensor[: self.own], tf.stack([*missing, *others]))
@@ -541,9 +539,9 @@ class _Rows:
 
 
 def _code(settings: Sequence[Tensor]) -> Tensor:
-    """A number for hyperparameters, with six digits of each; int64.
+    """A number computed from six digits of each hyperparameter; int64.
 
-    0 if there are none. Like ``rank_divergence.text_of``, without Python.
+    Returns 0 if there are none. Like ``rank_divergence.text_of``, but without Python.
     """
     if not settings:
         return tf.constant(0, tf.int64)
@@ -559,7 +557,7 @@ def _code(settings: Sequence[Tensor]) -> Tensor:
 def _agree(codes: Tensor) -> Tensor:
     """Whether all ranks that have hyperparameters have the same ones."""
     known = tf.not_equal(codes, 0)
-    most = tf.reduce_max(codes)  # They are not negative.
+    most = tf.reduce_max(codes)  # Codes are not negative.
     return tf.reduce_all(tf.logical_or(tf.equal(codes, most), tf.logical_not(known)))
 
 

@@ -1,6 +1,7 @@
 """Broadcast the chief's initial variables to all ranks.
 
-Before that the ranks compare paths, shapes and dtypes; an error names a difference.
+Before the broadcast, the ranks compare paths, shapes and dtypes; an error names a
+difference.
 Every variable is broadcast once, and again when a new ``fit`` begins.
 """
 
@@ -23,14 +24,14 @@ from tfcluster.runtime.tensors import name_of
 
 
 class InitialBroadcast:
-    """Tracks which variables are equal on all ranks already."""
+    """Tracks which variables are already equal on all ranks."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._synchronised = ObjectMap[bool]()
 
     def ensure(self, variables: Iterable[Variable]) -> None:
-        """Broadcast those variables that were never broadcast. All ranks must call it.
+        """Broadcast the variables that were never broadcast. All ranks must call this.
 
         Variables that the current trace creates have no values yet. Their initializers
         have the same seed on all ranks. Raises what ``force`` raises.

@@ -103,7 +103,7 @@ class Agreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._applies = 0
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
-        """Agree on the first epoch, broadcast the variables, check the first step."""
+        """Agree on the first epoch, broadcast variables, and check the first step."""
         first = str(internals.initial_epoch(self.model) or 0)
         first = self._session.agreed(first, "first epoch")
         internals.set_initial_epoch(self.model, int(first) or None)
@@ -224,10 +224,10 @@ def changed_callbacks(
     model: Model,
     change: Callable[[Sequence[Callback]], list[Callback]],
 ) -> Iterator[CallbackList | list[Callback]]:
-    """A context with what ``change`` makes of the program's callbacks.
+    """A context with the result of ``change`` for the program's callbacks.
 
     ``callbacks`` is the argument of ``fit``: None, a callback, a nested structure of
-    callbacks, or a CallbackList. That is changed within the context only.
+    callbacks, or a CallbackList, which is changed within the context only.
     """
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         yield change([cb for cb in keras.tree.flatten(callbacks) if cb is not None])
@@ -262,7 +262,7 @@ def for_evaluation(
 ) -> CallbackList | list[Callback]:
     """The program's callbacks for ``evaluate`` and ``predict``.
 
-    With ``metrics``, callbacks that read batch logs get those merged over all ranks.
+    With ``metrics``, callbacks that read batch logs get logs merged over all ranks.
     """
     if isinstance(callbacks, keras.callbacks.CallbackList):
         unchanged: CallbackList = callbacks
@@ -315,11 +315,11 @@ def prove_first_step(session: Session, model: Model) -> None:
 
 
 def has_exchanged(session: Session, model: Model, applies: int) -> bool:
-    """Whether gradients of ``model`` have been exchanged since ``applies`` of them.
+    """Whether gradients of ``model`` were exchanged since the count was ``applies``.
 
     Also true if gradients of the model's own variables pass through our hook, but not
-    for those of models trained before it. A model without trainable variables passes,
-    since its optimizer may train variables unknown to the model.
+    for gradients of models trained earlier. A model without trainable variables passes,
+    since its optimizer may train variables that the model does not know.
     """
     variables = model.trainable_variables
     return not variables or session.applies > applies or session.hooks(variables)
@@ -328,7 +328,7 @@ def has_exchanged(session: Session, model: Model, applies: int) -> bool:
 def not_distributed(when: str) -> NotDistributedError:
     """The error for a program whose gradients were not exchanged.
 
-    ``when`` says until when, such as "the first step of sequential".
+    ``when`` says when no gradient was exchanged: "the first step of sequential".
     """
     return NotDistributedError(
         f"the script was not distributed: in {when} no gradient passed through "

@@ -1,9 +1,9 @@
-"""Call several functions in threads of their own, one at a time, in lockstep.
+"""Calls several functions in lockstep, each in its own thread, one at a time.
 
 Each function runs until it needs what the others have computed. Then it waits, and the
-next one runs. Once all wait, one thread acts on what they have, and each gets the
-result. The functions share the graph that is being traced; what TensorFlow and Keras
-keep for each thread is handed on to their threads.
+next one runs. Once all functions wait, one thread acts on what they have computed, and
+each function gets the result. The functions share the graph that is being traced. Their
+threads take over the state that TensorFlow and Keras keep for each thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Unlike(Exception):
 
 
 class _Cancelled(BaseException):
-    """Ends a function that waits; no ``except Exception`` of a program catches it."""
+    """Ends a function that waits; a program's ``except Exception`` cannot catch it."""
 
 
 @dataclass(slots=True)
 class _Wait:
-    """What a function waits for."""
+    """Describes what a function waits for."""
 
     kind: Hashable
     given: Any
@@ -99,11 +99,11 @@ class _Runner(Generic[T]):
 
 
 class Lockstep:
-    """Functions that run in lockstep; of one call of ``run``.
+    """Functions that run in lockstep, during one call of ``run``.
 
-    ``inside()`` is entered in the thread of each function. ``enter`` and ``leave`` are
-    called by the main thread before and after each function has its turn, with the
-    function's number.
+    ``inside()`` is entered in the thread of each function. The main thread calls
+    ``enter`` and ``leave`` before and after each function's turn, with the function's
+    number.
     """
 
     def __init__(
@@ -120,9 +120,9 @@ class Lockstep:
     def run(
         self, names: Sequence[str], functions: Sequence[Callable[[], T]]
     ) -> list[T]:
-        """What the functions return; ``names`` are those of their threads.
+        """Run the functions, return their results; ``names`` are their threads' names.
 
-        Raises what a function raises first, and ``Unlike``.
+        Raises the first exception of a function, or ``Unlike``.
         """
 
         def within(function: Callable[[], T]) -> T:
@@ -161,18 +161,19 @@ class Lockstep:
         self._leave(number)
 
     def together(self, kind: Hashable, given: Any, act: Callable[[list[Any]], T]) -> T:
-        """``act`` of what all functions have given, in their order.
+        """Return ``act`` of the values that all functions have given, in their order.
 
-        Called by each function, with an equal ``kind``. The main thread acts once.
+        Each function calls this with an equal ``kind``. The main thread calls ``act``
+        once.
         """
         assert self._turn is not None
         found: T = self._runners[self._turn].pause(_Wait(kind, given, act))
         return found
 
     def alone(self, kind: Hashable, act: Callable[[], T]) -> T:
-        """``act()`` of the first function, which the others wait for, without theirs.
+        """Call the first function's ``act``; the others wait and get its result.
 
-        Called by each function, with an equal ``kind``.
+        Each function calls this with an equal ``kind``.
         """
         number = self._turn
         self.together((kind, "begins"), None, lambda _: None)

@@ -1,9 +1,9 @@
 """A faster gradient of a matrix product that has few rows and a large matrix.
 
 TensorFlow computes the gradient of the rows ``x`` of ``x @ w`` as ``g @ w.T``. On a
-processor, Eigen then copies all of ``w`` column by column, which takes as long for 8
-rows as for 100: 45 ms for 2048 x 2048, where the product itself takes 3 ms. Ranks that
-divide a batch have few rows each, and a step that computes shard by shard pays once for
+CPU, Eigen then copies all of ``w`` column by column, which takes as long for 8 rows as
+for 100: 45 ms for 2048 x 2048, where the product itself takes 3 ms. Ranks that divide a
+batch have few rows each, and a step that computes shard by shard copies ``w`` once for
 each shard. ``(w @ g.T).T`` has the same terms, and ``w`` is read as it is stored.
 """
 
@@ -22,11 +22,11 @@ from tfcluster.runtime.tensor_types import Tensor
 T = TypeVar("T")
 
 _NUMBERS = 1 << 18
-"""From so many numbers on, a matrix is large."""
+"""A matrix with at least this many numbers is large."""
 _NARROW = 256
 """A matrix with fewer rows or columns is copied fast."""
 _MANY_ROWS = 256
-"""From so many rows on, the copy does not matter."""
+"""With at least this many rows, the copy does not matter."""
 
 
 class Operation(Protocol):
@@ -38,7 +38,7 @@ class Operation(Protocol):
 
 
 Gradients = tuple[Tensor | None, Tensor | None]
-"""Those of the rows and of the matrix."""
+"""The gradients of the rows and of the matrix."""
 Original = Callable[[Operation, Tensor], Gradients]
 
 
@@ -46,7 +46,7 @@ class MatmulGradient:
     """Replaces TensorFlow's gradient of large matrices for few rows."""
 
     def __init__(self, *, unknown_are_few: bool = False) -> None:
-        """``unknown_are_few``: so are rows whose number a graph does not know.
+        """With ``unknown_are_few``, an unknown number of rows in a graph counts as few.
 
         Otherwise the graph decides when it runs.
         """
@@ -64,9 +64,10 @@ class MatmulGradient:
         )
 
     def _plain(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """A jacobian, in which no graph decides when it runs.
+        """Compute a jacobian without a graph that decides when it runs.
 
-        TensorFlow computes all of its rows at once, and warns of the conditional.
+        TensorFlow computes all rows of the jacobian at once, and would warn about the
+        conditional.
         """
         before = getattr(self._local, "is_plain", False)
         self._local.is_plain = True
@@ -109,7 +110,7 @@ class MatmulGradient:
     def _is_slow(self, product: Operation) -> bool | Tensor:
         """Whether TensorFlow's own gradient of the rows is slow.
 
-        What a graph knows of the shapes is the same on all ranks.
+        A graph knows the same shapes on all ranks.
         """
         rows, matrix = product.inputs
         height, width = matrix.shape

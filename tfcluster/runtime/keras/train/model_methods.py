@@ -1,6 +1,6 @@
 """The hooks on ``fit``, ``evaluate`` and the other entry points of a Keras model.
 
-They are the same for all strategies. A ``TrainingPolicy`` adds what differs.
+They are the same for all strategies. A ``TrainingPolicy`` adds what is different.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class TrainingPolicy(Protocol):
     ) -> AbstractContextManager[None]:
         """A context in which Keras's ``evaluate`` runs.
 
-        ``outermost``: the program calls it. Otherwise ``fit`` does, for a validation.
+        ``outermost`` is true if the program calls ``evaluate``. Otherwise ``fit`` calls
+        it for validation.
         """
         ...
 
@@ -198,7 +199,7 @@ class ModelMethods:
 
     @contextmanager
     def _entering(self, model: Model, what: str = "") -> Iterator[None]:
-        """``what``: what takes its time, apart from the steps; empty: a single step."""
+        """Enter the session; ``what`` names the method, and is empty for one step."""
         refuse_replicas(model.distribute_strategy)
         self._policy.prepare(model)
         if without_xla(model):

@@ -135,7 +135,7 @@ class OptimizerHook:
         return original(optimizer, grads, trainable_variables)
 
     def _exchanged_by_the_program(self, grads: list[Gradient]) -> bool:
-        """Whether these gradients need no exchange; if they do, XLA is refused."""
+        """Whether these gradients need no exchange; refuse XLA if they need one."""
         exchanged: bool = reduced.applied(grads)
         if exchanged and self._session.current_shard is not None:
             self._session.refuse(
@@ -153,13 +153,13 @@ class OptimizerHook:
     ) -> list[Variable] | None:
         """The variables of the gradients; builds the optimizer if necessary.
 
-        None if the original has to report what is missing.
+        Returns None if the original method has to report what is missing.
         """
         if trainable_variables is None:
             return internals.trained_variables(optimizer) if optimizer.built else None
         variables = list(trainable_variables)
         # Code that asks whether an optimizer is built must be traced as often as in one
-        # process. That of the program may, and so does the scaling of losses.
+        # process. The program's own code may ask, and loss scaling does.
         once = self._session.plain_step
         once = once and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         build(optimizer, variables, traces_once=once)
@@ -179,8 +179,8 @@ class OptimizerHook:
     def state_of(self, variables: list[Variable]) -> list[Variable]:
         """The state that layers of ``variables`` update, made equal on all ranks.
 
-        All ranks must call it at the same point. Raises CollectiveMismatchError on all
-        ranks if the variables' paths, shapes or dtypes differ, and what
+        All ranks must call this at the same point. Raises CollectiveMismatchError on
+        all ranks if the variables' paths, shapes or dtypes differ, and what
         ``MovingStatistics.merge`` raises.
         """
         related = self._related_to(variables)
@@ -222,10 +222,10 @@ class OptimizerHook:
 def build(
     optimizer: Optimizer, variables: Sequence[Variable], *, traces_once: bool
 ) -> None:
-    """Build the optimizer for ``variables``, unless it is built.
+    """Build the optimizer for ``variables``, unless it is already built.
 
     Its variables exist at once, even if a step, or a branch of it, is being traced.
-    ``traces_once``: a function that is being traced need not be traced a second time.
+    With ``traces_once``, a function being traced need not be traced a second time.
     """
     if optimizer.built:
         return

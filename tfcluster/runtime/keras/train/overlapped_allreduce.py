@@ -1,13 +1,14 @@
-"""All-reduce of gradients in a graph, while the backward pass goes on.
+"""All-reduce gradients in a graph while the backward pass continues.
 
 One op begins the exchange as soon as the step begins: the ranks compare what they are
 about to do. Then one op for each bucket hands its gradients to the thread that
 exchanges them, and does not wait. Then one op for each bucket waits for its means: the
-first ones are applied while the others are on their way.
+first means are applied while the others are still being exchanged.
 
-TensorFlow runs the ops of a graph in an order of its own, but ``graph_order`` keeps
-these in the order in which they are made, which is that of the buckets. So all ranks
-exchange the same buckets in the same order, also if one of them traces again.
+TensorFlow chooses the order in which it runs the ops of a graph, but ``graph_order``
+keeps these ops in the order in which they are created, which is the order of the
+buckets. So all ranks exchange the same buckets in the same order, even if one of them
+traces again.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tfcluster.runtime.keras.train.allreduce_step import AllreduceStep
 from tfcluster.runtime.tensor_types import Tensor
 
 _MIN_BYTES = 1 << 20
-"""The exchange of fewer bytes takes about as long as starting a thread."""
+"""Exchanging fewer bytes takes about as long as starting a thread."""
 
 
 def pays(group: Group, tensors: TensorList, wire_tensors: Sequence[WireTensor]) -> bool:
-    """Whether the exchange of these tensors is to overlap with their computation.
+    """Whether exchanging these tensors should overlap with computing them.
 
     Ranks need not agree: they exchange the same messages in any case.
     """
@@ -45,7 +46,7 @@ def pays(group: Group, tensors: TensorList, wire_tensors: Sequence[WireTensor]) 
 
 
 def item_of(tensor: Tensor) -> Item:
-    """What bucketing needs to know of a tensor."""
+    """The properties of a tensor that bucketing needs."""
     count = tensor.shape.num_elements()
     dtype = tensor.dtype
     return Item(
@@ -57,10 +58,11 @@ def item_of(tensor: Tensor) -> Item:
 def exchange(
     step: AllreduceStep, tensors: TensorList, wire_tensors: Sequence[WireTensor]
 ) -> TensorList:
-    """The means of ``tensors``, a list of the same kinds, by ops of the current graph.
+    """The means of ``tensors``, computed by ops of the current graph.
 
-    ``wire_tensors`` are those of ``step.wire_tensors``. Raises CollectiveError if XLA
-    would compile the graph, and what ``step`` raises, when the ops run.
+    The result has the same kinds of tensors. ``wire_tensors`` are the result of
+    ``step.wire_tensors``. Raises CollectiveError if XLA would compile the graph, and
+    what ``step`` raises when the ops run.
     """
     items = [item_of(each.tensor) for each in wire_tensors[: tensors.dense_count]]
 

@@ -1,8 +1,8 @@
-"""Copies of what the chief has saved, under the other ranks' names for it.
+"""Copies of the files that the chief has saved, under the other ranks' names for them.
 
-A folder that a program names after the time, at random or as a temporary folder has a
-different name on every rank. Names are paths of a file, of a folder, or the common
-prefix of files (checkpoints).
+If a program names a folder after the time, at random or as a temporary folder, it has a
+different name on every rank. A name is the path of a file or folder, or the common
+prefix of several files (checkpoints).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 30
 
 _CHECKPOINT = re.compile(r"(-\d+)?\.(index|data-\d+-of-\d+)")
 _CLOCK_S = 2.0
-"""How far a file system's clock may be behind."""
+"""How far a file system's clock may be behind the host's."""
 
 INDEX = "checkpoint"
 """TensorFlow's list of the checkpoints in a folder; its paths are relative."""
@@ -30,7 +30,7 @@ INDEX = "checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The files that a path of the chief's stands for."""
+    """The files that one of the chief's paths stands for."""
 
     path: str
     kind: str
@@ -57,7 +57,7 @@ class Saved:
         return cls(path, kind, tuple(endings), tuple(sizes))
 
     def is_here(self) -> bool:
-        """Whether this host sees these files, judging by their sizes."""
+        """Whether this host sees these files; they must have the same sizes."""
         try:
             found = [Path(self.path + end).stat().st_size for end in self.endings]
         except OSError:

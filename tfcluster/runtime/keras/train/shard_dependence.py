@@ -1,7 +1,7 @@
-"""Which tensors of a graph depend on the rows of a single shard.
+"""Finds which tensors of a graph depend on the rows of a single shard.
 
-What does not depend on them is the same for all shards, and so on all ranks: weights,
-the gradient of the whole batch, and everything that is computed from these.
+All other tensors are the same for all shards, and so on all ranks: weights, the
+gradient of the whole batch, and everything that is computed from these.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ class ShardDependence:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._names: set[str] = set()
-        """The names of dependent tensors, and of the handles of such variables."""
+        """The names of dependent tensors, and of handles of dependent variables."""
         self._outer: set[int] = set()
-        """The ids of tensors outside of the graph that are such handles."""
+        """The ids of handles of dependent variables outside of the graph."""
         self._looked = len(graph.get_operations())
 
     def begin_with(self, tensors: Iterable[Tensor]) -> None:
-        """These tensors are rows of a shard."""
+        """Mark these tensors as rows of a shard."""
         self._names.update(tensor.name for tensor in tensors)
 
     def follow(self) -> None:
-        """Look at the operations that shards have added."""
+        """Process the operations that shards have added."""
         operations = self._graph.get_operations()
         for operation in operations[self._looked :]:
             if any(tensor.name in self._names for tensor in operation.inputs):
@@ -42,11 +42,11 @@ class ShardDependence:
         self._looked = len(operations)
 
     def skip(self) -> None:
-        """The operations since the last call combine what the shards have computed."""
+        """Skip the new operations, which combine what the shards have computed."""
         self._looked = len(self._graph.get_operations())
 
     def forget(self, variables: Iterable[Variable]) -> None:
-        """These variables have been set to what is the same for all shards."""
+        """Unmark variables that have been set to the same value for all shards."""
         handles = {id(variable.handle) for variable in variables}
         for outer, inner in self._graph.captures:
             if id(outer) in handles:

@@ -1,6 +1,6 @@
 """The exchange of a step that a rank has computed shard by shard, as one op.
 
-``gradient_allreduce`` has its counterpart for ranks that compute their rows at once.
+``gradient_allreduce`` does the same for ranks that compute all of their rows at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tfcluster.runtime.tensors import name_of
 
 @dataclass(frozen=True, slots=True)
 class ShardGradients:
-    """What a rank has computed from one of its shards."""
+    """The results that a rank has computed from one of its shards."""
 
     rows: Weight
-    """The number of its rows: a number, or a scalar tensor."""
+    """The number of the shard's rows: a number, or a scalar tensor."""
     gradients: Sequence[Gradient]
     """One for each variable: a tensor of its shape, IndexedSlices, or None."""
     state: Sequence[Tensor]
@@ -57,12 +57,12 @@ def exchange_shards(
     state: Sequence[Named],
     watch: Watch | None = None,
 ) -> tuple[list[Gradient], list[Tensor]]:
-    """The mean of all ranks' shards, by rows: of gradients, and of layers' variables.
+    """Average gradients and layers' variables over all ranks' shards, by rows.
 
     ``computed`` has this rank's shards in their order. The results have the shapes and
-    dtypes of what was computed; an entry that is None for all shards stays None.
-    ``watch`` compares the ranks. Their bits do not depend on the number of ranks: see
-    ``mean_of_shards``, and for errors ``gradient_allreduce.exchange``.
+    dtypes of what was computed; an entry that is None for all shards stays None. The
+    results' bits do not depend on the number of ranks: see ``mean_of_shards``.
+    ``watch`` compares the ranks. Raises what ``gradient_allreduce.exchange`` raises.
     """
     first = computed[0]
     if all(gradient is None for gradient in first.gradients) and not first.state:

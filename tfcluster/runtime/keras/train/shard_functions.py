@@ -1,10 +1,10 @@
-"""Divide the batches of custom loops in the ``tf.function`` that trains on them.
+"""Divides the batches of custom loops in the ``tf.function`` that trains on them.
 
-It is for ``runtime.shards``. A loop gets whole batches, and every rank runs all of its
-code. But a ``tf.function`` that gets a batch and computes gradients of weights runs
-once for each of the rank's shards, like a ``train_step``: see ``shard_steps``. What it
-returns is that of the whole batch, with the same bits on all ranks. The first call of
-each function is not divided, since it shows whether the function trains.
+This is for ``runtime.shards``. A loop gets whole batches, and every rank runs all of
+its code. But a ``tf.function`` that gets a batch and computes gradients of weights runs
+once for each of the rank's shards, like a ``train_step``: see ``shard_steps``. It
+returns the results for the whole batch, with the same bits on all ranks. The first call
+of each function is not divided, since it shows whether the function trains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LIBRARIES = ("keras", "tensorflow", "tfcluster")
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a function that got a batch."""
+    """What is known about a function that got a batch."""
 
     trains: bool
     by_shards: Callable[..., Any]
@@ -111,7 +111,7 @@ class ShardFunctions:
         judged = 0 if trials is None else trials.judged
         tries = not known.is_tried
         known.trials += tries
-        # No part of the batch belongs to the code of the loop.
+        # The code of the loop gets no part of the batch.
         result = known.by_shards(tuple(places), tries, tuple(args), dict(kwargs))
         if trials is not None and trials.judged > judged:
             known.is_tried = True

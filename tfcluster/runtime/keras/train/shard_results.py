@@ -1,8 +1,8 @@
-"""What a function returns that was called for each shard of a batch.
+"""Merges the results of a function that was called for each shard of a batch.
 
-The results are those of the whole batch, with the same bits on all ranks: a floating
-number is the mean over the shards by rows, and rows are joined. What does not depend
-on the rows of a shard stays as it is. Anything else is refused.
+The merged results belong to the whole batch, with the same bits on all ranks: a
+floating number is the mean over the shards by rows, and rows are joined. A result that
+does not depend on the rows of a shard stays as it is. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tfcluster.runtime.keras.train.shard_steps import ShardPart, ShardSteps
 from tfcluster.runtime.tensor_types import Array, DType, Nest, Tensor
 
 _NEAR = 0.05
-"""How near to 2 a sum over rows grows if each of them comes twice."""
+"""How close to 2 the factor is by which a sum over rows grows if each row comes twice.
+"""
 
 _ADVICE = (
     "Return a number that is a mean over the rows, a tensor with one entry for each "
@@ -56,14 +57,13 @@ class ShardResults:
     def look(self, found: Nest, where: str) -> None:
         """Check that numbers among the results for one shard are means over its rows.
 
-        ``where`` is the line that calls the function.
-
-        It ends the step, or warns, if they are not: see ``Session.differs``.
+        ``where`` is the line that calls the function. If they are not, this ends the
+        step or warns: see ``Session.differs``.
         """
         self._row_terms.look_at_results(self._numbers(found), where)
 
     def compare(self, once: Nest, repeated: Nest) -> None:
-        """Check the same with the results for these rows and for each of them twice."""
+        """Check the results for some rows against those for each of the rows twice."""
         pairs = list(zip(self._numbers(once), self._numbers(repeated), strict=False))
         if not pairs:
             return
@@ -91,16 +91,16 @@ class ShardResults:
         ]
 
     def merged(self, found: Sequence[Nest], parts: Sequence[ShardPart]) -> Nest:
-        """The result for the whole batch; ``found`` has those for ``parts``.
+        """The result for the whole batch; ``found`` has the results for ``parts``.
 
-        All ranks must call it at the same place. Raises CollectiveError for results
+        All ranks must call this at the same place. Raises CollectiveError for results
         that cannot be merged, and what exchanges raise.
         """
         try:
             for other in found[1:]:
                 tf.nest.assert_same_structure(found[0], other, expand_composites=True)
         except (TypeError, ValueError):
-            self._refuse("results of another structure for each shard of a batch")
+            self._refuse("results whose structure differs between shards of a batch")
         each = [tf.nest.flatten(one, expand_composites=True) for one in found]
         results = list(each[0])
         numbers = []
@@ -127,7 +127,7 @@ class ShardResults:
             return not self._steps.depends(values)
         if all(value is values[0] or _equal(value, values[0]) for value in values[1:]):
             return True
-        return self._refuse("a value that is another one for each shard of a batch")
+        return self._refuse("a value that differs between shards of a batch")
 
     def _are_rows(self, values: Sequence[Tensor], parts: Sequence[ShardPart]) -> bool:
         """Whether a result has one entry for each row."""
@@ -138,7 +138,7 @@ class ShardResults:
 
     def _joined(self, values: Sequence[Tensor], parts: Sequence[ShardPart]) -> Tensor:
         """The entries of all rows of the batch, in their order."""
-        # A shard without rows has computed one that does not count.
+        # A shard without rows has computed one row, which does not count.
         counted = [
             value[: tf.cast(part.share.rows, tf.int32)]
             for value, part in zip(values, parts, strict=True)
@@ -197,6 +197,6 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _rows_of(part: ShardPart) -> Tensor:
-    """A tensor of a part, which has its rows."""
+    """A tensor of a part that has the part's rows."""
     found: Tensor = tf.nest.flatten(part.data)[0]
     return found

@@ -1,14 +1,14 @@
-"""Compute a training step shard by shard, with the same bits on any number of ranks.
+"""Computes a training step shard by shard, with the same bits on any number of ranks.
 
 Every batch is divided into a fixed number of shards (``runtime.shards``), and each rank
 has some of them. It runs the model's step once for each of its shards, in lockstep: so
 each gradient is computed from the same rows in tensors of the same shapes on any rank.
 Where a tape returns gradients of weights, or where the optimizer gets them, the shards
 wait for each other, and the gradients of all shards are added up in a fixed order. From
-there on all have the gradient of the whole batch, and what the step makes of it happens
-once: an optimizer applies it, or a variable is set.
+then on, all shards have the gradient of the whole batch, and the step uses it once: an
+optimizer applies it, or a variable is set.
 
-What would depend on the rows of one shard there is refused.
+A step is refused if this would depend on the rows of one shard.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AS_WRITTEN = "disable_meta_optimizer"
-"""TensorFlow's option that graphs are not rewritten before they run."""
+"""TensorFlow's option that disables rewriting graphs before they run."""
 
 _WITHOUT = "Run the job without runtime.shards"
 
@@ -76,7 +76,7 @@ class ShardPart(Part):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the step of a shard has computed."""
+    """The values that the step of a shard has computed."""
 
     gradients: list[Gradient]
     variables: list[Variable]
@@ -90,18 +90,18 @@ class _Step:
 
     graph: Graph | None
     shares: list[Share]
-    """Those of the shards that count."""
+    """The shares of the shards that count."""
     lockstep: Lockstep
     dependence: ShardDependence | None
-    """None: it runs eagerly."""
+    """None if the step runs eagerly."""
     looked: int
     """How many operations of the graph have been checked."""
     of_checks: set[str] = field(default_factory=set)
-    """The names of operations of our own checks."""
+    """The names of operations that belong to our own checks."""
     is_alone: bool = False
     """Whether one shard acts for all of them."""
     changed: list[Variable | TfVariable] = field(default_factory=list)
-    """The variables that it has set."""
+    """The variables that the step has set."""
 
 
 class ShardSteps:
@@ -140,15 +140,15 @@ class ShardSteps:
     def check(self, model: Model, *, plain: bool) -> None:
         """Raise CollectiveError if a step of ``model`` cannot be divided.
 
-        ``plain``: the step is Keras's own.
+        ``plain`` is true if the step is Keras's own.
         """
         require_alike(self._session)
         for layer in internals.layers_of(model):
             self._check_layer(layer)
         if not plain and tf.executing_eagerly():
             raise CollectiveError(
-                "with runtime.shards, a train_step of the program, or an optimizer of "
-                "its own, cannot run eagerly: what it does besides computing gradients "
+                "with runtime.shards, the program's own train_step or optimizer "
+                "cannot run eagerly: what it does besides computing gradients "
                 "cannot be checked. Remove run_eagerly=True"
             )
 
@@ -160,13 +160,12 @@ class ShardSteps:
         step: Callable[[ShardPart], T],
         merged: Callable[[list[T]], R],
     ) -> R:
-        """``merged`` of what ``step`` returns for each part; all run in lockstep.
+        """Run ``step`` for each part in lockstep; return ``merged`` of the results.
 
-        Called within ``Session.stepping`` of the share of all parts. ``trial`` is one
-        more part, the last, which does not count. ``state`` has variables that layers
-        may set.
-        Raises CollectiveError if the step does what cannot be done shard by shard, and
-        what ``step`` and ``exchange_shards`` raise.
+        Called within ``Session.stepping`` of the share of all parts. ``trial`` is an
+        additional last part, which does not count. ``state`` has variables that layers
+        may set. Raises CollectiveError if the step does something that cannot be done
+        shard by shard, and what ``step`` and ``exchange_shards`` raise.
         """
         graph = graph_now()
         chosen = [*parts] if trial is None else [*parts, trial]
@@ -193,8 +192,8 @@ class ShardSteps:
             return merged(found)
         except Unlike:
             self._session.refuse(
-                "a training step computes or applies other gradients for one shard of "
-                f"a batch than for another. {_WITHOUT}"
+                "a training step computes or applies different gradients for "
+                f"different shards of a batch. {_WITHOUT}"
             )
         finally:
             self._state.finish()
@@ -234,10 +233,10 @@ class ShardSteps:
     def together(
         self, kind: tuple[object, ...], given: T, act: Callable[[list[T]], Any]
     ) -> Any:
-        """``act`` of what all shards have given, at the same place of their steps.
+        """``act`` of the values that all shards give at the same place of their steps.
 
-        The trial's comes last, if there is one. ``kind`` says what they do. Raises
-        CollectiveError within a conditional, a loop or another function.
+        The trial's value comes last, if there is one. ``kind`` says what the shards do.
+        Raises CollectiveError within a conditional, a loop or another function.
         """
         step = self._known()
         self.require_graph(str(kind[0]))
@@ -255,13 +254,13 @@ class ShardSteps:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one shard acts for all: what it does, happens once."""
+        """Whether one shard acts for all shards, so that its actions happen once."""
         return self._step is not None and self._step.is_alone
 
     def set_once(
         self, variable: Variable | TfVariable, value: Any, assign: Callable[[Any], T]
     ) -> T:
-        """``assign(value)`` once for all shards: the program sets ``variable``.
+        """Call ``assign(value)`` once for all shards: the program sets ``variable``.
 
         Raises CollectiveError if the value depends on the rows of one shard.
         """
@@ -290,9 +289,9 @@ class ShardSteps:
         return any(map(step.dependence.is_dependent, tensors))
 
     def _conditional(self, original: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """``tf.cond``: it runs once for all shards if it does not depend on their rows.
+        """Run a ``tf.cond`` once for all shards if it does not depend on their rows.
 
-        So its branches may apply gradients and set variables.
+        Then its branches may apply gradients and set variables.
         """
         session = self._session
         if (
@@ -314,7 +313,7 @@ class ShardSteps:
         return original(*args, **kwargs) if shared is None else shared[0]
 
     def _checked(self, run: Callable[[], T]) -> T:
-        """The result of a conditional of a check of ours, in one shard alone."""
+        """The result of a conditional of one of our checks, in one shard alone."""
         step = self._known()
         assert step.graph is not None
         assert step.dependence is not None
@@ -327,7 +326,7 @@ class ShardSteps:
         return result
 
     def _tried(self, run: Callable[[], T]) -> list[T] | None:
-        """The result of a conditional of the first shard, if it is right for all."""
+        """The result of the first shard's conditional, if it is right for all."""
         step = self._known()
         assert step.graph is not None
         assert step.dependence is not None
@@ -361,7 +360,7 @@ class ShardSteps:
         given: Sequence[Given],
         watch: Watch | None,
     ) -> list[Gradient]:
-        """The mean of all ranks' shards; layers' variables are combined along with it.
+        """Average over all ranks' shards, and combine layers' variables as well.
 
         Raises what ``exchange_shards`` and ``Trials.judge_repeated`` raise.
         """
@@ -381,7 +380,7 @@ class ShardSteps:
         return means
 
     def _combine_state(self) -> None:
-        """Combine what layers have set since the last gradient."""
+        """Combine the variables that layers have set since the last gradient."""
         averaged, _ = self._state.averages()
         if averaged:
             step = self._known()
@@ -427,7 +426,7 @@ class ShardSteps:
     def _inside(
         self, graph: Graph | None
     ) -> Callable[[], AbstractContextManager[object]]:
-        """What the threads of shards take over from this one."""
+        """Return a context in which a shard's thread takes over this thread's state."""
         session = self._session
         enter_graph = tf_internals.graph_for_threads(graph)
         keras_state, marks = internals.thread_state(), session.marks()
@@ -463,7 +462,7 @@ class ShardSteps:
             )
 
     def _check_operations(self, step: _Step, graph: Graph) -> None:
-        """Refuse a step that sets variables unnoticed."""
+        """Refuse a step that sets variables unnoticed by the runtime."""
         outer = {id(inner): handle for handle, inner in graph.captures}
         operations = graph.get_operations()
         for operation in operations[step.looked :]:
@@ -487,7 +486,7 @@ class ShardSteps:
 
 
 def _is_new(handle: Tensor) -> bool:
-    """Whether a variable has no value yet: the step sets it where it creates it."""
+    """Whether a variable has no value yet: the step sets it where it is created."""
     with tf.init_scope():
         return not tf.raw_ops.VarIsInitializedOp(resource=handle)
 
@@ -502,10 +501,10 @@ def _has_equal_shards(data: Nest, shards: int) -> bool:
 
 
 def _dependent(part: ShardPart, *, hides_rows: bool) -> ShardPart:
-    """The same part of a batch, as tensors that were made for it alone.
+    """The same part of a batch, as tensors that were created for this part alone.
 
-    ``hides_rows``: their number of rows is not known to the program, because it is that
-    of a shard, and shards differ.
+    With ``hides_rows``, the program does not know their number of rows, because it
+    differs between shards.
     """
 
     def own(leaf: Any) -> Any:
@@ -524,7 +523,7 @@ def _dependent(part: ShardPart, *, hides_rows: bool) -> ShardPart:
 
 
 def _tensor(value: Any) -> Any:
-    """A tensor of a graph; of a number or an array, a constant."""
+    """A tensor of the graph; a number or an array becomes a constant."""
     return tf.convert_to_tensor(
         raw(value) if isinstance(value, keras.Variable) else value
     )
@@ -541,7 +540,7 @@ def _tensors_of(part: ShardPart) -> Iterator[Any]:
 def _judgeable(gradient: Tensor | IndexedSlices) -> Tensor:
     """A dense tensor that grows like the gradient.
 
-    Repeated rows also repeat the slices, so their sum stands for them.
+    Repeated rows also repeat the slices, so the sum of the slices represents them.
     """
     if is_sparse(gradient):
         return tf.reduce_sum(gradient.values, axis=0, keepdims=True)
@@ -568,7 +567,7 @@ def compute_alike(session: Session) -> None:
             "used TensorFlow before it imports Keras. Import Keras first"
         ) from error
     tf.config.experimental.enable_op_determinism()
-    # What it makes of a shard's operations depends on the other shards in the graph.
+    # How it rewrites a shard's operations depends on the other shards in the graph.
     tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
     # Not a conditional, which would depend on the rows of a shard.
     matmul_gradient.MatmulGradient(unknown_are_few=True).install()

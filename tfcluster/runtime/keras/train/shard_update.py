@@ -1,4 +1,4 @@
-"""How an optimizer applies the gradients of a step that ranks compute by shards."""
+"""Applies the gradients of a step that ranks compute shard by shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster.runtime.tensors import is_sparse, name_of
 
 
 class ShardUpdate:
-    """Averages those gradients that no tape has averaged, and has them applied once."""
+    """Averages the gradients that no tape has averaged, and has them applied once."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class ShardUpdate:
         given: Given,
         act: Callable[[list[Given]], Variable],
     ) -> Variable:
-        """``act`` once, with what the steps of all shards give to ``optimizer``.
+        """Call ``act`` once with what the steps of all shards give to ``optimizer``.
 
-        Each shard calls it. Raises CollectiveError if one of them gives its own
-        gradients within a conditional.
+        Each shard calls this. Raises CollectiveError if a shard gives its own gradients
+        within a conditional.
         """
         if self.steps.is_alone:
             return act([given])

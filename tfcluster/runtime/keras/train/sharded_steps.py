@@ -45,13 +45,13 @@ class StepChecks:
     metrics: Metrics
     traced_draws: TracedDraws
     shards: ShardSteps | None = None
-    """Set if ranks compute their rows shard by shard."""
+    """Not None if ranks compute their rows shard by shard."""
     own_numbers: OwnRowNumbers | None = None
     """Set if the ranks exchange their gradients in every step."""
 
     @contextmanager
     def eagerly(self, model: Model, step: Step, data: Nest) -> Iterator[None]:
-        """Surrounds an eager step by code of the program, with this rank's rows."""
+        """Surrounds an eager step of the program's own code, with this rank's rows."""
         name = getattr(step, "__name__", "the step")
         self.row_terms.begin_batch(data, f"{name} of {model.name} {id(model)}")
         if self.own_numbers is None:
@@ -161,7 +161,7 @@ def _computes_numbers(model: Model, step: Step, *, trains: bool) -> bool:
 
 
 def _has_own_layers(model: Model) -> bool:
-    """Whether the output for a row may depend on other rows, as far as we know."""
+    """Whether the model has layers whose output for a row may depend on other rows."""
     return any(
         not internals.is_of_keras(type(layer))
         or isinstance(layer, keras.layers.Lambda)
@@ -190,7 +190,7 @@ def _is_plain(model: Model, step: Step) -> bool:
 def _part(session: Session, data: Nest, *, trains: bool) -> Part:
     if session.divides:
         return take_part(data, session.rank, session.size)
-    # The ranks train in step, but may have different numbers of test batches.
+    # The ranks train in lockstep, but may have different numbers of test batches.
     return Part(data, Share(rows=_rows(data), counts=True, alone=not trains))
 
 

@@ -1,11 +1,11 @@
 """``BatchNormalization`` normalises over the rows of all ranks, as on one machine.
 
-Without this hook each rank would normalise over its own rows; with the option
-``batch_normalization: local`` it does, except for layers with ``synchronized=True``.
-Keras asks ``tf.distribute`` for those, which knows of only one replica. Like PyTorch's
-``SyncBatchNorm`` the hook exchanges statistics in the forward pass and their gradients
-in the backward pass, with one exchange for each layer and pass. These are ops of the
-graph if the gradients are exchanged by such ops.
+Without this hook, each rank would normalise over its own rows. With the option
+``batch_normalization: local`` it does so, except in layers with ``synchronized=True``.
+For those layers Keras asks ``tf.distribute``, which sees only one replica. Like
+PyTorch's ``SyncBatchNorm``, the hook exchanges statistics in the forward pass and their
+gradients in the backward pass, with one exchange for each layer and pass. The exchanges
+are ops of the graph if the gradients are exchanged by such ops.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class SyncBatchNorm:
         mask: Tensor | None,
     ) -> tuple[Tensor, ...]:
         moments = self._of_the_ranks(original, layer, inputs, mask)
-        # That each rank normalises over its own rows is documented; loss checks ignore
-        # it.
+        # It is documented that each rank normalises over its own rows, so loss checks
+        # ignore it.
         return tuple(map(self._holds.hold, moments))
 
     def _of_the_ranks(
@@ -90,8 +90,8 @@ class SyncBatchNorm:
             weights = tf.broadcast_to(weights, tf.shape(inputs))
             inputs = tf.where(weights > 0, inputs, tf.zeros_like(inputs))
 
-        # Means over rows of sums within a row, since a mask may leave less of some
-        # rows.
+        # These are means over rows of the sums within a row, since a mask may hide more
+        # of some rows.
         def per_row(values: Tensor) -> Tensor:
             total = tf.reduce_sum(values, axes, keepdims=True)
             return tf.reshape(total / each, [-1])
@@ -128,7 +128,7 @@ class SyncBatchNorm:
         own = tf.cast(own, tf.float64)
         if share.total is None or not self._session.divides:
             return own * self._session.size
-        # A rank without rows computes one that does not count.
+        # A rank without rows computes one row, which does not count.
         present = tf.maximum(tf.cast(share.present, tf.float64), 1.0)
         whole: Tensor = own * tf.cast(share.total, tf.float64) / present
         return tf.where(share.undivided, own, whole)
@@ -166,8 +166,8 @@ class SyncBatchNorm:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def averaged(local: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            # A rank without rows computes one that must not count; its values may be
-            # NaN.
+            # A rank without rows computes one row, which must not count; its values may
+            # be NaN.
             part = tf.where(rows > 0, local * rows, tf.zeros_like(local))
             packed = tf.concat([tf.reshape(part, [-1]), [rows]], 0)
             sums = total(packed, "moments")

@@ -1,15 +1,15 @@
-"""Exchange gradients where a tape returns them, before the program can change them.
+"""Exchanges gradients where a tape returns them, before the program can change them.
 
 A program that clips gradients by their norm, adds noise, or accumulates the gradients
-of several batches needs those of the whole batch, not this rank's. So ``tape.gradient``
-itself returns the average over the ranks, for sources that are trainable variables.
-What the program makes of it is then the same on all ranks, and the optimizer does not
-exchange it again.
+of several batches needs the gradients of the whole batch, not this rank's. So
+``tape.gradient`` itself returns the average over the ranks, for sources that are
+trainable variables. The program's changes to the average are then the same on all
+ranks, and the optimizer does not exchange it again.
 
-Some gradients stay local and are exchanged at the optimizer: those of Keras's own
-``train_step``, which are known to arrive there unchanged; those that another tape
-records, because their own gradient is exchanged; those of single rows (``tf.map_fn``,
-``tape.jacobian``).
+Some gradients stay local and are exchanged at the optimizer: gradients of Keras's own
+``train_step``, which are known to arrive there unchanged; gradients that another tape
+records, because their own gradient is exchanged; and gradients of single rows
+(``tf.map_fn``, ``tape.jacobian``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse, name_of
 
 _MANY_CALLS = 3
-"""Warn from this many calls per step; two gradients of the same weights are common."""
+"""Warn at this many calls per step; two gradients of the same weights are common."""
 
 _ADVICE = (
     "Call optimizer.build(variables) before the training loop, compute the gradient "
@@ -63,7 +63,7 @@ class _Origin:
     gradient: weakref.ref[Gradient] | None
     """The gradient that the tape returned to the program; None if it was None."""
     graph: int | None
-    """The graph in which it was returned; None: eagerly."""
+    """The id of the graph in which it was returned; None if it was returned eagerly."""
     exchanged: bool
     by_rows: bool
     draws: int
@@ -98,9 +98,9 @@ class TapeGradients:
         self._group_names = UniqueNames()
         self._calls: dict[int, int] = {}
         self._answers = ObjectMap[dict[tuple[str, tuple[int, ...]], bool]]()
-        """What ``_are_registered`` has answered, by first variable, line and all."""
+        """Results of ``_are_registered``, by first variable, then by line and all."""
         self._unowned: dict[int, str] = {}
-        """Where a variable's gradient was computed that no optimizer has applied."""
+        """The lines of gradients that no optimizer has applied, by variable."""
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
 
     def install(
@@ -166,7 +166,7 @@ class TapeGradients:
     def _note_unowned(
         self, variables: Sequence[Variable], gradients: Sequence[Gradient]
     ) -> None:
-        """Keep in mind whose gradient no optimizer has applied yet."""
+        """Record the variables whose gradient no optimizer has applied yet."""
         session = self._session
         if (
             session.size == 1
@@ -178,7 +178,7 @@ class TapeGradients:
             return
         for variable, gradient in zip(variables, gradients, strict=True):
             key = id(raw(variable))
-            # The line is looked up once: an eager loop comes here in every step.
+            # Look up the line once, because an eager loop calls this in every step.
             if (
                 gradient is None
                 or key in self._unowned
@@ -190,14 +190,14 @@ class TapeGradients:
             self._unowned[key] = f"{user_line()}: {name_of(variable)}"
 
     def _warn_of_unowned(self) -> None:
-        """Called at the end of the program."""
+        """Warn about gradients that no optimizer applied, at the program's end."""
         if self._unowned:
             self._session.warn(
-                "gradients of variables that no optimizer applies are those of each "
-                f"rank's own rows: {'; '.join(self._unowned.values())}. If the program "
-                "sets the variable by such a gradient, its values differ from rank to "
-                "rank, and from those of one machine. Apply the gradient by a Keras "
-                "optimizer, or average it (tfc.allreduce)"
+                "gradients of variables that no optimizer applies are computed from "
+                f"each rank's own rows: {'; '.join(self._unowned.values())}. If the "
+                "program sets the variable with such a gradient, its values differ "
+                "from rank to rank, and from those of one machine. Apply the gradient "
+                "with a Keras optimizer, or average it (tfc.allreduce)"
             )
 
     def _gradients(
@@ -260,7 +260,7 @@ class TapeGradients:
         return isinstance(source, keras.Variable | tf.Variable) and source.trainable
 
     def _are_registered(self, variables: Sequence[Variable]) -> bool:
-        """Whether they all are; every trace of one line has the answer of the first.
+        """Whether all are registered; all traces of a line get the first one's answer.
 
         A rank may trace a function when another does not (a trial has more rows), and
         after the optimizer has been built. Yet all must exchange at the same places.
@@ -273,7 +273,7 @@ class TapeGradients:
         return answers.setdefault((user_line(), ids), found)
 
     def _is_registered(self, variable: Variable) -> bool:
-        """Whether it is certainly a weight: some programs keep inputs in variables."""
+        """Whether a variable is certainly a weight; some variables contain inputs."""
         return isinstance(variable, keras.Variable) or variable in self._owners
 
     def _stay_local(self, gradients: Sequence[Gradient]) -> bool:
@@ -303,7 +303,7 @@ class TapeGradients:
     def _of_all_shards(
         self, variables: list[Variable], gradients: Sequence[Gradient]
     ) -> list[Gradient]:
-        """The mean over all shards of the batch; each of them calls this."""
+        """The mean over all shards of the batch; each shard calls this."""
         steps = self._shard_steps
         assert steps is not None
 
@@ -324,8 +324,8 @@ class TapeGradients:
     ) -> tuple[Target, list[Variable], Watch | None]:
         """What an exchange of gradients needs: see ``gradient_allreduce.exchange``."""
         key, names = self._group(variables)
-        # How many gradients of these variables were computed since the last was
-        # applied. For example, a step that computes two of them is still one step.
+        # The number of gradients of these variables that were computed since the last
+        # one was applied. For example, a step that computes two is still one step.
         first = id(raw(variables[0]))
         number = self._calls[first] = self._calls.get(first, 0) + 1
 
@@ -343,9 +343,9 @@ class TapeGradients:
     def _watch(
         self, key: str, variables: list[Variable], trained: list[Variable]
     ) -> Watch | None:
-        """The comparison of what the ranks train, if there is one.
+        """The watch that compares what the ranks train, if there is one.
 
-        ``trained`` are those of the variables that have a gradient.
+        ``trained`` are the variables that have a gradient.
         """
         if self._divergence_check is None:
             return None
@@ -473,7 +473,7 @@ class TapeGradients:
         origin: _Origin,
     ) -> None:
         session = self._session
-        # Keras's own step passes them on as they are, if need be through tf.cond.
+        # Keras's own step passes gradients on unchanged, if necessary through tf.cond.
         if origin.by_rows or session.plain_step or _is(origin.gradient, gradient):
             return
         in_loop = tf.executing_eagerly() and session.share is None

@@ -22,7 +22,7 @@ from tfcluster.runtime.tf_internals import Function
 def without_xla(model: Model) -> bool:
     """Disable XLA for a compiled model, as Keras does under ``tf.distribute``.
 
-    XLA cannot compile an exchange. Functions that Keras has traced are made again.
+    XLA cannot compile an exchange. Functions that Keras has traced are created again.
     Returns whether the model would have been compiled by XLA.
     """
     if not model.compiled or not model.jit_compile:
@@ -42,7 +42,7 @@ class XlaFallback:
         self._plain: weakref.WeakKeyDictionary[Function, Function] = (
             weakref.WeakKeyDictionary()
         )
-        """The functions without XLA, by those with it."""
+        """The functions without XLA, by the functions with XLA."""
 
     def install(self) -> None:
         """Install the hook in TensorFlow, once per process."""
