@@ -1,1 +1,1 @@
-"""Metrics and logs of all ranks' rows."""
+"""Metrics and logs over all ranks' rows."""

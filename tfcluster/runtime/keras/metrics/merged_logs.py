@@ -2,8 +2,8 @@
 
 There are three kinds of values, and all ranks agree on the kind. A metric's result is
 computed from the metric's merged state. A value derived from such results or from other
-logs is recomputed from the merged ones. Anything else is averaged over the rows of the
-step's batch, like a loss.
+logs is recomputed from the merged values. Anything else is averaged over the rows of
+the step's batch, like a loss.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MergedLogs:
     def values(self) -> dict[Path, Value]:
         """A value for each log, equal on all ranks.
 
-        Each has the type of the original: a number of Python, or of the same dtype.
+        Each value has the original's type: a Python number, or a number of that dtype.
         """
         session = self._session
         candidates = self._candidates()
@@ -104,7 +104,7 @@ class MergedLogs:
     # --- results of metrics ---------------------------------------------------------
 
     def _candidates(self) -> list[Origin]:
-        """All metric results that a log may be, in the same order on all ranks."""
+        """All metric results that a log may contain, in the same order on all ranks."""
         known = self._known
         metrics = list(self._model.metrics)
         if known is not None:
@@ -121,10 +121,10 @@ class MergedLogs:
     def _chosen(
         self, candidates: Sequence[Origin], fits: Sequence[Sequence[Sequence[int]]]
     ) -> dict[Path, int]:
-        """Which metric result each log value is.
+        """The metric result that each log value is.
 
         The state may have changed since the result was computed. So a result is chosen
-        only if it equals the value on this rank and on every other.
+        only if it equals the value on this rank and on every other rank.
         """
         chosen = {}
         for place, path in enumerate(self._own):
@@ -147,7 +147,7 @@ class MergedLogs:
         ):
             return [_result_of(origin) for origin in origins]
 
-    # --- what is made of others -----------------------------------------------------
+    # --- values derived from others -------------------------------------------------
 
     def _is_remade(self, path: Path) -> bool:
         """Whether recomputing the value from this rank's sources reproduces it."""
@@ -203,7 +203,7 @@ class MergedLogs:
         if shapes != {()} and values.count(values[0]) < len(values):
             self._session.differs(
                 f"the value that the step returns as {name} is an array that no metric "
-                "tracks: its value is that of the chief's rows"
+                "tracks: it is computed from the chief's rows only"
             )
             return np.asarray(values[0], own.dtype)
         known = self._known

@@ -1,4 +1,4 @@
-"""Metrics over all ranks' rows: their state is merged before a result is computed.
+"""Metrics over all ranks' rows. Their state is merged before a result is computed.
 
 The local state is restored afterwards, so asking twice gives the same result.
 """
@@ -58,7 +58,7 @@ class Metrics:
         self._recorded: ContextVar[Recorded | None] = ContextVar(
             "recorded", default=None
         )
-        """That of the innermost step that is being called."""
+        """The results recorded in the innermost step that is being called."""
         self._steps: weakref.WeakKeyDictionary[Model, dict[str, StepLogs]] = (
             weakref.WeakKeyDictionary()
         )
@@ -86,7 +86,7 @@ class Metrics:
         written = type(metric), internals.function_of(metric)
         own = not all(each is None or internals.is_of_keras(each) for each in written)
         with self._session.once("update_state"):
-            # Not again if a class calls the method of its base class.
+            # Do nothing again if a class calls the method of its base class.
             if own and not self._session.within(this) and not self._state.trying:
                 with self._session.once(this):
                     return self._state.update(original, metric, args, kwargs)
@@ -140,8 +140,8 @@ class Metrics:
     ) -> Tensor | None:
         """This rank's fraction of the batch, if ``values`` stands for a whole batch.
 
-        A scalar of the metric's dtype. None if it does not, or if the fraction is
-        unknown.
+        Returns a scalar of the metric's dtype, or None if ``values`` does not stand for
+        a whole batch or if the fraction is unknown.
         """
         if sample_weight is not None or not _is_scalar(values):
             return None
@@ -169,7 +169,8 @@ class Metrics:
     def _merges_at_once(self) -> bool:
         """Whether a result must be merged now, since the program may use it.
 
-        In a graph that would cost an exchange in every step, for one result of many.
+        In a graph that would cost an exchange in every step, but the program uses only
+        few of the results.
         """
         if not tf.executing_eagerly() or self._session.current_shard is not None:
             return False  # Ranks may have different numbers of shards.
@@ -199,7 +200,7 @@ class Metrics:
     # --- logs of steps --------------------------------------------------------------
 
     def watch_steps(self, model: Model) -> None:
-        """Record what the steps of this model return."""
+        """Record the logs that the steps of this model return."""
         for patch in _STEP_PATCHES:
             name = patch.attribute
             step = getattr(model, name)
@@ -250,7 +251,7 @@ class Metrics:
         self._judge(steps[name], logs)
 
     def _judge(self, step: StepLogs, logs: Mapping[str, Value]) -> None:
-        """Find the sums among a step's numbers; warn of what is not a mean either."""
+        """Find sums among a step's numbers; warn if one is neither sum nor mean."""
         for path, value in step.unexplained(logs):
             if not value.dtype.is_floating:
                 continue
@@ -267,8 +268,8 @@ class Metrics:
     ) -> Value:
         """The logs of a training step that was called for each shard of this rank.
 
-        ``found`` has what each call returned, and ``rows`` the weights. Metrics have
-        been updated by all calls, so their results are those of the last one. Other
+        ``found`` has the logs that each call returned, and ``rows`` the weights. All
+        calls have updated the metrics, so the last call has their results. Other
         numbers are averaged by rows; counts are added up.
         """
         known = self._steps.get(model, {}).get("train_step")
@@ -299,7 +300,7 @@ class Metrics:
 
     @contextmanager
     def testing(self) -> Iterator[None]:
-        """Within this context, logs are those of ``test_step``."""
+        """Within this context, logs come from ``test_step``."""
         before, self._step = self._step, "test_step"
         try:
             yield
@@ -321,8 +322,8 @@ class Metrics:
     def of_step(self, model: Model, logs: Mapping[str, Value]) -> Logs:
         """The logs that a step has returned, merged over all ranks.
 
-        All ranks must call it after the same step. Values that are floats of Python in
-        ``logs`` remain such; others become numbers or arrays of numpy. Raises what
+        All ranks must call this after the same step. Python floats in ``logs`` remain
+        Python floats; other values become numpy numbers or arrays. Raises what
         ``Group.exchange`` raises.
         """
         self._rows = self._steps.get(model, {}).get(self._step, _UNKNOWN).rows
@@ -344,8 +345,8 @@ class Metrics:
     def merged(self, metrics: list[Metric], name: str) -> Iterator[None]:
         """Within this context the metrics hold the state of all ranks.
 
-        All ranks must enter it with the same metrics; ``name`` is for messages.
-        Entering it raises what ``MetricState.merged`` raises.
+        All ranks must enter the context with the same metrics; ``name`` is for
+        messages. Entering raises what ``MetricState.merged`` raises.
         """
         variables = list(
             {id(v): v for metric in metrics for v in metric.variables}.values()
@@ -375,7 +376,7 @@ def _is_scalar(values: Value) -> bool:
 
 
 def _snapshot(result: Value) -> Value:
-    """A result with variables replaced by their values, as they are about to change."""
+    """A result with variables replaced by their values, which are about to change."""
     values = {
         path: tf.convert_to_tensor(value)
         if isinstance(value, keras.Variable | tf.Variable)
@@ -394,6 +395,6 @@ def _has_own_logs(model: Model, step: str) -> bool:
 
 
 def _with_type_of(old: Value, new: Value) -> Numbers:
-    """``new`` as a number: a float of Python if ``old`` is one, else one of numpy."""
+    """``new`` as a Python float if ``old`` is one, else as a numpy number."""
     number = as_number(new)
     return float(number) if isinstance(old, float) and np.ndim(number) == 0 else number

@@ -1,9 +1,9 @@
-"""The logs that a model's step returns, and their merging to numbers of all ranks.
+"""The logs that a model's step returns, and how the ranks' numbers are merged.
 
 A custom step may return anything under any name: all or some results of metrics, values
 derived from these, losses that no metric keeps. While the step is traced or run, this
-records which metric's ``result()`` each value is, and the number of rows that it was
-computed from.
+module records from which metric's ``result()`` each value comes, and from how many rows
+it was computed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Path = tuple[str, ...]
 """The keys that lead to a value in nested dictionaries."""
 
 Value: TypeAlias = Any
-"""A value in logs: a tensor, a number, an array, or anything else. May be a dictionary
-of values in turn."""
+"""A value in logs: a tensor, a number, an array, or anything else, including a
+dictionary of such values."""
 
 Numbers: TypeAlias = Any
-"""A number of numpy's, an array of numbers, or None for anything else."""
+"""A numpy number, an array of numbers, or None for anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The metric, and the path in its ``result()``, that a value comes from."""
+    """The metric from which a value comes, and the value's path in ``result()``."""
 
     metric: Metric
     path: Path = ()
@@ -63,8 +63,8 @@ class StepLogs:
     """What is known about the logs of one model's ``train_step`` or ``test_step``."""
 
     rows: Any
-    """A ``Variable``, float64: the weight of this rank's part of the last batch. None
-    if it is not known which logs the step returns."""
+    """A float64 ``Variable`` with the weight of this rank's part of the last batch, or
+    None if it is not known which logs the step returns."""
     origins: dict[Path, Origin] = field(default_factory=dict)
     derived: dict[Path, tuple[Derived, tuple[Origin | Path, ...]]] = field(
         default_factory=dict
@@ -109,7 +109,7 @@ class StepLogs:
                 self.counts.add(path)
 
     def is_added_up(self, path: Path) -> bool:
-        """Whether the number of the batch is the sum of those of its parts."""
+        """Whether the number for the batch is the sum of the numbers for its parts."""
         return path in self.counts or path in self.sums
 
     def unexplained(self, logs: Mapping[str, Value]) -> Iterator[tuple[Path, Tensor]]:
@@ -167,9 +167,9 @@ def is_same(one: Numbers, other: Numbers) -> bool:
 def combined(values: Array, weights: Sequence[float], *, count: bool) -> Numbers:
     """Combine the ranks' values of a number that no metric keeps: a mean over rows.
 
-    The first dimension of ``values`` is that of the ranks; ``weights`` are their
-    numbers of rows. ``count``: an integer computed from the data, which is summed
-    instead.
+    The first dimension of ``values`` is the rank; ``weights`` are the ranks' numbers of
+    rows. With ``count``, the values are integers computed from the data, which are
+    summed instead.
     """
     present = [
         (value, weight)
