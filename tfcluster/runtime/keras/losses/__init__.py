@@ -1,1 +1,1 @@
-"""Losses of the whole batch: what a rank's own rows do not determine."""
+"""Losses of the whole batch, which a rank's own rows do not determine."""

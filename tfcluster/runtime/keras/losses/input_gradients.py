@@ -1,11 +1,12 @@
-"""Gradients with respect to the rows of a batch, as of the loss of the whole batch.
+"""Scales gradients with respect to the rows of a batch to the loss of the whole batch.
 
 A rank's loss is the mean over its own rows. Gradients of weights are averaged over the
-ranks, so they are those of the batch. But the gradient of a row stays where it is, and
-its part of the mean over few rows is greater than that of the mean over the batch: by
-as much as the batch has more rows. So it is scaled. What the program differentiates
-may also be a sum over the rows, or one number for each: their gradients are as on one
-machine. If it cannot be found out which of these a number is, a warning says so.
+ranks, so they become the gradients of the batch. But the gradient of a row stays on its
+rank. A row has a larger share in a mean over few rows than in the mean over the batch,
+so its gradient is too large, by the factor by which the batch has more rows. Therefore
+it is scaled. The program may also differentiate a sum over the rows, or one number for
+each row: these gradients are the same as on one machine. If it is unknown which of
+these a number is, there is a warning.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class InputGradients:
         *args: Any,
         **kwargs: Any,
     ) -> Nest:
-        """``tf.gradients``; the parameters have its names, for keywords."""
+        """Call ``tf.gradients``; the parameters keep its names, for keywords."""
         return self._scaled(ys, xs, original(ys, xs, *args, **kwargs))
 
     def _scaled(self, target: Nest, sources: Nest, result: Nest) -> Nest:
@@ -103,7 +104,7 @@ class InputGradients:
         return tf.nest.pack_sequence_as(result, found)
 
     def _may_be_divided(self) -> bool:
-        """Whether the batch of a loop is divided, or a graph is made for any batch."""
+        """Whether a loop's batch is divided, or a graph is created for any batch."""
         return not tf.executing_eagerly() or self._session.loop.divided
 
     def _kind(self, targets: list[Tensor]) -> Reduction:
@@ -119,7 +120,7 @@ class InputGradients:
         )
 
     def _is_of_rows(self, tensor: Tensor) -> bool:
-        """Whether the first axis of a tensor may be that of the rows."""
+        """Whether the first axis of a tensor may be the axis of the rows."""
         shape = tensor.shape
         if shape.rank is None or shape.rank == 0:
             return False
@@ -145,6 +146,6 @@ class InputGradients:
             "larger than on one machine. Each rank computes it from its own rows only, "
             "and the gradient of a mean over fewer rows is larger for each row. "
             "tfcluster corrects it for Keras's losses and, in a tf.function, for "
-            "tf.reduce_mean; it cannot tell what is differentiated here. If only the "
+            "tf.reduce_mean; it does not know what is differentiated here. If only the "
             "sign or the direction of the gradient is used, the result is right"
         )

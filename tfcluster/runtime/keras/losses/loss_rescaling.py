@@ -1,8 +1,9 @@
-"""Rescale losses that do not divide by the rows of the batch.
+"""Rescale losses that do not divide by the number of rows in the batch.
 
 Gradients are averaged over the ranks by rows, which is correct for a mean over rows. A
-loss that is a sum, or that divides by the sum of its weights or by the unmasked
-entries, is scaled here so that this average equals the gradient of the whole batch.
+loss that is a sum, or that divides by the sum of its weights or by the number of
+unmasked entries, is scaled here so that this average equals the gradient of the whole
+batch.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class LossRescaling:
         mask: Tensor | None,
         reduction: str | None,
     ) -> Tensor:
-        """The loss whose mean over the ranks, by rows, is that of the batch."""
+        """The loss scaled so that its mean over the ranks, by rows, is the batch's."""
         if self._losses.returned(values):
             return loss
         if tf.convert_to_tensor(values).shape.rank == 0:
@@ -99,7 +100,7 @@ class LossRescaling:
     # --- for gradients with respect to rows -------------------------------------------
 
     def is_mean(self, tensor: Tensor) -> bool:
-        """Whether a tensor is such a loss: see ``_of_batch``."""
+        """Whether a tensor is a loss that this class has handled: see ``_of_batch``."""
         if tf.is_symbolic_tensor(tensor):
             return str(tensor.name) in _noted_in(tensor.graph)
         return tensor in self._eager
@@ -122,7 +123,7 @@ class LossRescaling:
     def _scaled(self, loss: Tensor, factor: Tensor | None) -> Tensor:
         if factor is None:
             return loss
-        # It now has the divisor of all ranks: checks need not examine it any more.
+        # The loss now has the divisor of all ranks, so checks need not examine it.
         scaled: Tensor = self._holds.hold(loss * tf.cast(factor, loss.dtype))
         return scaled
 
@@ -158,7 +159,7 @@ class LossRescaling:
         return self._exchanged(divisor)
 
     def _is_divided(self, share: Share | None) -> bool:
-        """Whether other ranks have other parts of the batch and can be asked."""
+        """Whether other ranks have other parts of the batch and can take part."""
         if share is not None:
             return not share.alone
         return self._session.divides and not self._session.inside_keras

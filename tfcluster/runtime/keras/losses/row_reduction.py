@@ -1,6 +1,6 @@
-"""How a number depends on the rows of a batch: as their mean, their sum, or otherwise.
+"""Finds how a number depends on the rows of a batch: as a mean, a sum, or otherwise.
 
-It is found from the operations of a graph, without running them. Pure.
+It examines the operations of a graph, without running them. Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tfcluster.runtime.tensor_types import Operation, Tensor
 
 
 class Reduction(Enum):
-    """What a number is, seen as a function of the rows."""
+    """How a number depends on the rows."""
 
     NOTHING = auto()
-    """It does not depend on them."""
+    """The number does not depend on the rows."""
     MEAN = auto()
     SUM = auto()
-    """A sum of what is computed from each row; also one number for each row."""
+    """A sum of numbers computed from each row; also one number for each row."""
     COUNT = auto()
     """The number of rows, or a multiple of it."""
     UNKNOWN = auto()
@@ -60,16 +60,16 @@ class Reductions:
     def __init__(
         self, is_of_rows: Callable[[Tensor], bool], is_mean: Callable[[Tensor], bool]
     ) -> None:
-        """``is_of_rows``: a tensor's first axis is that of the rows.
+        """``is_of_rows`` says whether a tensor's first axis is the axis of the rows.
 
-        ``is_mean``: it is known to be a mean over the rows.
+        ``is_mean`` says whether a tensor is known to be a mean over the rows.
         """
         self._is_of_rows = is_of_rows
         self._is_mean = is_mean
         self._known: dict[str, Reduction] = {}
 
     def of(self, tensor: Tensor) -> Reduction:
-        """The reduction of a tensor; of one with an axis of rows it is ``SUM``."""
+        """The reduction of a tensor; ``SUM`` for a tensor with an axis of rows."""
         if self._is_mean(tensor):
             return Reduction.MEAN
         if tensor.dtype.is_floating and self._is_of_rows(tensor):
@@ -92,7 +92,7 @@ class Reductions:
         if kind == "StridedSlice":
             return self._of_slice(inputs)
         if kind == "Mean":
-            # Of rows, since the result has no axis of rows.
+            # A reduction over rows, since the result has no axis of rows.
             if self._is_of_rows(inputs[0]):
                 return Reduction.MEAN
             return self.of(inputs[0])
@@ -118,7 +118,7 @@ class Reductions:
         found = self.of(inputs[0])
         if found is not Reduction.COUNT:
             return found
-        # A shape: its first number is that of the rows.
+        # The input is a shape: its first number is the number of rows.
         begin = tf.get_static_value(inputs[1])
         if begin is None or begin.size != 1:
             return Reduction.UNKNOWN

@@ -1,8 +1,8 @@
-"""All rows of a batch on every rank, for code that must see the batch as a whole.
+"""Gathers all rows of a batch on every rank, for code that must see the whole batch.
 
-A contrastive loss, or a correlation, depends on all rows of a batch together. No mean
-over the ranks replaces it. So every rank gets all rows and computes the same number,
-and the gradient returns to each rank for its own rows only.
+A contrastive loss, or a correlation, depends on all rows of a batch together. A mean
+over the ranks cannot replace it. So every rank gets all rows and computes the same
+number, and each rank gets back the gradient of its own rows only.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def gather_batch(*tensors: TensorLike) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """This rank's rows, when a step runs."""
+    """This rank's rows while a step runs."""
 
     counted: float
     present: float
@@ -87,14 +87,14 @@ class WholeBatch:
         self._holds = holds
 
     def install(self) -> None:
-        """Make this the one that ``gather_batch`` uses."""
+        """Make ``gather_batch`` use this object."""
         global installed
         installed = self
 
     def may_gather(self, *, needed: bool = False) -> bool:
         """Whether the ranks run this code together, with parts of one batch.
 
-        ``needed``: raises CollectiveError where a step computes a shard by itself.
+        With ``needed``, raises CollectiveError where a step computes a shard by itself.
         """
         session, share = self._session, self._session.share
         if needed and share is not None and not share.alone:
@@ -104,7 +104,7 @@ class WholeBatch:
         if session.current_shard is not None:
             return False
         if session.within(BY_ROWS):
-            return False  # Ranks have different numbers of rows, and so of calls.
+            return False  # Ranks have different numbers of rows, so of calls too.
         if share is not None:
             return not share.alone and share.undivided is not True
         return not session.inside_keras
@@ -149,14 +149,14 @@ class WholeBatch:
             whole = tf.nest.flatten(tf.custom_gradient(gathered)(*tensors))
         else:
             whole, _ = gathered(*tensors)
-        # They are the same on all ranks: checks of this rank's rows do not apply.
+        # The results are equal on all ranks: checks of this rank's rows do not apply.
         return list(map(self._holds.hold, whole))
 
     def gather_nested(self, given: _Nested, what: str) -> _Nested:
         """``gather`` the tensors of a structure, with the masks that layers attached.
 
-        ``given`` itself if the ranks do not run this code together. Leaves that are no
-        dense tensors with rows are passed on. Raises what ``gather`` raises.
+        Returns ``given`` itself if the ranks do not run this code together. Leaves that
+        are not dense tensors with rows are passed on. Raises what ``gather`` raises.
         """
         if not self.may_gather():
             return given
@@ -194,7 +194,7 @@ class WholeBatch:
         return _Rows(counted, present, doubles, undivided=not session.loop.is_dividing)
 
     def _gathered(self, arrays: Sequence[Array], rows: _Rows, what: str) -> list[Array]:
-        """The arrays of all ranks, and for each this rank's place in them."""
+        """The arrays of all ranks, and this rank's position in each of them."""
         if rows.undivided:
             places = [[0, len(array), len(array), 1] for array in arrays]
             return [*arrays, np.array(places, np.int64)]
@@ -202,7 +202,7 @@ class WholeBatch:
             tensor_words("rows of", array.dtype.name, array.shape[1:])
             for array in arrays
         )
-        # A rank may compute rows that count for nothing; they come last.
+        # A rank may compute rows that do not count; they come last.
         kept = rows.counted / rows.present if rows.present else 0.0
         parts = [array[: round(len(array) * kept)] for array in arrays]
         with self._session.group.exchange(Signature(what, words)) as call:
@@ -225,7 +225,7 @@ def can_be_gathered(given: Nest) -> bool:
 
 
 def _inputs(share: Share) -> list[Tensor]:
-    """What ``_rows`` must know of a step of ``fit`` when the step runs."""
+    """The values that ``_rows`` needs from a step of ``fit`` when the step runs."""
     return [
         tf.cast(share.rows, tf.float64),
         tf.cast(share.present, tf.float64),
@@ -235,12 +235,12 @@ def _inputs(share: Share) -> list[Tensor]:
 
 
 def _own_gradient(gradient: Tensor, length: Tensor, place: Tensor) -> Tensor:
-    """The gradient of this rank's rows, from that of all rows.
+    """The gradient of this rank's rows, from the gradient of all rows.
 
-    ``place`` has this rank's first row, its number of rows, that of all ranks, and how
-    many times it has each row. The ranks' gradients are averaged by rows afterwards,
-    so this rank's is multiplied by the inverse of its fraction. The result has
-    ``length`` rows; rows that do not count get zeros.
+    ``place`` has this rank's first row, its number of rows, the number of rows of all
+    ranks, and how many times this rank has each row. The ranks' gradients are averaged
+    by rows afterwards, so this rank's gradient is multiplied by the inverse of its
+    fraction. The result has ``length`` rows; rows that do not count get zeros.
     """
     gradient = tf.convert_to_tensor(gradient)
     first, count, total, copies = tf.unstack(place)

@@ -1,8 +1,8 @@
-"""Losses that depend on the batch as a whole are computed from all ranks' rows.
+"""Computes losses that depend on the batch as a whole from all ranks' rows.
 
-Keras's own losses have a value for each row. What a custom loss does with the rows is
-unknown, as is that of a loss that returns one number. So it gets the rows of all ranks:
-see ``whole_batch``. In the first step, and in a few later ones, it is also computed for
+Keras's own losses have a value for each row. It is unknown how a custom loss, or a loss
+that returns one number, combines the rows. So it gets the rows of all ranks: see
+``whole_batch``. In the first step, and in a few later ones, it is also computed for
 both halves of these rows. If it is a mean over the rows, each rank computes it from its
 own rows from then on, which costs no exchange. A sum is refused.
 """
@@ -65,9 +65,9 @@ class WholeBatchLosses:
 
     @contextmanager
     def _looking_for_detached_numbers(self, loss: Loss, y_pred: Nest) -> Iterator[None]:
-        """Note if a loss uses a number of the batch of which it has no gradient.
+        """Record whether a loss uses a number of the batch without its gradient.
 
-        Its value may be a mean over rows, while its gradient is not.
+        The value of such a loss may be a mean over rows while its gradient is not.
         """
         if loss in self._detached:
             yield
@@ -86,10 +86,10 @@ class WholeBatchLosses:
         self._detached[loss] = bool(detached_numbers(ops, known))
 
     def returned(self, values: TensorLike) -> bool:
-        """Record what the loss being called has returned, before its reduction.
+        """Record the values that the loss being called returned before its reduction.
 
         ``values`` has a number for each row, of shape (rows, ...), or is a scalar.
-        Returns whether they are those of all ranks' rows.
+        Returns whether the values belong to all ranks' rows.
         """
         self._local.values = values
         return self._session.within(OF_ALL_ROWS)
@@ -156,8 +156,8 @@ class WholeBatchLosses:
 
         not_needed = undivided | (by_rank & ~due)
         of_all = tf.cond(not_needed, lambda: tf.identity(zero), gathered)
-        # A sum of two, so that checks can examine the loss of this rank's rows. The
-        # other does not depend on how the batch is divided.
+        # The result is a sum of two terms, so that checks can examine the loss of this
+        # rank's rows. The other term does not depend on how the batch is divided.
         held = self._holds.hold(tf.where(by_rank, zero, of_all))
         result: Tensor = tf.where(by_rank, local, zero) + held
         return result
@@ -166,7 +166,7 @@ class WholeBatchLosses:
     def _of_a_shard(
         self, loss: Loss, given: list[Nest], result: Tensor, share: Share
     ) -> Tensor:
-        """``result``, computed from a shard's rows: refused unless it is their mean."""
+        """Return ``result``; refuse it unless it is the mean over the shard's rows."""
         is_mean = self._means.of(loss)
         values = tf.convert_to_tensor(self._local.values)
         counts = tf.cast(share.counts, tf.bool)
@@ -190,9 +190,9 @@ class WholeBatchLosses:
         *,
         in_shard: bool = False,
     ) -> Tensor:
-        """Judge a loss by its value for all rows, and those for their halves.
+        """Judge a loss by its value for all rows and its values for their halves.
 
-        ``in_shard``: the rows are those of a shard, and no rank is asked.
+        With ``in_shard``, the rows belong to a shard, and no other rank takes part.
         """
         y_true, y_pred, sample_weight = given
         weighted = sample_weight is not None
@@ -260,7 +260,7 @@ class WholeBatchLosses:
     def _judge_in_shard(
         self, name: str, kind: str, was_mean: bool
     ) -> tuple[bool, bool]:
-        """Like ``_judge``, of a shard's rows; refuses all but a mean over rows."""
+        """Like ``_judge``, for a shard's rows; refuses all but a mean over rows."""
         if kind == "sum":
             self._refuse_sum(name)
         if kind == "whole batch":
@@ -299,8 +299,8 @@ class WholeBatchLosses:
             )
         elif kind == "whole batch" and was_mean:
             session.differs(
-                f"the loss {name} was a mean over the rows of the first batches, and "
-                "is not a mean any more. In the steps up to this one each rank "
+                f"the loss {name} was a mean over the rows of the first batches, but "
+                "is not a mean any more. In the steps before this one, each rank "
                 "computed it from its own rows, so the result may differ from that of "
                 "one machine. From now on it is computed from all rows"
             )
@@ -309,7 +309,7 @@ class WholeBatchLosses:
 
 
 def _is_by_row(loss: Loss) -> bool:
-    """Whether it is a Keras loss in which a row's value depends on that row only."""
+    """Whether this is a Keras loss in which a row's value depends on that row only."""
     pairs = getattr(keras.losses, "Circle", None)
     if pairs is not None and isinstance(loss, pairs):
         return False
