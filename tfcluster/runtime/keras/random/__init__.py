@@ -1,1 +1,1 @@
-"""Random numbers: each rank draws those of its rows in the whole batch."""
+"""Random numbers: each rank draws the numbers of its rows in the whole batch."""

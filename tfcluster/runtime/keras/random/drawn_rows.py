@@ -1,9 +1,10 @@
-"""Which part of an array of random numbers belongs to this rank's rows.
+"""Finds which part of an array of random numbers belongs to this rank's rows.
 
-One machine draws an array with one entry, or several, for each row of the whole batch
-in its first dimension. A rank needs the entries of its own rows. An array whose first
-dimension has another size belongs to no rows, and is the same on all ranks. So is noise
-on gradients: an array with the shape of a gradient that is not applied yet.
+One machine draws an array whose first dimension has one or several entries for each row
+of the whole batch. A rank needs the entries of its own rows. An array whose first
+dimension has another size belongs to no rows, and is the same on all ranks. The same
+applies to noise on gradients: an array with the shape of a gradient that is not applied
+yet.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class _Rows:
 
     first: Number
     present: Weight
-    """How many rows this rank computes."""
+    """The number of rows that this rank computes."""
     total: Weight
-    """How many rows the whole batch has."""
+    """The number of rows in the whole batch."""
     doubles: Flag
-    """Whether it computes each of its rows twice, in a trial."""
+    """Whether this rank computes each of its rows twice, in a trial."""
     undivided: Flag
     """Whether every rank computes all rows, and so draws the same numbers."""
     any_size: bool
@@ -67,11 +68,11 @@ class Part:
     begin: Tensor
     """The first entry of this rank in the array of the whole batch."""
     distinct: Tensor
-    """How many entries this rank draws."""
+    """The number of entries that this rank draws."""
     length: Tensor
-    """How many entries it needs: in a trial it may need each one twice."""
+    """The number of entries that this rank needs: in a trial it may need each twice."""
     whole: Tensor
-    """How many entries the array of the whole batch has."""
+    """The number of entries in the array of the whole batch."""
     repeats: bool
     """Whether ``length`` may be larger than ``distinct``."""
 
@@ -82,15 +83,15 @@ class Part:
 
     def own(self, whole: Tensor) -> Tensor:
         """This rank's entries of an array of the whole batch."""
-        # A rank without rows of a small batch computes one that does not count.
+        # A rank that gets no rows of a small batch computes one that does not count.
         places = self.begin + tf.range(self.distinct)
         return self.finished(tf.gather(whole, places % tf.maximum(self.whole, 1)))
 
     def of_whole(self, own: Tensor) -> Tensor:
-        """An array of the whole batch that has this rank's entries at their places.
+        """An array of the whole batch with this rank's entries at their positions.
 
-        The others are repetitions, so that they are valid parameters of distributions.
-        An ``own`` with a single entry has the same one for all rows.
+        The other entries are repetitions, so that they are valid parameters of
+        distributions. If ``own`` has a single entry, it applies to all rows.
         """
         places = (tf.range(self.whole) - self.begin) % tf.maximum(self.whole, 1)
         places = tf.where(places < self.distinct, places, tf.zeros_like(places))
@@ -110,7 +111,7 @@ class Part:
 
         ``draw(shape=, key=, counter=)`` is ``tf.raw_ops.StatelessRandomNormalV2`` for
         ``dtype``, or the like: ``key`` is uint64 of shape (1,), ``counter`` uint64 of
-        shape (2,). The result has the shape that was asked for. A counter counts blocks
+        shape (2,). The result has the requested shape. A counter counts blocks
         of 128 bits: Philox4x32, Salmon et al., "Parallel Random Numbers: As Easy as 1,
         2, 3", 2011, as in TensorFlow's philox_random.h.
         """
@@ -126,12 +127,12 @@ class Part:
     def slice_of(
         self, draw: Callable[..., Tensor], *args: Any, **kwargs: Any
     ) -> Tensor:
-        """This rank's entries, if shorter arrays of ``draw`` begin its longer ones."""
+        """This rank's entries, if longer arrays begin with the shorter ones."""
         drawn = draw(self.shape(self.begin + self.distinct), *args, **kwargs)
         return self.finished(drawn[self.begin :])
 
     def finished(self, drawn: Tensor) -> Tensor:
-        """``drawn``, this rank's distinct entries, in the shape that was asked for."""
+        """``drawn``, this rank's distinct entries, in the requested shape."""
         if self.repeats:
             # Both copies of a row get the same numbers.
             places = tf.range(self.length) % tf.maximum(self.distinct, 1)
@@ -158,11 +159,11 @@ class DrawnRows:
     def part(self, shape: ShapeLike, *, may_be_noise: bool = False) -> Part | None:
         """This rank's part of an array of this shape; None if it belongs to no rows.
 
-        ``shape`` is a vector of integers, a list or a tensor. ``may_be_noise``: an
+        ``shape`` is a vector of integers, a list or a tensor. With ``may_be_noise``, an
         array that has as many entries as the whole batch has rows is the same on all
-        ranks, even if that is a multiple of this rank's rows. A generator of images
-        gets such noise. From then on, so are all other arrays of this size: those with
-        which its images are changed.
+        ranks, even if that number is a multiple of this rank's rows. A generator of
+        images gets such noise. From then on, all other arrays of this size, which
+        change its images, are also the same on all ranks.
         """
         rows = self._rows()
         if rows is None:
@@ -200,7 +201,7 @@ class DrawnRows:
         return loop.divided or _serves_any_size()
 
     def may_be_rows(self, number: int | None) -> bool:
-        """Whether a number may be that of this rank's rows; None if it is not known."""
+        """Whether ``number`` (None if unknown) may be this rank's number of rows."""
         share = self._session.share
         if number is None or share is None:
             return number in (None, self._computed_rows())
@@ -211,18 +212,18 @@ class DrawnRows:
         return (not sizes and present is None) or number in (*sizes, present)
 
     def warn_in_row_loop(self) -> None:
-        """Warn if this draw advances a state in a loop that may be one over rows."""
+        """Warn if this draw advances a state in a loop that may run over rows."""
         if self._session.within(IN_ROW_LOOP) and self.divides():
             self._session.warn(
                 f"{user_line()}: the step draws random numbers in a loop (tf.map_fn, "
                 "tf.vectorized_map, tf.while_loop). If this loop runs over the rows of "
                 "a batch, the result differs from that of one machine: the loop of "
                 "each rank begins with the numbers of the first row of the whole "
-                "batch. Draw the numbers of all rows at once, before the loop, by an "
-                "array whose first dimension is that of the rows, such as "
-                "tf.random.uniform([tf.shape(x)[0]]), and hand them to the loop. If "
-                "it runs over anything else, such as steps of time, the result is that "
-                "of one machine"
+                "batch. Draw the numbers of all rows at once, before the loop, as an "
+                "array whose first dimension is the number of rows, such as "
+                "tf.random.uniform([tf.shape(x)[0]]), and pass them to the loop. If "
+                "it runs over anything else, such as time steps, the result is the "
+                "same as on one machine"
             )
 
     def are_rows(self, tensor: Tensor) -> bool:
@@ -240,7 +241,7 @@ class DrawnRows:
         return length is None or bool(length == present)
 
     def _is_whole_batch(self, length: int) -> bool:
-        """Whether a loop's whole batch has this many rows, and this rank has others."""
+        """Whether a loop's whole batch has this many rows, and this rank's part not."""
         if self._session.share is not None:
             return False
         present = self._computed_rows()
@@ -256,7 +257,7 @@ class DrawnRows:
     def _is_of_gradients(self, shape: tuple[int, ...]) -> bool:
         """Whether the numbers change gradients, which have no rows of the batch.
 
-        Some programs add noise to each gradient, others to all in one vector.
+        Some programs add noise to each gradient, others to one vector of all gradients.
         """
         shapes = self._session.unapplied.values()
         return shape in shapes or shape == (sum(map(math.prod, shapes)),)
@@ -304,7 +305,7 @@ def rows_of_graph(graph: Graph) -> int | None:
 
 
 def _serves_any_size() -> bool:
-    """Whether a graph is traced that is not for batches of one size."""
+    """Whether a graph that serves batches of any size is being traced."""
     if tf.executing_eagerly():
         return False
     return rows_of_graph(tf_internals.outermost_graph()) is None
@@ -316,7 +317,7 @@ def _part(rows: _Rows, sizes: Tensor, *, may_be_noise: bool) -> Part:
     each = tf.math.floordiv(length, present)
     fits = tf.equal(each * present, length) & ~tf.cast(rows.undivided, tf.bool)
     if may_be_noise:
-        # Any size is a multiple of the single row of a small last batch.
+        # Any size is a multiple of one: a small last batch may have a single row.
         several = (present > 1) & tf.not_equal(length, total)
         fits &= tf.equal(length, present) | several
     begin = tf.where(fits, tf.cast(rows.first, tf.int64) * each, 0)

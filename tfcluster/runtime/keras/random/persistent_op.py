@@ -12,14 +12,14 @@ from tfcluster.runtime.tensor_types import Tensor
 
 
 class PersistentOp:
-    """An op, which is traced once, in a function of its own.
+    """An op that is traced once, in its own function.
 
-    Graphs call that function eagerly, as it would otherwise become a part of each of
-    them, with a state that begins anew. So there is no gradient.
+    Graphs call that function eagerly. Otherwise it would become a part of each graph,
+    with a state that starts from the beginning. So there is no gradient.
     """
 
     def __init__(self, draw: Callable[..., Any], dtypes: Any) -> None:
-        """``dtypes`` are those of the result of ``draw``: of a tensor, or of each."""
+        """``dtypes`` has the dtype of ``draw``'s result, or of each of its results."""
         self._draw = draw
         self._dtypes = dtypes
         self._function: Callable[..., Any] | None = None

@@ -1,13 +1,14 @@
 """Makes a training step draw the random numbers of one machine for the batch.
 
 All ranks have the same seeds. Each rank draws the numbers of its rows in the whole
-batch (see ``drawn_rows``), so dropout, noise and augmentation are equal to one
-machine's.
+batch (see ``drawn_rows``), so dropout, noise and augmentation are the same as on one
+machine.
 
 TensorFlow's generator is counter-based (Philox; Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", 2011), so a rank can begin in the middle of an array of
-stateless random numbers. Where their number depends on their values, each rank draws
-those of the whole batch. ``stateful_draws`` has the ops that keep a state.
+stateless random numbers. Where the number of draws depends on the drawn values, each
+rank draws the numbers of the whole batch. ``stateful_draws`` handles the ops that keep
+a state.
 
 A shuffle of rows moves them between ranks, so ranks shuffle their own rows.
 """
@@ -118,13 +119,13 @@ class RowDraws:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Draw up to this rank's part, and drop what comes before it."""
+        """Draw up to the end of this rank's part, and drop the numbers before it."""
         part = self._rows.part(shape)
         if part is None:
             return original(shape, *args, **kwargs)
         return part.slice_of(original, *args, **kwargs)
 
-    # --- draws of as many numbers as their values need --------------------------------
+    # --- draws whose number depends on the drawn values -------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _by_parameters(
@@ -189,7 +190,7 @@ class RowDraws:
         return self._shuffled(shuffled, tf.convert_to_tensor(value))
 
     def _shuffled(self, shuffled: Callable[[], Tensor], rows: Tensor | None) -> Tensor:
-        """``rows``: what is shuffled along its first dimension, if that is so."""
+        """Shuffle; ``rows`` is the tensor shuffled along its first axis, if any."""
         if rows is None or not self._rows.are_rows(rows):
             return self._alike(shuffled)
         self._session.differs(

@@ -1,10 +1,11 @@
 """Finds loops in a step that may run once for each row of a batch.
 
-A random op with a state draws its first number in the first round of such a loop. On
-one machine that is for the first row of the batch, and on each rank for its own first
-row. Rounds run at the same time, so even one machine may draw in another order: the
-numbers of a rank's rows are not known. A loop over anything else, such as steps of
-time, has as many rounds on all ranks, and its draws are those of one machine.
+A random op with a state draws its first number in the first iteration of such a loop.
+On one machine that number belongs to the first row of the batch, and on each rank to
+its own first row. Iterations run at the same time, so even one machine may draw in
+another order: the numbers of a rank's rows are not known. A loop over anything else,
+such as time steps, has equally many iterations on all ranks, and its draws are the same
+as on one machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tfcluster.runtime.tensor_types import Nest, Tensor
 
 
 class RowLoops:
-    """The hooks on TensorFlow's loops, also on those that AutoGraph makes."""
+    """The hooks on TensorFlow's loops, including the loops that AutoGraph creates."""
 
     def __init__(self, session: Session, rows: DrawnRows) -> None:
         self._session = session
@@ -84,16 +85,16 @@ class RowLoops:
 def _limits(
     condition: Any, values: Sequence[Any], initial: Sequence[Any]
 ) -> Iterator[int | None]:
-    """The integers on which the condition of a loop depends; None: not known.
+    """The integers on which the condition of a loop depends; None if not known.
 
     ``values`` are the loop's variables in the graph of the condition, and ``initial``
-    those before the loop. Yields nothing for a loop that runs eagerly.
+    are the variables before the loop. Yields nothing for a loop that runs eagerly.
     """
     if not tf.is_tensor(condition) or tf.executing_eagerly():
         return
     outer = {id(inner): outer for outer, inner in condition.graph.captures}
     variables = zip(tf.nest.flatten(values), tf.nest.flatten(initial), strict=False)
-    # What is no integer may change with the rows until the loop ends.
+    # A value that is not an integer may depend on the rows until the loop ends.
     outer |= {
         id(value): start if value.dtype.is_integer else value
         for value, start in variables

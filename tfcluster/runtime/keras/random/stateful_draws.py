@@ -1,15 +1,15 @@
-"""Makes stateful random ops, too, draw the numbers for a rank's own rows.
+"""Makes stateful random ops draw the numbers for a rank's own rows, too.
 
 These are ``tf.random.normal``, ``tf.nn.dropout`` and the like,
 ``tf.random.Generator``, and the classes that ``tf.nn.nce_loss`` samples. Their state
 advances by the numbers of the whole batch, as on one machine. (See ``drawn_rows``.)
 
-An op in a graph has a state of its own, which begins anew when a ``tf.function`` is
-traced again. Ranks trace a step more often than one machine: in a custom training loop
-for batches of other sizes, and a custom step of ``fit`` for a trial. So there the
-runtime keeps the state instead. The op is a
-counter of Philox (``GuardedPhiloxRandom`` in TensorFlow), so a stateless op that gets
-this counter draws the same numbers. Where there is no such op, see ``persistent_op``.
+An op in a graph has its own state, which starts from the beginning when a
+``tf.function`` is traced again. Ranks trace a step more often than one machine: in a
+custom training loop for batches of other sizes, and in a custom step of ``fit`` for a
+trial. So in these cases the runtime keeps the state instead. The op is a counter of
+Philox (``GuardedPhiloxRandom`` in TensorFlow), so a stateless op that gets this counter
+draws the same numbers. If there is no such op, see ``persistent_op``.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class StatefulDraws:
         self._session = session
         self._rows = rows
         self._drawn: dict[Hashable, Variable] = {}
-        """For each op, how many numbers it has drawn."""
+        """The count of numbers that each op has drawn."""
         self._earlier: weakref.WeakKeyDictionary[Graph, Counter[Hashable]] = (
             weakref.WeakKeyDictionary()
         )
-        """For each graph, how many ops with the same seeds it has so far."""
+        """The count of ops with the same seeds in each graph so far."""
         self._kept: dict[Hashable, PersistentOp] = {}
         """The ops that keep their states themselves."""
 
@@ -166,12 +166,12 @@ class StatefulDraws:
         skips: DType | None = None,
         may_be_noise: bool = False,
     ) -> Tensor:
-        """Numbers of ``shape``, or this rank's rows of what one machine draws for it.
+        """Draw numbers of ``shape``, or this rank's rows of one machine's numbers.
 
         ``op`` is the kind and the two seeds of the program's op. ``plain(sizes)`` calls
         it, and ``stateless(shape=, key=, counter=)`` draws the same numbers from a
-        state. ``skips``: it draws a fixed number of bits for each number of this dtype.
-        For ``may_be_noise`` see ``DrawnRows.part``.
+        state. ``skips`` is true if the op draws a fixed number of bits for each number
+        of this dtype. For ``may_be_noise`` see ``DrawnRows.part``.
         """
         self._look_around()
         part = self._rows.part(shape, may_be_noise=may_be_noise)
@@ -251,7 +251,7 @@ class StatefulDraws:
 
         self._look_around()
         logits, samples = map(tf.convert_to_tensor, (logits, num_samples))
-        # A fixed number is no number of rows in a step for batches of any size.
+        # In a step for batches of any size, a fixed number is not a number of rows.
         fixed = logits.shape[:1]
         shape = fixed if fixed.is_fully_defined() else tf.shape(logits)[:1]
         part = self._rows.part(shape)
@@ -328,12 +328,12 @@ class StatefulDraws:
     def _learned_classes(
         self, original: Callable[..., Any], true_classes: Tensor, *args: Any, **kw: Any
     ) -> Any:
-        """Classes by how often the batches so far had them."""
+        """Sample classes by how often they occurred in the batches so far."""
         if self._rows.divides():
             self._session.differs(
                 f"{user_line()}: tf.random.learned_unigram_candidate_sampler counts "
-                "the classes of a batch. Each rank counts those of its own rows, so it "
-                "samples other classes than one machine. Use another sampler of "
+                "the classes of a batch. Each rank counts the classes of its own rows, "
+                "so it samples other classes than one machine. Use another sampler of "
                 "tf.random"
             )
         return self._classes("learned classes", original, true_classes, *args, **kw)
@@ -350,12 +350,12 @@ class StatefulDraws:
         name: str | None = None,
         **settings: Any,
     ) -> Any:
-        """What a candidate sampler returns: classes, and two arrays of expected counts.
+        """A candidate sampler's results: classes, and two arrays of expected counts.
 
-        Classes do not depend on the batch, so all ranks sample the same. One of the
-        arrays has the shape of ``true_classes``, which are those of this rank's rows:
+        Classes do not depend on the batch, so all ranks sample the same classes. One of
+        the arrays has the shape of ``true_classes``, the classes of this rank's rows:
         int64, of shape (rows, number per row). ``args`` and ``settings`` are numbers
-        and words.
+        and strings.
         """
         settings |= {"seed": seed, "seed2": seed2}
 
@@ -363,7 +363,7 @@ class StatefulDraws:
             return original(classes, *args, name=name, **settings)
 
         self._look_around()
-        # Two samplers may have the same seeds, and other settings.
+        # Two samplers may have the same seeds but different settings.
         op = self._op(f"{kind} {args} {settings}", seed, seed2)
         if op is None:
             return plain(true_classes)
@@ -378,8 +378,8 @@ class StatefulDraws:
     def _look_around(self) -> None:
         """Raise CollectiveError in a step that is computed shard by shard.
 
-        The state would advance once for each shard of a rank. In a loop that may be one
-        over rows there is a warning.
+        The state would advance once for each shard of a rank. In a loop that may run
+        over rows, warn.
         """
         self._rows.warn_in_row_loop()
         if self._session.current_shard is not None:
@@ -398,9 +398,9 @@ class StatefulDraws:
     ) -> tuple[Tensor, Tensor] | None:
         """The key and the counter (uint64) for stateless ops; advances the state.
 
-        None if the op keeps its state, as on one machine. ``part`` is the rank's of an
-        array of this ``shape``; None if all ranks draw the same one. ``seed`` and
-        ``seed2`` are those of the op.
+        Returns None if the op keeps its state, as on one machine. ``part`` is this
+        rank's part of an array of this ``shape``; None if all ranks draw the same
+        array. ``seed`` and ``seed2`` are the seeds of the op.
         """
         op = self._op(kind, seed, seed2)
         if op is None:
@@ -410,7 +410,7 @@ class StatefulDraws:
         return self._advanced(op, sizes, seed, seed2)
 
     def _op(self, kind: str, seed: int, seed2: int) -> Hashable:
-        """What identifies an op over all traces; None if TensorFlow keeps its state."""
+        """Identifies an op across all traces; None if TensorFlow keeps its state."""
         if tf.executing_eagerly() or seed == seed2 == 0:
             return None  # There is no trace, or TensorFlow chooses a seed.
         if self._session.within(ALIKE):
@@ -418,15 +418,15 @@ class StatefulDraws:
         graph = tf_internals.outermost_graph()
         step: Hashable
         if self._session.share is not None:
-            # It is traced once for batches of all sizes.
+            # The step is traced once for batches of all sizes.
             if (step := self._session.retraced_step) is None:
                 return None
         elif self._session.loop.in_pass:
             step = self._batch_size(graph)
         else:
-            return None  # No batch of a loop is computed: nothing is traced too often.
+            return None  # Outside of loops over batches, nothing is traced too often.
         op = graph.name, kind, seed, seed2, step
-        # Ops with the same seeds (``seed=1``) each have a state, in every trace.
+        # Of several ops with the same seeds (``seed=1``), each has its own state.
         earlier = self._earlier.setdefault(graph, Counter())
         earlier[op] += 1
         return *op, earlier[op]
@@ -465,7 +465,7 @@ class StatefulDraws:
         present, total = loop.present_rows(), loop.share.total
         if rows is None or present is None or total is None:
             return rows
-        # A rank without rows computes one that does not count.
+        # A rank without rows computes one row, which does not count.
         return float(rows * total / max(present, 1))
 
 
