@@ -1,6 +1,6 @@
-"""Intercept assignments to Keras variables.
+"""Intercepts assignments to Keras variables.
 
-Metrics ignore rows that do not count on this rank, and the variables that layers update
+Metrics ignore rows that do not count on this rank. The variables that layers update
 from their data are recorded.
 """
 
@@ -31,12 +31,12 @@ _OF_KERAS = "an assignment by Keras"
 
 
 class ShardSteps(Protocol):
-    """What runs the steps of a rank's shards: see ``train.shard_steps``."""
+    """Runs the steps of a rank's shards: see ``train.shard_steps``."""
 
     def set_once(
         self, variable: Variable | TfVariable, value: Any, assign: Callable[[Any], T]
     ) -> T:
-        """``assign(value)``, once for all shards."""
+        """Call ``assign(value)`` once for all shards."""
         ...
 
 
@@ -99,7 +99,7 @@ class AssignHook:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """The program sets a ``tf.Variable``, or adds to it; once for all shards."""
+        """Set a ``tf.Variable`` of the program, or add to it, once for all shards."""
         session = self._session
         if (
             session.current_shard is None

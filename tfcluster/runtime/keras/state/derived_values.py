@@ -1,4 +1,4 @@
-"""Recompute numbers that a traced step derives from other numbers.
+"""Recomputes numbers that a traced step derives from other numbers.
 
 A step may log the exponential of a metric's result. The mean of the ranks' exponentials
 is not the exponential of the mean. So values that were merged over the ranks must pass
@@ -24,11 +24,11 @@ logs."""
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """The ops and tensors that a graph tensor is computed from."""
+    """The ops and tensors from which a graph tensor is computed."""
 
     ops: tuple[Operation, ...]
     sources: tuple[Tensor, ...]
-    """The given tensors that it depends on."""
+    """The given tensors on which it depends."""
     closed: bool
     """Whether it depends on nothing else: no data, no variable, no random number."""
     sees_data: bool

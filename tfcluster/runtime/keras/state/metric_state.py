@@ -1,11 +1,12 @@
 """The state of the program's own metrics, and how the ranks' values are combined.
 
 Keras's metrics accumulate sums. A custom metric may keep a maximum, or add up the mean
-of each batch. It may say so with ``merge_with``; otherwise, the first update tests
-which it does, with the rows of all ranks (see ``state_updates``). If it does something
-else, and as long as it is unknown, updates get the rows of all ranks, and the chief's
-state is the result. So do updates that keep something in Python (lists, arrays), which
-cannot be combined: then every rank's state is that of one machine.
+of each batch. It may declare this with ``merge_with``; otherwise, the first update
+finds out what it does, with the rows of all ranks (see ``state_updates``). If it does
+something else, and as long as this is unknown, updates get the rows of all ranks, and
+the chief's state is the result. Updates that keep something in Python (lists, arrays)
+also get the rows of all ranks, because the ranks' values cannot be combined: then every
+rank has the same state as one machine.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _MetricVariable(ObservedVariable):
     gathers: bool = False
     """Whether, while the kind is unknown, only the chief updates it, from all rows."""
     weighs: TfVariable
-    """Scalar, bool: whether changes are means, to be weighted by this rank's rows."""
+    """Scalar bool: whether changes are means, to be weighted by this rank's rows."""
 
 
 class MetricState:
@@ -78,7 +79,7 @@ class MetricState:
     def fraction(self) -> TensorLike | None:
         """This rank's fraction of the batch's rows, a scalar, 0..1; None if unknown.
 
-        A float64 tensor, or a number of Python.
+        Returns a float64 tensor or a Python number.
         """
         if (share := self._session.share) is None:
             if self._session.inside_keras:
@@ -96,8 +97,8 @@ class MetricState:
     def known(self, metric: Metric) -> bool | TfVariable | None:
         """Whether the kinds of a metric's variables are known.
 
-        True, or a boolean scalar variable that a graph can read. None if ``update`` has
-        not been given the metric.
+        Returns True, or a boolean scalar variable that a graph can read. Returns None
+        if the metric was never passed to ``update``.
         """
         found = [self._observed.get(variable) for variable in metric.variables]
         observed = [one for one in found if one is not None]
@@ -114,7 +115,7 @@ class MetricState:
         args: tuple[Nest, ...],
         kwargs: Mapping[str, Nest],
     ) -> object:
-        """Update ``metric``, which is the program's own or wraps a function of its own.
+        """Update ``metric``, which is the program's own or wraps a program's function.
 
         ``original`` is its ``update_state``, and the other arguments are passed to it:
         nested structures whose tensors have this rank's rows in their first dimension.
@@ -154,9 +155,9 @@ class MetricState:
             present = self._session.loop.present_rows()
         lengths = [tf.convert_to_tensor(leaf).shape[0] for leaf in leaves]
         if present is None:
-            # The step is for batches of any size: another length is not that of rows.
+            # The step serves batches of any size, so a known length is not their rows.
             return not any(length is not None for length in lengths)
-        # A rank without rows computes one that does not count.
+        # A rank without rows computes one row, which does not count.
         return all(length in (None, max(int(present), 1)) for length in lengths)
 
     def _is_settled_otherwise(self, metric: Metric) -> bool:
@@ -166,7 +167,7 @@ class MetricState:
             for one in found
         )
 
-    # --- what is kept in Python -----------------------------------------------------
+    # --- state kept in Python -------------------------------------------------------
 
     def _update_python(
         self,
@@ -204,9 +205,10 @@ class MetricState:
             return
         self._session.warn(
             f"the metric {metric.name} keeps what its updates get in Python, not in "
-            "variables of Keras. The ranks' values cannot be combined: its result is "
-            "that of each rank's own rows. Keep sums in variables (self.add_variable), "
-            "or update it with the rows of all ranks (tfc.gather_batch)"
+            "Keras variables. The ranks' values cannot be combined, so each rank's "
+            "result is computed from its own rows. Keep sums in variables "
+            "(self.add_variable), or update it with the rows of all ranks "
+            "(tfc.gather_batch)"
         )
 
     def _has_part(self) -> bool:
@@ -218,7 +220,7 @@ class MetricState:
             return session.loop.is_dividing and not session.inside_keras
         return not share.alone and share.undivided is not True
 
-    # --- what is kept in variables --------------------------------------------------
+    # --- state kept in variables ----------------------------------------------------
 
     def _update_with_all_rows(
         self,
@@ -291,7 +293,7 @@ class MetricState:
                     continue
                 one.observe(trial, ROUNDING if gathers else CLOSE)
             if gathers:
-                # The chief's state decides: that of the others may still be empty.
+                # The chief's state decides: the other ranks' may still be empty.
                 signature = Signature(f"kind of the metric {metric.name}")
                 take_kinds_of_chief(self._session.group, chosen, signature)
             sees_all = gathers and any(not self._can_be_merged(one) for one in chosen)
@@ -323,15 +325,15 @@ class MetricState:
         kind = one.kind
         if kind is None or kind.running:
             return True
-        # A median may happen to be the maximum of those of the halves.
+        # A median may happen to be the maximum of the halves' medians.
         return kind.how in ("mean", "sum") and kind.slope in (0.0, 1.0)
 
     def _judge_function(
         self, metric: Metric, chosen: Sequence[_MetricVariable]
     ) -> None:
-        """Average a function's values if it is no mean over rows.
+        """Average a function's values if it is not a mean over rows.
 
-        Called if the rows cannot be gathered, as under ``local_sgd`` or by shards.
+        Called if the rows cannot be gathered, as with ``local_sgd`` or with shards.
         """
         for one in chosen:
             if one.kind is not None and one.how == "other":
@@ -343,10 +345,10 @@ class MetricState:
                 )
 
     def weighed(self, variable: Variable, value: Tensor, current: Tensor) -> Tensor:
-        """The value to assign: of a mean over rows, only this rank's part.
+        """The value to assign: only this rank's part, if it is a mean over rows.
 
-        ``value`` is what the metric assigns, ``current`` the variable's value, of the
-        same shape and dtype, as is the result.
+        ``value`` is what the metric assigns, and ``current`` is the variable's value;
+        both have the same shape and dtype, and so has the result.
         """
         one = self._observed.get(variable)
         if one is None or self.trying or self.sees_all_rows:
@@ -381,7 +383,7 @@ class MetricState:
         """The values merged over all ranks, of the same shapes and dtypes.
 
         ``local`` are this rank's values, ``what`` names the exchange, and ``weight`` is
-        this rank's weight in the last batch, in rows. All ranks must call it. Raises
+        this rank's weight in the last batch, in rows. All ranks must call this. Raises
         CollectiveMismatchError on all ranks if the variables differ, and another
         CollectiveError if a rank is lost or late.
         """
@@ -435,7 +437,7 @@ class MetricState:
     def _rule_for(self, one: _MetricVariable, value: Array) -> str:
         """How to combine the values: "max", "min", "sum" or "rows", a weighted mean.
 
-        "only_first_replica" takes the chief's.
+        "only_first_replica" takes the chief's value.
         """
         kind = one.kind or _PLAIN
         if one.declared:
@@ -467,7 +469,7 @@ def _update_of(metric: Metric) -> object:
 def _says_nothing(one: _MetricVariable, trial: Trial) -> bool:
     """Whether a function's values for both halves are the same, such as 0 or 1.
 
-    They are then also their own mean, whatever the function is.
+    Then their mean is the same value as well, whatever the function is.
     """
     variable = one.variable()
     of_values = variable is not None and variable.name == "total"

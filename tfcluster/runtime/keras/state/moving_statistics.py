@@ -1,10 +1,10 @@
 """Variables that layers update from their data, and how the ranks' values are combined.
 
-They are found by observation: non-trainable variables assigned within a layer's call.
-Each rank sees different rows. Keras's own layers keep moving averages, which are
-averaged over the ranks together with the gradients. What a custom layer does is tested
-in its first step (see ``state_updates``), unless the variable's ``aggregation``
-declares it.
+These variables are found by observation: they are non-trainable, and assigned within a
+layer's call. Each rank sees different rows. Keras's own layers keep moving averages,
+which are averaged over the ranks together with the gradients. For a custom layer, the
+first step tests how the variable changes (see ``state_updates``), unless the variable's
+``aggregation`` declares it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class _LayerVariable(ObservedVariable):
     before: TfVariable
     """The value that all ranks had before their batches."""
     changed: TfVariable
-    """Scalar, bool: whether the variable has changed since ``before`` was set."""
+    """Scalar bool: whether the variable has changed since ``before`` was set."""
     tried: TfVariable | None = None
-    """Scalar, bool: it is written when the kind is determined; in a graph, ops that
+    """Scalar bool that is written when the kind is determined; in a graph, ops that
     read it run after that."""
 
 
@@ -104,7 +104,7 @@ class MovingStatistics:
         return calls[-1].layer if calls else None
 
     def among(self, variables: Iterable[Variable]) -> list[Variable]:
-        """Those of ``variables`` that Keras's layers update, in the given order."""
+        """The ``variables`` that Keras's layers update, in the given order."""
         return [variable for variable in variables if variable in self._averaged]
 
     # --- in the call of a layer -----------------------------------------------------
@@ -136,7 +136,7 @@ class MovingStatistics:
     def _assigned_in_step(self, variable: Variable, value: TensorLike) -> None:
         """Record an assignment by the program's own step, which cannot be tested."""
         if getattr(variable, "synchronization", None) == "on_read":
-            return  # A metric's variable: it is reset, and merged when it is read.
+            return  # A metric's variable is reset, and merged when it is read.
         if str(variable.aggregation) in _DECLARED:
             self._remember(self._state_of(variable))
             self._of_step.append(variable)
@@ -154,7 +154,7 @@ class MovingStatistics:
     def end_of_step(self) -> None:
         """Merge the variables that the step itself has updated over all ranks.
 
-        All ranks must call it at the end of the same step. Raises what ``merge``
+        All ranks must call this at the end of the same step. Raises what ``merge``
         raises.
         """
         chosen, self._of_step = self._of_step, []
@@ -163,7 +163,7 @@ class MovingStatistics:
             self.merge({id(variable): variable for variable in chosen}.values())
 
     def _remember(self, own: _LayerVariable) -> None:
-        """Save the value common to all ranks, before the first of several changes."""
+        """Save the value that all ranks share, before the first of several changes."""
         variable = own.variable()
         assert variable is not None
         value = tf.convert_to_tensor(raw(variable))
@@ -218,7 +218,7 @@ class MovingStatistics:
     def _try(
         self, call: _Call, args: tuple[Nest, ...], kwargs: dict[str, Nest]
     ) -> None:
-        """Test, until it is known, how a layer's call changes its variables."""
+        """Test how a layer's call changes its variables, until this is known."""
         layer = call.layer
         variables = list(layer.non_trainable_variables)
         places = [
@@ -228,7 +228,7 @@ class MovingStatistics:
             and tf.as_dtype(variable.dtype) != tf.bool
         ]
         if not internals.has_training_argument(layer):
-            # A model passes it to every layer; ``__call__`` drops it.
+            # A model passes ``training`` to every layer; ``__call__`` drops it.
             kwargs.pop("training", None)
         elif call.training is not None:
             kwargs.setdefault("training", call.training)
@@ -268,9 +268,9 @@ class MovingStatistics:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def merge(self, variables: Iterable[Variable]) -> None:
-        """Merge over all ranks those of ``variables`` that the program's layers update.
+        """Merge the ``variables`` that the program's layers update over all ranks.
 
-        All ranks must call it at the same point of a step. Raises CollectiveError on
+        All ranks must call this at the same point of a step. Raises CollectiveError on
         all ranks if the values differ and it is unknown how to combine them, and what
         ``exchange_in_order`` and ``Group.exchange`` raise; in a graph, when the op
         runs.
@@ -326,7 +326,7 @@ class MovingStatistics:
         names = [name_of(own.variable()) for own in found]
         agree_on_kinds(session.group, found, signature)
         wide = [np.asarray(new, np.float64) for new in news]
-        # What a value contains in addition to its old value; see
+        # The part of each value that is added to its old value; see
         # ``state_updates.Kind``.
         rests = [
             (new - _slope(own) * np.asarray(old, np.float64))
@@ -378,7 +378,7 @@ class MovingStatistics:
     def _unknown(
         self, name: str, own: _LayerVariable, *, same: bool, changed: bool
     ) -> None:
-        """Warn of a variable of unknown kind, or raise if it differs between ranks."""
+        """Warn about a variable of unknown kind; raise if it differs between ranks."""
         how_to = f"Declare its aggregation where it is created: {_HOW_TO}"
         if same:
             if changed and own.kind is None:

@@ -1,4 +1,4 @@
-"""What is known about variables that the program's own updates change.
+"""Observes how the program's own updates change variables.
 
 ``state_updates`` determines how an update changes a variable. Each rank observes only
 its own updates, so the ranks compare what they have observed.
@@ -30,7 +30,7 @@ class ObservedVariable:
 
     variable: weakref.ref[Variable]
     kind: Kind | None = None
-    """None as long as it is unknown."""
+    """None as long as the kind is unknown."""
     settled: bool = False
     """Whether all ranks know the kind and agree."""
 
@@ -47,9 +47,9 @@ class ObservedVariable:
 def agree_on_kinds(
     group: Group, observed: Sequence[ObservedVariable], signature: Signature
 ) -> bool:
-    """Agree on the kinds with the other ranks, until all ranks know all of them.
+    """Agree on the kinds with the other ranks, until all ranks know all kinds.
 
-    All ranks must call it with the same variables at the same point. Returns whether
+    All ranks must call this with the same variables at the same point. Returns whether
     the kinds had to be compared.
     """
     if all(one.settled for one in observed):
@@ -69,7 +69,7 @@ def take_kinds_of_chief(
 ) -> None:
     """Set the kinds to those that the chief has observed.
 
-    All ranks must call it with the same variables at the same point.
+    All ranks must call this with the same variables at the same point.
     """
     ours = [None if one.kind is None else asdict(one.kind) for one in observed]
     chief = json.loads(allgather_bytes(group, json.dumps(ours).encode(), signature)[0])

@@ -1,4 +1,4 @@
-"""What a metric keeps in Python: lists, arrays and numbers in its attributes."""
+"""The state that a metric keeps in Python: lists, arrays and numbers in attributes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _of_every_metric() -> frozenset[str]:
 
 
 def _contents(value: Any) -> Any:
-    """A copy of what a container or an array has; None for anything else."""
+    """A copy of the contents of a container or an array; None for anything else."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):

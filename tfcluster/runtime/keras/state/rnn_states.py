@@ -1,10 +1,10 @@
 """Recurrent layers that keep their state from batch to batch (``stateful=True``).
 
-Their states have one row for each row of the batch, so a rank needs those of its rows.
-The variables have the rows of the whole batch on every rank, as on one machine: a rank
-begins with its rows of them, and in the end all ranks get the new states of all rows,
-with one exchange for each layer and step. So the states are complete whenever they are
-read, reset or saved, and when a batch is not divided.
+Their states have one row for each row of the batch, so a rank needs the states of its
+rows. The variables have the rows of the whole batch on every rank, as on one machine.
+In each step a rank begins with its rows of the variables, and at the end all ranks get
+the new states of all rows, with one exchange for each layer. So the states are complete
+whenever they are read, reset or saved, and when a batch is not divided.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RnnStates:
         mask: Nest = None,
         training: bool = False,
     ) -> Nest:
-        """The layer's call; its arguments and result are those of Keras.
+        """The layer's call, with Keras's arguments and result.
 
         ``sequences`` has this rank's rows in its first dimension. Raises ValueError if
         the whole batch does not have as many rows as the states; see ``_rows``.
@@ -58,7 +58,7 @@ class RnnStates:
             or not self._whole_batch.may_gather()
         ):
             if layer.stateful and self._session.within(BY_ROWS):
-                # A check calls the layer for some of the rows only.
+                # A check calls the layer with some of the rows only.
                 return _stateless(original, layer, sequences, None, mask, training)
             return original(layer, sequences, initial_state, mask, training)
         variables = keras.tree.flatten(layer.states)
@@ -72,8 +72,8 @@ class RnnStates:
         new = [tf.stop_gradient(state) for state in keras.tree.flatten(found[1:])]
         gathered = self._whole_batch.gather(new, f"states of {layer.name}")
         for variable, state in zip(variables, gathered, strict=True):
-            # Not by Keras's assign: it would look like a moving average, of which the
-            # ranks take the mean.
+            # Not with Keras's assign: the variable would look like a moving average,
+            # which is averaged over the ranks.
             scoped = internals.in_stateless_scope()
             target = variable if scoped else raw(variable)
             target.assign(tf.ensure_shape(state, variable.shape))
@@ -90,7 +90,7 @@ def _stateless(
 ) -> Any:
     """The layer's call without its own states.
 
-    Given an ``initial_state`` returns a tuple of the outputs and the new states.
+    With an ``initial_state``, returns a tuple of the outputs and the new states.
     """
     before = layer.return_state
     layer.stateful, layer.return_state = False, before or initial_state is not None
@@ -101,10 +101,10 @@ def _stateless(
 
 
 def _rows(layer: RNN, share: Share, size: int) -> tuple[Number, Number]:
-    """This rank's first row, and how many it computes, of a batch with ``size`` rows.
+    """This rank's first row and number of rows, in a batch with ``size`` rows.
 
-    Raises ValueError if the batch has another number of rows; in a graph that is for
-    batches of any size, InvalidArgumentError when the step runs.
+    Raises ValueError if the batch has another number of rows. In a graph for batches of
+    any size, raises InvalidArgumentError when the step runs.
     """
     problem = (
         f"the layer {layer.name} is stateful, for batches of {size} rows: all batches "

@@ -1,8 +1,8 @@
 """The variables that layers set while a rank computes one shard after the other.
 
-Every shard begins with the values before the step: its layers draw the same random
-numbers on any number of ranks, and moving averages do not follow one shard after the
-other. A shard that waits for the others keeps its own values. When the shards'
+Every shard begins with the values from before the step. So its layers draw the same
+random numbers on any number of ranks, and moving averages do not follow one shard after
+the other. A shard that waits for the others keeps its own values. When the shards'
 gradients are combined, a moving average becomes the mean over the shards; the state of
 a seed generator is the same after each shard.
 """
@@ -34,7 +34,7 @@ class _Step:
     """The step that is being traced or that runs eagerly."""
 
     graph: Graph | None
-    """The graph of the step; None: it runs eagerly."""
+    """The graph of the step; None if it runs eagerly."""
     shards: int
     """The number of shards that count."""
     values: list[dict[int, Tensor]]
@@ -46,7 +46,7 @@ class _Step:
     assigned: set[int] = field(default_factory=set)
     """The variables that the shard being computed has set."""
     seen: set[int] = field(default_factory=set)
-    """The ids of the handles of all variables of Keras that have been set."""
+    """The ids of the handles of all Keras variables that have been set."""
 
 
 class ShardState:
@@ -64,9 +64,9 @@ class ShardState:
         """Whether a layer or a metric has set a variable since this was last set."""
 
     def begin(self, variables: Iterable[Variable], shards: int, *, trial: bool) -> None:
-        """Begin a step of a model with these variables that are not trained.
+        """Begin a step of a model with these non-trainable variables.
 
-        ``trial``: one more shard, the last, does not count.
+        With ``trial``, there is an additional last shard, which does not count.
         """
         step = self._step = _Step(
             graph_now(), shards, [{} for _ in range(shards + trial)]
@@ -78,9 +78,9 @@ class ShardState:
     def is_of_library(self, variable: Variable) -> bool:
         """Record that ``variable`` is about to be set, while a shard is computed.
 
-        Returns whether a layer or a metric of Keras's does it, not the program. Raises
-        CollectiveError if a layer of the program does: what it makes of the rows is not
-        known.
+        Returns whether a layer or a metric of Keras sets it, not the program. Raises
+        CollectiveError if a layer of the program sets it, since it is unknown how the
+        value depends on the rows.
         """
         step = self._step
         if step is None or internals.in_stateless_scope():
@@ -111,7 +111,7 @@ class ShardState:
             raw(step.variables[place]).assign(value)
 
     def leave(self, shard: int) -> None:
-        """Keep the values that this shard has set, and restore those before."""
+        """Keep the values that this shard has set, and restore the values before."""
         step = self._known()
         own = step.values[shard]
         for place in [
@@ -123,10 +123,10 @@ class ShardState:
         step.assigned.clear()
 
     def averages(self) -> tuple[list[Variable], list[list[Tensor]]]:
-        """The variables whose mean over the shards is to be taken, and their values.
+        """The variables to be averaged over the shards, and their values.
 
-        The second result has, for each shard that counts, a tensor for each variable,
-        of its shape.
+        For each shard that counts, the second result has a tensor for each variable, of
+        the variable's shape.
         """
         step = self._known()
         own = step.values[: step.shards]
@@ -137,9 +137,9 @@ class ShardState:
         return [step.variables[place] for place in places], values
 
     def combine(self, means: Sequence[Tensor]) -> list[Variable]:
-        """Set the variables: those of ``averages`` to ``means``, others as set last.
+        """Set the variables of ``averages`` to ``means``, others to their last values.
 
-        All shards go on with these values. Returns the variables.
+        All shards continue with these values. Returns the variables.
         """
         step = self._known()
         averaged, _ = self.averages()
@@ -147,7 +147,7 @@ class ShardState:
         for after in step.values[: step.shards]:
             new = {**after, **new}
         for place, value in new.items():
-            # Not by Keras's assign, which would look like an assignment of the program.
+            # Not with Keras's assign, which looks like an assignment by the program.
             raw(step.variables[place]).assign(value)
             step.before[place] = tf.identity(value)
         for after in step.values:
@@ -189,7 +189,7 @@ class ShardState:
         """Raise CollectiveError: ``who`` sets ``variable`` from a shard's rows."""
         self._session.refuse(
             f"{who} sets {name_of(variable)} in a training step. With runtime.shards, "
-            f"every shard would set it once more. {_ADVICE}"
+            f"every shard would set it again. {_ADVICE}"
         )
 
 

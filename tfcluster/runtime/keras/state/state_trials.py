@@ -1,6 +1,6 @@
-"""Test an update of variables with other old values and with halves of the rows.
+"""Tests an update of variables with other old values and with halves of the rows.
 
-The results tell how the ranks' values must be combined; see ``state_updates``.
+The results show how the ranks' values must be combined; see ``state_updates``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Trials:
     def attempt(self) -> Iterator[None]:
         """Within this context ``trying`` is True; an error ends it and is ignored.
 
-        The layer or metric may not support this kind of call.
+        The error may mean that the layer or metric does not support such a call.
         """
         self._local.trying = True
         try:
@@ -58,7 +58,7 @@ class Trials:
             self._local.trying = False
 
     def known(self, owner: object) -> Variable:
-        """A scalar boolean variable: whether everything is known about ``owner``."""
+        """A scalar boolean variable: True once everything is known about ``owner``."""
         known: Variable = self._judged.of(owner)
         return known
 
@@ -77,9 +77,9 @@ class Trials:
 
         ``judge`` gets a ``Trial`` for each of the variables at ``places``, which are
         indices into ``current``, the variables' values. ``given`` are the arguments of
-        ``update``, with this rank's rows; ``gather`` returns those to be tested, and is
-        called only where they are. Further results of ``judge`` are assigned to
-        ``flags``, so that the same step can already read them.
+        ``update``, with this rank's rows. ``gather`` returns the arguments to be
+        tested, and is called only in steps that test. Further results of ``judge`` are
+        assigned to ``flags``, so that the same step can already read them.
         """
         leaves = [leaf for leaf in tf.nest.flatten(given) if has_dense_rows(leaf)]
         if not places or not leaves or len(places) > _MOST_VARIABLES:

@@ -1,8 +1,8 @@
-"""How an update depends on a variable's old value and on the batch. Pure functions.
+"""Finds how an update depends on a variable's old value and on the batch. Pure.
 
-A custom layer may count rows, sum, keep a maximum, or follow a mean. For each of these
-the ranks' values are combined in another way. To find out which it is, the update is
-tested with other old values and with the two halves of a batch. The method is
+A custom layer may count rows, sum, keep a maximum, or follow a mean. In each of these
+cases, the ranks' values are combined differently. To find out which case it is, the
+update is tested with other old values and with the two halves of a batch. The method is
 tfcluster's own.
 """
 
@@ -17,8 +17,8 @@ from tfcluster.runtime.collective.transports.base import Array
 
 CLOSE = 1e-3
 ROUNDING = 1e-5
-"""For ``kind_of``: only rounding in float32 is allowed. A ratio of two sums can be
-close to the mean of the halves' ratios."""
+"""Tolerance of ``kind_of`` that allows only float32 rounding. A ratio of two sums can
+be close to the mean of the halves' ratios."""
 SHIFT = 1000.0
 """Amount added to an old value (relative to it, for floats); larger than the change by
 one batch."""
@@ -29,10 +29,10 @@ class Kind:
     """``new = slope * old + rest``; ``how`` combines the ranks' rests."""
 
     how: str
-    """mean (by rows), sum, max, min or chief; other: none of these."""
+    """mean (by rows), sum, max, min, chief, or other if it is none of these."""
     slope: float = 0.0
     running: bool = False
-    """Whether it is the maximum or minimum of all batches, not of the last one."""
+    """Whether it is the maximum or minimum of all batches, not just of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class Trial:
     old: Array
     new: Array
     above: Array
-    """From an old value increased by ``shift``; ``below``: decreased by it."""
+    """From an old value increased by ``shift``; for ``below``, decreased by it."""
     below: Array
     first: Array
-    """From the old value and the first half of the rows; ``second``: the other half."""
+    """From the old value and the first half of the rows; ``second`` uses the other."""
     second: Array
 
 
 def kind_of(trial: Trial, close: float = CLOSE) -> Kind | None:
     """The kind of an update; None if nothing has changed or there is only one row.
 
-    ``close`` is how far the halves' values may be from those of the batch, relative to
-    the largest.
+    ``close`` is how far the halves' values may be from the batch's values, relative to
+    the largest value.
 
-    The slope is that of a linear fit through ``above``, ``new`` and ``below``.
+    The slope belongs to a linear fit through ``above``, ``new`` and ``below``.
     """
     old, new, above, below = (
         np.asarray(array, np.float64)
@@ -88,7 +88,7 @@ def kind_of(trial: Trial, close: float = CLOSE) -> Kind | None:
 
 
 def _of_rests(rests: Sequence[Array], trial: Trial, close: float) -> str:
-    """How the rest of a batch is computed from those of its halves."""
+    """How the rest of a batch is computed from the rests of its halves."""
     whole, first, second = rests
     if np.array_equal(whole, np.zeros_like(whole)):
         return "mean"
@@ -112,7 +112,7 @@ def _is(found: Array, expected: float) -> bool:
 
 
 def _equal(one: Array, other: Array) -> bool:
-    """Equal up to rounding in float32."""
+    """Whether two arrays are equal up to float32 rounding."""
     return bool(np.allclose(one, other, rtol=1e-6, atol=0.0))
 
 
@@ -121,7 +121,7 @@ def _differ(one: Array, other: Array) -> bool:
 
 
 def agreed(kinds: Sequence[Kind | None]) -> Kind | None:
-    """The kind that the ranks agree on; some may have found out more than others."""
+    """The kind on which the ranks agree; some may have found out more than others."""
     known = [kind for kind in kinds if kind is not None]
     ways = {kind.how for kind in known}
     if not known:
