@@ -1,10 +1,10 @@
-"""Which rows of a global batch belong to which rank. Pure."""
+"""Computes which rows of a global batch belong to which rank. Pure."""
 
 from __future__ import annotations
 
 
 def bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
-    """First row of a rank's part of ``batch`` rows, and the row after its last.
+    """The first row of a rank's part of ``batch`` rows, and the row after its last.
 
     ``rank`` is below ``size``. The sizes of the ranks' parts differ by one row at most;
     a part may be empty.
@@ -13,7 +13,7 @@ def bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def trial_bounds(batch: int, rank: int, size: int) -> tuple[int, int]:
-    """Like ``bounds``, but rank 1 gets the rows of rank 0, and all others the rest.
+    """Like ``bounds``, but rank 1 gets rank 0's rows, and the others share the rest.
 
     ``size`` is 2 or more.
     """

@@ -26,8 +26,8 @@ from tfcluster.runtime.tensor_types import (
 )
 
 Rows: TypeAlias = Any
-"""A tensor (dense, ragged or sparse) or array of at least one dimension: the rows.
-Not a union, since mypy cannot narrow one by ``isinstance`` of an untyped class."""
+"""A tensor (dense, ragged or sparse) or array whose first dimension is the rows. Not a
+union, since mypy cannot narrow a union by ``isinstance`` of an untyped class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def take_part(data: Nest, rank: int, size: int) -> Part:
     """This rank's rows of a global batch.
 
     Leaves are tensors (dense, ragged or sparse) and arrays of shape (rows, ...) and any
-    dtype; others are passed on. Structure, dtypes and other dimensions stay. The fields
-    of the share are numbers if the number of rows is known, else scalar tensors. A rank
+    dtype; others are passed on. Structure, dtypes and other dimensions stay. Fields of
+    the share are numbers if the number of rows is known, else scalar tensors. A rank
     without rows gets the first row, with weight 0. If the tensors do not all have the
     same number of rows, they cannot be divided, and every rank gets all rows.
     """
@@ -163,9 +163,9 @@ def _dynamic_part(
 
 
 def _of_the_chief(rank: int) -> Share:
-    """The share if all ranks compute the same, so that only the chief counts.
+    """The share if all ranks compute the same batch, so that only the chief counts.
 
-    This is not the mean over the ranks: with sparse gradients an optimizer would get
+    The ranks are not averaged, because with sparse gradients an optimizer would get
     each row N times.
     """
     return Share.undivided_batch(counts=rank == 0, weight=float(rank == 0))
@@ -192,7 +192,7 @@ def slice_rows(leaf: Rows, start: Number, stop: Number) -> Rows:
 
 
 def slice_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) -> Nest:
-    """``nest`` with rows ``[start, stop)`` of those of its leaves that are ``some``."""
+    """``nest`` with only rows ``[start, stop)`` of its leaves that are in ``some``."""
 
     def piece(leaf: Leaf) -> Leaf:
         if not any(leaf is other for other in some):
@@ -203,7 +203,7 @@ def slice_some(nest: Nest, some: Sequence[Leaf], start: Number, stop: Number) ->
 
 
 def twice(leaf: Rows) -> Rows:
-    """All rows of a tensor, followed by all of them again: twice as many rows.
+    """All rows of a tensor, followed by all rows again: twice as many rows.
 
     The dtype and the other dimensions stay; an array becomes a tensor.
     """
@@ -222,14 +222,14 @@ def has_rows(leaf: Leaf) -> bool:
 
 
 def has_dense_rows(leaf: Leaf) -> bool:
-    """Whether it has rows and is neither ragged nor sparse."""
+    """Whether this leaf has rows and is neither ragged nor sparse."""
     return isinstance(leaf, tf.Tensor | np.ndarray) and has_rows(leaf)
 
 
 def rows_in(leaf: Rows) -> Number:
     """The number of rows: an int if it is known, else a scalar tensor.
 
-    Its dtype is int64, or that of the row splits of a ragged tensor.
+    The dtype is int64, or for a ragged tensor the dtype of its row splits.
     """
     if isinstance(leaf, np.ndarray):
         return int(leaf.shape[0])

@@ -1,1 +1,1 @@
-"""Datasets: what each rank reads, in which order, and from where."""
+"""Datasets: which data each rank reads, in which order, and from where."""

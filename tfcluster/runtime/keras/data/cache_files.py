@@ -19,7 +19,7 @@ _File = str | os.PathLike[str] | Tensor | None
 def install(rank: int) -> None:
     """Make ranks other than the chief put caches and snapshots next to the chief's.
 
-    Two processes writing the same file would disturb each other.
+    Two processes that write the same file would disturb each other.
     """
     if rank == 0:
         return

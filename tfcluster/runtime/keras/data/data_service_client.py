@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
 _Transformation = Callable[[Dataset], Dataset]
-"""What ``Dataset.apply`` takes."""
+"""The type of the argument of ``Dataset.apply``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,14 @@ class DataServiceClient:
     rank: int
     size: int
     in_step: bool
-    """True: all ranks get every element. False: each goes to the first that asks."""
+    """True if all ranks get every element; False if each element goes to the rank that
+    first asks for one."""
 
     def distributed(self, source: Dataset, job: str, cardinality: int) -> Dataset:
         """The same dataset as ``source``, but computed by the data tasks.
 
         ``job`` must be the same on all ranks that take part in one pass.
-        ``cardinality`` is that of ``source``, or ``tf.data.UNKNOWN_CARDINALITY``.
+        ``cardinality`` is ``source``'s, or ``tf.data.UNKNOWN_CARDINALITY``.
         """
         spec = source.element_spec
         packed = source.map(_packed)
@@ -56,8 +57,7 @@ class DataServiceClient:
 
     def _transformation(self, job: str, **consumer: int) -> _Transformation:
         service = tf.data.experimental.service
-        # A single task computes everything in order. Several divide the source among
-        # them.
+        # A single task computes everything in order. Several tasks divide the source.
         alone, shared = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
         made: _Transformation = service.distribute(
             processing_mode=alone if self.tasks == 1 else shared,
@@ -78,7 +78,7 @@ def _until_the_end(stream: Dataset, tasks: int) -> Dataset:
     """Cut off the stream after the end of the data.
 
     Rounds come from the tasks in turn, in the same order on all ranks, and the tasks
-    reach their ends one by one. A lost task is not waited for.
+    reach their ends one by one. The stream does not wait for a lost task.
     """
     if tasks == 1:
         return stream.take_while(_is_real).map(_element)
@@ -118,7 +118,7 @@ def _element(*marked: Tensor) -> Tensor:
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def _packed(*element: Nest) -> tuple[bool, Tensor]:
-    """Compress an element of any structure to one tensor, and mark it as no end.
+    """Compress an element of any structure to one tensor, and mark it as data.
 
     The tensor is a scalar of dtype ``tf.variant``.
     """

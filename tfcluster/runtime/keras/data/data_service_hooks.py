@@ -1,7 +1,7 @@
-"""Let the run's data tasks compute the program's datasets.
+"""Lets the run's data tasks compute the program's datasets.
 
-This concerns the datasets of ``fit`` and ``evaluate`` and those that custom loops
-iterate over. It does not change which rows of a batch belong to which rank.
+This applies to the datasets of ``fit`` and ``evaluate`` and to the datasets over which
+custom loops iterate. It does not change which rows of a batch belong to which rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfcluster.runtime.tensor_types import Dataset, Nest
 
 @dataclass
 class _Known:
-    """A dataset that the data tasks compute, and how many passes have begun."""
+    """A dataset that the data tasks compute, and the number of passes begun so far."""
 
     number: int
     pipeline: Pipeline | None
@@ -41,7 +41,7 @@ class _Known:
 def data_service_client(context: Context) -> tuple[DataServiceClient, str] | None:
     """The client of the run's tf.data service, and the prefix of its job names.
 
-    None if the run has no data service, or if this task cannot join it any more.
+    None if the run has no data service, or if this task can no longer join it.
     """
     if context.data_service is None:
         return None
@@ -158,7 +158,7 @@ class DataServiceHooks:
 
 
 class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
-    """A dataset that reads from a new dataset, made by ``begin``, in each iteration."""
+    """A dataset that reads from a new dataset, created by ``begin``, in each pass."""
 
     def __init__(self, dataset: Dataset, begin: Callable[[], Dataset]) -> None:
         self._dataset = dataset
@@ -181,7 +181,7 @@ def _leave_uncounted(iterator: EpochIterator) -> None:
     uncounted = internals.without_count(type(iterator))
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
     if internals.steps_of(iterator) is None:
-        # Then every pass ends by running out of data, which is no reason to warn.
+        # Then every pass ends because the data runs out, which is no reason to warn.
         patches.TABLE.replace(
             patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None
         )

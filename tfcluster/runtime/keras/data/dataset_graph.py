@@ -1,9 +1,9 @@
 """A ``tf.data`` pipeline as a graph: what it contains, and its seeds for one pass.
 
 The data tasks restart the dataset from its graph for each pass. A shuffle would then
-repeat the same order, whereas in one process it continues its random sequence. So it
-gets the seeds that it would have drawn by then. This follows the seed generator of
-``ShuffleDatasetOp`` in TensorFlow.
+repeat the same order, whereas in one process it continues its random sequence. So the
+shuffle gets the seeds that it would have drawn by then. This follows the seed generator
+of ``ShuffleDatasetOp`` in TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfcluster.runtime.tensor_types import Dataset, Message
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
-"""Ops with state in this process; the data tasks would keep using an old value."""
+"""Ops with state in this process; the data tasks would keep using its old value."""
 
 _SHUFFLE = "ShuffleDatasetV3"
 _SEED, _SEED2, _GENERATOR = 2, 3, 4
@@ -71,7 +71,7 @@ class Pipeline:
         ).numpy()
 
     def why_local(self, tasks: int) -> str | None:
-        """Why ``tasks`` data tasks cannot compute it; None if they can."""
+        """Why ``tasks`` data tasks cannot compute the dataset; None if they can."""
         graph = self._graph()
         for node in nodes_of(graph):
             if node.op in _PYTHON:
@@ -88,7 +88,7 @@ class Pipeline:
         """
         graph = self._graph()
         by_name = {node.name: node for node in graph.node}
-        # A shuffle inside a repeat continues its sequence, with other seeds.
+        # A shuffle inside a repeat continues its sequence with other seeds.
         repeats = any(node.op.startswith("Repeat") for node in graph.node)
         for index, node in enumerate(filter(_reshuffles, graph.node)):
             inputs = [by_name[each] for each in node.input]
@@ -124,7 +124,7 @@ def _reshuffles(node: Message) -> bool:
 
 
 def _draws(node: Message) -> bool:
-    """Whether this is a random op with a seed of its own or a global one."""
+    """Whether this is a random op with its own seed or a global seed."""
     if "seed" not in node.attr or "seed2" not in node.attr or "Dataset" in node.op:
         return False
     return bool(node.attr["seed"].i or node.attr["seed2"].i)

@@ -1,9 +1,9 @@
-"""Divide the batches of custom training loops over a ``tf.data.Dataset``.
+"""Divides the batches of custom training loops over a ``tf.data.Dataset``.
 
 A loop counts as a training loop once a gradient has been applied between two of its
 batches. From then on the iterator yields only this rank's rows. So every rank computes
-the whole first batch, and loops that only inspect data or predict see all of it. So do
-loops that get numpy arrays: nothing shows what they compute from the rows of a batch.
+the whole first batch, and loops that only inspect data or predict see all data. Loops
+that get numpy arrays also see all data: nothing shows what they compute from the rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tfcluster.runtime.tensor_types import (
 
 _AS_NUMPY = "as_numpy_iterator"
 _READS_AS_NUMPY = "tensorflow_datasets"
-"""A package whose loops over datasets (``as_numpy``) yield arrays to the program."""
+"""The package whose loops over datasets (``as_numpy``) yield arrays to the program."""
 
 
 class DatasetIteration:
@@ -57,12 +57,12 @@ class DatasetIteration:
     def __init__(
         self, session: Session, row_terms: RowTerms, loop_rows: LoopRows | None = None
     ) -> None:
-        """``loop_rows`` gets the batches if functions of loops divide them."""
+        """``loop_rows`` gets the batches if the functions of loops divide them."""
         self._session = session
         self._row_terms = row_terms
         self._loop_rows = loop_rows
         self._undivided = Share.undivided_batch(counts=session.loop.share.counts)
-        """The share of what every rank computes as a whole."""
+        """The share of data that every rank computes as a whole."""
         self.trained = GraphShare(self._undivided)
         """This rank's share of the batch that it trains on."""
         self.seen = GraphShare(self._undivided)
@@ -77,7 +77,7 @@ class DatasetIteration:
     def new_number(self) -> int:
         """A number for a pass, from 1.
 
-        Not its address: Python may give that again, on some of the ranks, while the
+        The object's address would not do: on some ranks, Python may reuse it while the
         first pass's batches still count.
         """
         self._passes += 1
@@ -103,7 +103,7 @@ class DatasetIteration:
         self._takes_part()
 
     def count_whole_batch(self) -> None:
-        """Make metrics count what every rank gets as a whole, not a part of a batch."""
+        """Make metrics count a batch that every rank gets as a whole, not a part."""
         self.seen.set(self._undivided)
 
     def ended(self, dataset_pass: int) -> None:
@@ -112,7 +112,7 @@ class DatasetIteration:
         Gradients keep the share of the last batch: a program may add them up, and apply
         them after its loop.
         """
-        # Python may release an iterator at any time, also while a graph is traced.
+        # Python may release an iterator at any time, even while a graph is traced.
         with tf.init_scope():
             if self._pass == dataset_pass:
                 self._pass = 0
@@ -146,11 +146,11 @@ class DatasetIteration:
     def _element(
         self, original: Callable[[Iterator[Nest]], Nest], iterator: Iterator[Nest]
     ) -> Nest:
-        """Get the next batch, in a graph at its place in the program.
+        """Get the next batch; a graph gets it in program order.
 
-        It sets the shares, and ``DatasetPass`` has to know whether the last batch has
-        been trained on. TensorFlow sees neither, and by itself would run the op at any
-        time before the batch's rows are needed.
+        Getting a batch sets the shares, and ``DatasetPass`` has to know whether the
+        program has trained on the last batch. TensorFlow does not see this, and would
+        run the op at any time before the batch's rows are needed.
         """
         session = self._session
         if tf.executing_eagerly() or session.inside_keras or not session.divides:
@@ -182,8 +182,8 @@ class DatasetIteration:
 class DatasetPass:
     """One pass over a dataset by a custom loop of the program.
 
-    ``batches`` is how many batches are certain to come; ``math.inf`` for infinitely
-    many. Without ``divides`` every rank gets all rows of each.
+    ``batches`` is the number of batches that are certain to come, or ``math.inf``.
+    Without ``divides``, every rank gets all rows of each batch.
     """
 
     def __init__(
@@ -202,17 +202,17 @@ class DatasetPass:
         self._applies: int | None = None
         self._trains = False
         self._inspects_only = False
-        """Whether it has yielded batches between which nothing was trained."""
+        """Whether the pass has yielded batches between which nothing was trained."""
 
     def end(self) -> None:
-        """Called when the program has got all batches, or has left its loop."""
+        """End the pass: the program has got all batches, or has left its loop."""
         self._loops.ended(self._number)
 
     def next_bounds(self, batch: int, *, divisible: bool) -> tuple[int, int, int]:
-        """Choose the rows of the next batch: start, stop, and how often each one comes.
+        """Choose the rows of the next batch: start, stop, and how often each is used.
 
-        ``batch`` is the number of rows of its first tensor. ``divisible``: all of its
-        tensors have as many, so it can be divided.
+        ``batch`` is the number of rows of the batch's first tensor. ``divisible`` says
+        that all of its tensors have as many rows, so that it can be divided.
         """
         if program_kind.distributes_itself():
             return 0, batch, 1
@@ -274,31 +274,31 @@ class DatasetPass:
         *,
         trial: bool,
     ) -> bool:
-        """Whether a batch can be divided, given those that share a gradient with it.
+        """Whether a batch can be divided, given the batches that share its gradient.
 
         A gradient has one weight per rank. It is correct for several batches only if a
         rank has the same fraction of each of them.
         """
         if others or not self._session.loop.several:
             return all(other == fractions for other in others)
-        # More batches may join this gradient; equal fractions on all ranks suit most of
-        # them.
+        # More batches may contribute to this gradient; equal fractions on all ranks
+        # suit most of them.
         counted = fractions[:TRIAL_RANK] + fractions[TRIAL_RANK + trial :]
         return len(set(counted)) == 1
 
     def _yield_whole(self, batch: int) -> None:
         """Yield a whole batch to every rank, in addition to its part of another batch.
 
-        The weight remains that of the part. The whole batch's term is equal on all
-        ranks, so any weighted mean reproduces it.
+        The weight of the part remains. The whole batch's term is equal on all ranks, so
+        any weighted mean reproduces it.
         """
         loop = self._session.loop
         if not self._trains:
             if not loop.in_pass:
-                # The other batch's loop is over, perhaps by an exception that the
-                # program has caught. Gradients of whole batches cannot be judged.
+                # The other batch's loop is over, perhaps because the program has caught
+                # an exception. Gradients of whole batches cannot be judged.
                 loop.share = replace(loop.share, trial=False)
-            # Else the program looks at data in the middle of a step.
+            # Otherwise the program looks at data in the middle of a step.
             self._loops.count_whole_batch()
             return
         self._session.warn(
@@ -310,19 +310,19 @@ class DatasetPass:
         )
 
     def _tries(self, batch: int) -> bool:
-        """Whether the next batch is a trial. All batches of one gradient have to be."""
+        """Whether the next batch is a trial; all batches of a gradient must agree."""
         loop = self._session.loop
         if not loop.unjudged or loop.trials >= MOST_TRIALS:
             return False
         if loop.share.trial and loop.batches:
             return True
         # Otherwise the first batch of the next pass, which is whole, would be part of
-        # it.
+        # the trial.
         return batch >= self._session.size and loop.window <= max(self._left, 0) + 1
 
 
 def _batches_in(dataset: Dataset) -> float:
-    """How many batches of the dataset are certain to come (infinite: ``math.inf``)."""
+    """The number of batches that the dataset is certain to have, or ``math.inf``."""
     found = int(dataset.cardinality())
     return math.inf if found == tf.data.INFINITE_CARDINALITY else max(found, 0)
 

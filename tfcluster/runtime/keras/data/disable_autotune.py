@@ -1,11 +1,11 @@
-"""Disable ``tf.data`` autotuning, so that iterators end at once.
+"""Disables ``tf.data`` autotuning, so that iterators end at once.
 
 In each iterator a thread looks for better settings, first after 10 ms and then after
 twice as long each time, up to a minute. Deleting an iterator wakes this thread and
 waits for its end. But "cancelled" is only set after the wake-up
-(``CancellationManager::StartCancel``): if the thread checks before that, it sleeps on.
-So the end of an epoch may take as long as the epoch did. On idle cores it usually does,
-and all ranks wait for the slowest.
+(``CancellationManager::StartCancel``): if the thread checks it before that, the thread
+continues to sleep. So the end of an epoch may take as long as the epoch did. On idle
+cores this usually happens, and all ranks wait for the slowest.
 """
 
 from __future__ import annotations

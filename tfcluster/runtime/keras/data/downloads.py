@@ -1,8 +1,8 @@
 """``keras.utils.get_file`` downloads once per host; the host's other ranks wait.
 
 The ranks of a host share a small file, which is also their lock. It records which calls
-have been answered and with what result. So an archive is not unpacked a second time
-either while another rank reads the extracted files.
+have been answered and with what result. So an archive is not unpacked again while
+another rank reads the extracted files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Downloads:
 
     @contextmanager
     def _alone_among_hosts(self, arguments: Mapping[str, object]) -> Iterator[None]:
-        """Lock a folder that hosts may share, if its file system supports that."""
+        """Lock a folder that hosts may share, if its file system supports locks."""
         if self._context.cross_size == 1:
             yield
             return

@@ -1,7 +1,7 @@
 """A share of a batch that graphs read when they run, not when they are traced.
 
-A ``tf.function`` of a custom training loop is traced once, and then serves batches of
-which this rank has different rows.
+A ``tf.function`` of a custom training loop is traced once. It then serves several
+batches, of which this rank has different rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GraphShare:
         )
 
     def set(self, share: Share) -> None:
-        """Change the share, also for graphs that are traced already."""
+        """Change the share, also for graphs that are already traced."""
         if share != self._share and self._variable is not None:
             self._variable.assign(_numbers(share))
         self._share = share
@@ -47,8 +47,8 @@ class GraphShare:
     def mark(self) -> Operation:
         """Add an op to a graph that counts as a change of the share.
 
-        What reads the share earlier in the program runs before it, and what reads it
-        later runs after it, also in functions that the graph calls.
+        Ops that read the share earlier in the program run before this op, and ops that
+        read it later run after this op, also in functions that the graph calls.
         """
         variable = self._in_graphs()
         nothing = np.zeros_like(_numbers(self._share))

@@ -1,4 +1,4 @@
-"""The datasets over whose batches a program loops by itself."""
+"""Finds the datasets over whose batches a program loops itself."""
 
 from __future__ import annotations
 

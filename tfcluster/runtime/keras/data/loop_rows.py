@@ -1,7 +1,7 @@
-"""Which tensors of a custom loop have the rows of the batch that it has got.
+"""Finds which tensors of a custom loop have the rows of its current batch.
 
-They are the batch itself, what the loop computes from it eagerly, and random numbers
-that it draws for as many rows, like the noise for a GAN. It is for
+These are the batch itself, the tensors that the loop computes from it eagerly, and
+random numbers that it draws for as many rows, like the noise for a GAN. This is for
 ``runtime.shards``, where a loop gets whole batches, and its functions divide them.
 """
 
@@ -18,7 +18,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import common_rows, has_rows
 from tfcluster.runtime.tensor_types import Nest, Tensor
 
 _MOST = 10_000
-"""The most tensors that are remembered of a batch: a program may keep its last one."""
+"""The most tensors that are remembered per batch: a program may keep its last batch."""
 
 
 _RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNormal")
@@ -29,7 +29,7 @@ class LoopRows:
 
     def __init__(self) -> None:
         self._batches: dict[int, _Batch] = {}
-        """By the iterator that yielded it."""
+        """The batches by the iterators that yielded them."""
 
     def watched(self, iterator: Iterator[Nest]) -> Iterator[Nest]:
         """The same iterator; its batches are followed until the next one."""
@@ -48,10 +48,10 @@ class LoopRows:
         return iterator
 
     def of(self, tensors: Sequence[Any]) -> list[int]:
-        """The places of those of ``tensors`` that have the rows of one batch.
+        """The indices of the ``tensors`` that have the rows of one batch.
 
-        Empty if there are none, or if these or others of ``tensors`` may have other
-        rows: then the function has to get all of them.
+        Empty if there are none, or if these or other ``tensors`` may have other rows:
+        then the function has to get all rows.
         """
         for batch in self._batches.values():
             places = [i for i, each in enumerate(tensors) if batch.has(each)]
@@ -112,5 +112,5 @@ class _Batch:
             self.is_kept |= name.startswith("Assign") and any(map(self.has_rows, known))
             self._known.update((id(output), output) for output in outputs)
         elif name.startswith(_RANDOM):
-            # Numbers that are drawn for the rows of the batch: one for each row.
+            # These are random numbers for the rows of the batch: one for each row.
             self._known.update((id(o), o) for o in outputs if self.has_rows(o))

@@ -1,9 +1,9 @@
-"""Each rank shuffles the data in its own order, instead of dividing a common one.
+"""Each rank shuffles the data in its own order, instead of dividing a common order.
 
 The rank is added to TensorFlow's global seed, on which shuffles by ``tf.data`` and of
-Keras's arrays depend. Python's and NumPy's seeds stay common: what scripts do with
-them, such as holding out validation data, must be the same everywhere. So must initial
-weights, but these are broadcast anyway.
+Keras's arrays depend. All ranks keep the same Python and NumPy seeds: scripts use them,
+for example, to hold out validation data, which must be the same everywhere. Initial
+weights must also be the same, but these are broadcast anyway.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Round-robin sharding by batches: rank r of N gets batches r, r+N, r+2N, ...
 
-For ranks that do not wait for each other. All ranks read the data in the same order.
+This is for ranks that do not wait for each other. All ranks read the data in the same
+order.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _SHARDING = "sharding"
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Which batches belong to one rank."""
+    """Describes which batches belong to one rank."""
 
     rank: int
     size: int
 
     def count(self, batches: int) -> int:
-        """How many of ``batches`` batches belong to this rank."""
+        """The number of batches that belong to this rank, out of ``batches``."""
         return max(0, -(-(batches - self.rank) // self.size))
 
     def takes(self, number: int) -> bool:
@@ -126,8 +127,8 @@ def _shard_epochs(iterator: EpochIterator, shard: ShardSpec) -> None:
 class LoopBatches:
     """Shards the batches of custom loops over a ``tf.data.Dataset``.
 
-    A dataset is used for training once a gradient has been applied between two of its
-    batches. Its first batch goes to every rank, in later passes to one rank only.
+    A dataset counts as training data once a gradient has been applied between two of
+    its batches. Its first batch goes to every rank, and in later passes to one rank.
     """
 
     def __init__(self, session: Session, shard: ShardSpec) -> None:
@@ -182,7 +183,7 @@ class LoopBatches:
 def _filtered(dataset: Dataset, takes: Callable[[np.int64], np.bool_]) -> Dataset:
     """The batches of ``dataset`` that ``takes`` accepts.
 
-    It is called in the order of the batches, when each is requested.
+    ``takes`` is called in the order of the batches, when each batch is requested.
     """
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
