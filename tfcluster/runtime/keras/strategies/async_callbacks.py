@@ -45,15 +45,14 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         """Raises NotDistributedError if the epoch has pushed no gradient."""
         if not has_exchanged(self._session, self.model, self._applies):
             raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
-        # Pass on what callbacks have assigned now: other ranks should not wait for it.
+        # Pass on the callbacks' assignments now: other ranks should not wait for them.
         self._server_models.pass_on_all_assignments()
         self._progress.epoch_done(epoch + 1)
         if self._session.chief:
             if self.model.stop_training:
                 self._progress.stop()
         else:
-            # This rank's metrics are only those of its own batches, so the chief
-            # decides.
+            # This rank's metrics cover only its own batches, so the chief decides.
             stopped = self._progress.chief_has_stopped(at_once=True)
             self.model.stop_training = stopped
 
@@ -72,16 +71,15 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         if done and model.built and isinstance(inner, keras.optimizers.Optimizer):
             if not inner.built:
                 model.optimizer.build(model.trainable_variables)
-            # Perhaps only an evaluation is left, and then no gradient would open the
-            # model.
+            # Perhaps only an evaluation is left. Then no gradient would open the model.
             self._server_models.of(inner, "-" * len(internals.trained_variables(inner)))
 
 
 class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Fetches the newest weights before a validation and for callbacks.
 
-    At the end of ``fit`` these are the final ones, also for the program's callbacks:
-    ``EarlyStopping`` may restore weights, to which no rank must add a gradient.
+    At the end of ``fit`` these are the final weights, also for the program's callbacks:
+    ``EarlyStopping`` may restore weights, and no rank may add a gradient to them.
     """
 
     def __init__(self, server_models: ServerModels, progress: Progress) -> None:

@@ -2,8 +2,7 @@
 
 The notes say how many epochs each rank has done, which ranks have pushed their last
 gradient of a ``fit`` or of a loop, whether the chief has stopped or ended it, and what
-it has saved.
-A restarted program finds its own notes.
+the chief has saved. A restarted program finds its own notes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NO_MORE = 10**9
 class Progress:
     """The notes of one rank. ``warn`` is called when a wait exceeds ``warning_s``.
 
-    A wait fails after ``timeout_s``. Both are in seconds; None is no limit.
+    A wait fails after ``timeout_s``. Both are in seconds; None means no limit.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Progress:
         self._stopped = False
 
     def begin_fit(self) -> None:
-        """Begin a new ``fit``; its notes are separate from those of earlier ones."""
+        """Begin a new ``fit``; its notes are separate from those of earlier calls."""
         self._fits += 1
         self._stopped = False
         self._asked = self._clock()
@@ -75,8 +74,8 @@ class Progress:
     def chief_has_stopped(self, *, at_once: bool) -> bool:
         """Whether the chief has stopped.
 
-        Unless ``at_once``, asks at most every half second, and else repeats the last
-        answer.
+        Unless ``at_once``, asks at most every half second, and otherwise repeats the
+        last answer.
         """
         now = self._clock()
         if not self._stopped and (at_once or now - self._asked >= _ASK_EVERY_S):
@@ -91,20 +90,20 @@ class Progress:
     def await_trained(self) -> None:
         """Wait until all ranks have pushed their last gradients of this ``fit``.
 
-        Then the weights on the ps tasks are those of all batches. A rank that is lost
-        before is restarted, or the run fails. Raises CollectiveTimeoutError if a rank
-        does not come in time.
+        Then the weights on the ps tasks include all batches. A rank that is lost before
+        this point is restarted, or the run fails. Raises CollectiveTimeoutError if a
+        rank does not arrive in time.
         """
         for rank in range(self._size):
             what = f"last step of its fit number {self._fits}"
             self._wait(self._key("trained", rank), what, rank)
 
     def await_loops(self) -> None:
-        """Wait until all ranks have called this as often, or have ended.
+        """Wait until all ranks have called this equally often, or have ended.
 
-        A rank calls it when its program reads the weights after a loop of its own. Then
-        the weights on the ps tasks are those of all batches of the loop. Raises
-        CollectiveTimeoutError if a rank does not come in time.
+        A rank calls this when its program reads the weights after its own loop. Then
+        the weights on the ps tasks include all batches of the loop. Raises
+        CollectiveTimeoutError if a rank does not arrive in time.
         """
         self._loops += 1
         number = self._loops
@@ -118,14 +117,15 @@ class Progress:
             )
 
     def program_ended(self) -> None:
-        """Note that this rank's program has ended: no rank waits for its loops."""
+        """Note that this rank's program has ended; no rank waits for its loops."""
         if self._loops:
             self._servers().put(f"loops/{self._rank}", str(_NO_MORE))
 
     def end_fit(self) -> None:
-        """Note the chief's end of ``fit``; other ranks wait for it, and thus its files.
+        """Note that the chief has ended ``fit``; other ranks wait for this note.
 
-        Raises CollectiveTimeoutError if the chief does not come in time.
+        So they also wait for the chief's files. Raises CollectiveTimeoutError if the
+        chief does not end in time.
         """
         if self._rank == 0:
             self._servers().put(self._key("end"), "end")
@@ -135,8 +135,8 @@ class Progress:
     def written(self, result: str, error: str = "") -> None:
         """Note that the chief has saved something outside of ``fit``.
 
-        ``result`` is what the saving function returned, "" if it was no string;
-        ``error`` the message of an exception.
+        ``result`` is the saving function's result, or "" if that was not a string;
+        ``error`` is the message of an exception.
         """
         self._writings += 1
         text = json.dumps([result, error])
@@ -145,8 +145,8 @@ class Progress:
     def wait_for_writing(self) -> str | None:
         """Wait until the chief has saved as often as this rank would have.
 
-        Returns the chief's result, None if that was "". Raises CollectiveError if the
-        chief could not save, CollectiveTimeoutError if it does not save in time.
+        Returns the chief's result, or None if it was "". Raises CollectiveError if the
+        chief could not save, and CollectiveTimeoutError if it does not save in time.
         """
         self._writings += 1
         key = f"written/{self._writings}"
@@ -156,7 +156,7 @@ class Progress:
         return result or None
 
     def abandon_fit(self) -> None:
-        """Note that this rank's ``fit`` ended with an error: no rank waits for it."""
+        """Note that this rank's ``fit`` failed, so that no rank waits for it."""
         self.has_trained()
         if self._rank == 0:
             self._servers().put(self._key("end"), "error")

@@ -1,7 +1,7 @@
 """Asynchronous training: ranks do not wait for each other and share only the ps tasks.
 
-Each rank computes whole batches; the chief prints and saves. What ranks must know of
-each other is in notes on the ps tasks.
+Each rank computes whole batches; the chief prints and saves. Ranks inform each other by
+notes on the ps tasks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class AsyncSaving(ChiefOnlySaving):
-    """Only the chief saves. Outside of ``fit`` the other ranks wait until it has."""
+    """Lets only the chief save. Outside of ``fit``, the other ranks wait for it."""
 
     def __init__(
         self, session: Session, progress: Progress, settle_loops: Callable[[], None]
@@ -28,8 +28,8 @@ class AsyncSaving(ChiefOnlySaving):
         """Call ``act`` on the chief; see ``ChiefOnlySaving``.
 
         ``name`` is ignored: the ranks do not compare it, since they do not wait for
-        each other here. Within ``fit`` other ranks return None at once. Outside of it
-        they raise CollectiveError if ``act`` raised on the chief.
+        each other here. Within ``fit``, other ranks return None at once. Outside of
+        ``fit``, they raise CollectiveError if ``act`` raised on the chief.
         """
         session = self._session
         if session.within("saving"):

@@ -25,7 +25,7 @@ from tfcluster.runtime.tensor_types import Nest
 class AsyncTraining:
     """The implementation of ``TrainingPolicy`` for ranks that do not wait.
 
-    Each rank computes whole batches, with metrics of its own batches.
+    Each rank computes whole batches, and its metrics cover its own batches.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class AsyncTraining:
         self._calls = 0
 
     def check_layers(self, model: Model) -> None:
-        """A rank has whole batches, so it can train every layer."""
+        """Do nothing: a rank has whole batches, so it can train every layer."""
 
     def prepare(self, model: Model) -> None:
-        """Steps need no change, because their batches are whole."""
+        """Do nothing: steps need no change, because their batches are whole."""
 
     def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
         return [
@@ -69,7 +69,7 @@ class AsyncTraining:
             with self._batches.sharding_next_iterator():
                 yield
         except BaseException:
-            # The others would wait for this rank, as long as its program goes on.
+            # Otherwise the others would wait for this rank while its program continues.
             with suppress(CollectiveError):
                 self._progress.abandon_fit()
             raise
@@ -96,7 +96,7 @@ class AsyncTraining:
         return call.run()
 
     def before_get_weights(self, layer: Layer) -> None:
-        """After a loop of the program, fetch the weights of all ranks' batches.
+        """After a loop of the program, fetch weights that include all ranks' batches.
 
         Otherwise there is nothing to do: this rank's last push returned the weights.
         """

@@ -34,10 +34,10 @@ class CollectiveUpdate:
         variables: Sequence[Variable],
         state: Sequence[Variable],
     ) -> list[Gradient] | None:
-        """Return the averaged gradients; averages those that no tape has averaged.
+        """Average the gradients that no tape has averaged; return all averages.
 
-        Raises CollectiveError if the program has changed a gradient of its rank, and
-        what ``exchange`` raises.
+        Raises CollectiveError if the program has changed its rank's gradient, and what
+        ``exchange`` raises.
         """
         tapes = self._tape_gradients
         name = self._session.optimizer_names.of(optimizer)
@@ -58,7 +58,7 @@ class CollectiveUpdate:
             return exchange(self._session, target, gradients, variables, state, watch)
         found = list(gradients)
         if tapes.drawn_since(gradients, variables):
-            # Continue with the same random numbers on all ranks, those of the chief.
+            # Continue with the chief's random numbers on all ranks.
             chosen = [i for i, is_own in enumerate(own) if not is_own]
             self._replace(found, variables, chosen, target, chiefs_count=True)
         if any(own):
@@ -94,7 +94,7 @@ class CollectiveUpdate:
         variables: Sequence[Variable],
         state: Sequence[Variable],
     ) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def settle(self, what: str) -> None:
-        """Does nothing: the weights are identical on all ranks after every step."""
+        """Do nothing: the weights are identical on all ranks after every step."""

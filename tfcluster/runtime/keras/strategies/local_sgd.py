@@ -1,11 +1,11 @@
-"""Local SGD: ranks train on their own, and their parameters are averaged periodically.
+"""Local SGD: ranks train independently, and their parameters are averaged periodically.
 
-A rank applies its own gradients to its own weights. Every so many steps, and before
-weights are saved or evaluated, all ranks take the mean, weighted by the rows that each
-has trained on since the last averaging: Stich, arXiv:1805.09767, with the weights of
+A rank applies its own gradients to its own weights. Every few steps, and before weights
+are saved or evaluated, all ranks take the mean, weighted by the number of rows on which
+each has trained since the last averaging: Stich, arXiv:1805.09767, with the weights of
 federated averaging, McMahan et al., arXiv:1602.05629. The optimizers' slot variables
 are not averaged: moments estimate the same gradient on every rank, and sending them
-would double or treble the bytes.
+would double or triple the number of bytes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _STATISTICS = struct.Struct(">dQ")
 """A replica's squared relative distance from the mean, and its proposed interval."""
 
 _LEAST_ROWS = 1e-12
-"""Weight of a rank without rows; not zero, in case no rank has any."""
+"""The weight of a rank without rows; not zero, in case no rank has any rows."""
 
 
 @dataclass
 class Replica:
-    """What one optimizer trains on this rank, and its progress since an averaging."""
+    """The variables that one optimizer trains on this rank, and their progress."""
 
     name: str
     schedule: Schedule
@@ -50,7 +50,7 @@ class Replica:
     variables: dict[int, Variable] = field(default_factory=dict)
     """By id: the parameters, and the variables that layers update from their data."""
     steps: int = 0
-    """Since the last averaging, like ``rows``."""
+    """The number of steps since the last averaging; ``rows`` likewise."""
     rows: float = 0.0
     since_s: float = 0.0
     """When the last averaging ended, by the clock of ``LocalSgdUpdate``."""
@@ -126,8 +126,8 @@ class LocalSgdUpdate:
         if known is None:
             schedule = Schedule(every=self._every, seconds=self._seconds)
             name = self._session.optimizer_names.of(optimizer)
-            # Declared before it exists: the callback runs only when the optimizer is
-            # gone.
+            # The callback uses the replica before it exists, but runs only when the
+            # optimizer is gone.
             replica: Replica
             ref = weakref.ref(optimizer, lambda _: self._forget(replica))
             replica = Replica(name, schedule, ref, since_s=self._clock())
@@ -166,7 +166,7 @@ class LocalSgdUpdate:
     ) -> Tensor:
         """Set ``variables`` to their mean over the ranks, eagerly or in a graph.
 
-        Returns a boolean scalar, as a branch of ``tf.cond`` has to.
+        Returns a boolean scalar, because a branch of ``tf.cond`` must return one.
         """
 
         def average(

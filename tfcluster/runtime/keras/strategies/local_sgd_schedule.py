@@ -1,4 +1,4 @@
-"""When local SGD averages the replicas, and how far they drift apart. Pure.
+"""Decides when local SGD averages replicas, and how far they drift apart. Pure.
 
 Clock readings and other ranks' values are passed in as arguments.
 """
@@ -16,14 +16,14 @@ _GROWTH = 10
 _FAR = 0.1
 """Relative distance from the mean below which replicas do not count as drifting."""
 _GROWN = 4.0
-"""Replicas drift if they are this many times as far away as at the beginning."""
+"""Replicas drift if their distance is this many times as large as at the beginning."""
 _BEGINNING = 5
 """The first averagings, which define the usual distance: weights move fastest then."""
 
 
 @dataclass
 class Schedule:
-    """After how many of a rank's steps the next averaging is due.
+    """Decides after how many of a rank's steps the next averaging is due.
 
     All ranks use the chief's ``proposal``, which is exchanged at every averaging.
     """
@@ -69,8 +69,8 @@ class Drift:
     def saw(self, distance: float, steps: int) -> str | None:
         """Return a warning, once, if the replicas move away from each other.
 
-        ``distance`` is that of the parameters from their mean, relative to the norm of
-        the mean. It was measured before an averaging after ``steps`` steps.
+        ``distance`` is the distance of the parameters from their mean, relative to the
+        norm of the mean. It was measured before an averaging after ``steps`` steps.
         """
         self.seen += 1
         if self.warned:

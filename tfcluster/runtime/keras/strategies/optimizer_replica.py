@@ -1,7 +1,8 @@
-"""An optimizer's update, traced for the part of the variables that one ps keeps.
+"""Traces an optimizer's update for the part of the variables that one ps keeps.
 
-The program's optimizer is not changed. A replica of the same class and settings is
-built on variables of the pieces' shapes, and its update is traced into a graph.
+The program's optimizer is not changed. A replica of the same class with the same
+settings is built on variables of the pieces' shapes, and its update is traced into a
+graph.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _ELEMENTWISE = tuple(
     )
     if hasattr(keras.optimizers, name)
 )
-"""Exactly these classes, without subclasses, update each element independently."""
+"""Exactly these classes, not their subclasses, update each element independently."""
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -64,7 +65,7 @@ class Traits:
 
 
 def traits_of(optimizer: Optimizer, *, clips_here: bool) -> Traits:
-    """An optimizer's traits. ``clips_here``: gradients are clipped before a push."""
+    """An optimizer's traits; ``clips_here``: gradients are clipped before a push."""
     cls = type(optimizer)
     clips = bool(optimizer.clipnorm) and not clips_here
     constrained = any(
@@ -86,7 +87,7 @@ def _looks_at_all(cls: type) -> bool:
 
 
 def _changes_rows_only(optimizer: Optimizer) -> bool:
-    """Plain SGD and Adagrad: no lasting momentum, and no change to other rows."""
+    """Whether this is plain SGD or Adagrad: no momentum, no change to other rows."""
     if (
         optimizer.weight_decay
         or optimizer.use_ema
@@ -122,8 +123,8 @@ def packer(
     """Return a function that traces ``optimizer``'s update for some pieces and
     serialises it. In the context ``tracing()``, ``apply`` is Keras's own.
 
-    It returns what ``update_graph.serialised`` does, and raises UntraceableError, or
-    CollectiveError for an optimizer that cannot be recreated.
+    The function returns what ``update_graph.serialised`` returns. It raises
+    UntraceableError, or CollectiveError for an optimizer that cannot be recreated.
     """
 
     def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
@@ -177,7 +178,8 @@ def _piece_of(original: KerasVariable, piece: Piece) -> KerasVariable:
     variable: KerasVariable = keras.Variable(
         np.zeros(shape, tf.as_dtype(original.dtype).as_numpy_dtype),
         dtype=tf.as_dtype(original.dtype).name,
-        # Keras derives the slots' names from it, and we derive their owner from those.
+        # Keras derives the slots' names from this name; we derive their owner from
+        # those names.
         name=original.name.replace("/", "_").replace(":", "_"),
     )
     internals.set_path(variable, path_in_replica(piece.variable))
@@ -208,9 +210,9 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
             "of its __init__"
         ) from error
     for name, value in vars(optimizer).items():
-        # Settings of a custom class that its config does not contain. Their names are
-        # unknown, so this copies all plain values, those of Keras's private attributes
-        # included; no name of Keras is relied upon.
+        # These are settings of a custom class that its config does not contain. Their
+        # names are unknown, so all plain values are copied, including Keras's private
+        # attributes. This relies on no name of Keras.
         if isinstance(value, _PLAIN) and isinstance(
             vars(replica).get(name, value), _PLAIN
         ):

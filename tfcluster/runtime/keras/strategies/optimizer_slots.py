@@ -1,7 +1,7 @@
-"""An optimizer's slot variables, matched with those of its replica.
+"""Matches an optimizer's slot variables with the slot variables of its replica.
 
-They are matched by name, as Keras derives it from that of the trained variable, and by
-order if several variables have the same path.
+They are matched by name, since Keras derives it from the name of the trained variable,
+and by order if several variables have the same path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Slot:
     """The path of the corresponding variable of the program's optimizer."""
     variable: Variable
     piece: Piece | None
-    """The piece that it belongs to; None if it belongs to no trained variable."""
+    """The piece to which it belongs; None if it belongs to no trained variable."""
 
 
 def path_in_replica(index: int) -> str:
@@ -52,7 +52,7 @@ def slots_of_replica(
 ) -> list[Slot]:
     """Match each variable of ``replica`` with one of ``optimizer``'s.
 
-    ``pieces`` are those that the replica was built for, in the same order.
+    ``pieces`` are the pieces for which the replica was built, in the same order.
     """
     originals = optimizer.variables
     paths = unique(originals)
@@ -77,7 +77,7 @@ def slots_of_replica(
         else:
             candidates = by_name[name]
             if counts[name] == len(pieces) and len(candidates) == len(trained) > 1:
-                # One per trained variable, all with the same name.
+                # There is one per trained variable, and all have the same name.
                 piece = pieces[number]
                 number = piece.variable
         path = candidates[number] if number < len(candidates) else f"{name}#own{number}"

@@ -1,9 +1,9 @@
 """Parameter servers: push gradients to the ps tasks, and receive the new weights.
 
-Synchronous ranks get the weights after the mean of all ranks' gradients, as with
-TensorFlow 1's ``SyncReplicasOptimizer`` (Chen et al., arXiv:1604.00981). Asynchronous
-ones get them after their own gradients, as in DistBelief's Downpour SGD (Dean et al.,
-NIPS 2012).
+Synchronous ranks get the weights after the mean of all ranks' gradients was applied, as
+with TensorFlow 1's ``SyncReplicasOptimizer`` (Chen et al., arXiv:1604.00981).
+Asynchronous ranks get the weights after their own gradients were applied, as in
+DistBelief's Downpour SGD (Dean et al., NIPS 2012).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse
 
 _NOTHING, _ROWS, _WHOLE = range(3)
-"""What the ps tasks answer for a sparse gradient."""
+"""The ps tasks' answer for a sparse gradient."""
 
 Received: TypeAlias = Sequence[Array | Rows | None]
-"""The ps tasks' answer, one per variable; None if it has not changed."""
+"""The ps tasks' answer for a variable; None if the variable has not changed."""
 
 
 class PsUpdate:
@@ -49,7 +49,7 @@ class PsUpdate:
     ``divergence_check`` compares the optimizers' settings of synchronous ranks.
     ``model_variables`` shares the variables that layers update from their data, such as
     moving averages; without it they are averaged over the group's ranks in every step.
-    ``tape_gradients`` knows which gradients the tapes have exchanged already.
+    ``tape_gradients`` knows which gradients the tapes have already exchanged.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PsUpdate:
                 place = internals.index_of(optimizer, variable)
                 ordered[place] = _cast_like(variable, gradient)
         if all(gradient is None for gradient in ordered):
-            return list(gradients)  # Keras reports it.
+            return list(gradients)  # Keras reports the error.
         ordered = self._unscaled_and_clipped(optimizer, ordered)
         given = TensorList.of(ordered)
         model = self._server_models.of(optimizer, "".join(k.value for k in given.kinds))
@@ -115,7 +115,7 @@ class PsUpdate:
         if self._model_variables is not None:
             self._model_variables.seen(state)
         answered = self._push(model, given, identical=identical)
-        # Until the push, variables here are compared with those on the ps tasks.
+        # Until the push, the local variables are compared with those on the ps tasks.
         with tf.control_dependencies(answered):
             raw(internals.iterations_of(optimizer)).assign_add(1)
         return None
@@ -143,17 +143,17 @@ class PsUpdate:
         variables: Sequence[Variable],
         state: Sequence[Variable],
     ) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def set_idle(self, idle: bool) -> None:
         """If ``idle``, push nothing and only fetch weights in each step.
 
-        Used while the batches that this rank computes belong to another rank, too.
+        Used while the batches that this rank computes also belong to another rank.
         """
         self._idle = idle
 
     def settle(self, what: str) -> None:
-        """Pass on assignments, and get the latest weights if ranks are asynchronous."""
+        """Pass on assignments; asynchronous ranks also fetch the latest weights."""
         self._server_models.pass_on_all_assignments()
         if not self._server_models.synchronous:
             self._server_models.pull()
@@ -164,7 +164,7 @@ class PsUpdate:
     def _compare(self) -> None:
         """Check that all ranks have the same optimizer settings; the chief's are used.
 
-        The weights need no check: all ranks got the same in the last answer.
+        The weights need no check: all ranks got the same weights in the last answer.
         """
         session = self._session
         if self._divergence_check is None or session.size == 1:
@@ -181,7 +181,7 @@ class PsUpdate:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def agreed_on_infinities(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """The gradients, made non-finite if those of any rank are.
+        """The gradients, made non-finite if any rank's gradients are non-finite.
 
         Non-finite gradients never reach the inner optimizer of a LossScaleOptimizer,
         which does the push. So synchronous ranks skip the same steps.
@@ -233,7 +233,7 @@ class PsUpdate:
         return [None if g is None else next(clipped) for g in ordered]
 
     def _average(self, state: Sequence[Variable]) -> None:
-        """Set variables that layers update from their rows to their mean by rows."""
+        """Average variables that layers update over the ranks, weighted by rows."""
         rows = StepRows(self._session)
 
         def mean(
@@ -255,7 +255,7 @@ class PsUpdate:
     ) -> list[Tensor]:
         """Push the gradients and assign the answer, which is returned flat.
 
-        ``identical``: all ranks have the same gradients, so only the chief's count.
+        With ``identical``, all ranks have the same gradients; only the chief's count.
         """
         rows = StepRows(self._session)
         known = len(rows.inputs)
@@ -315,7 +315,7 @@ class PsUpdate:
 
 
 def _cast_like(variable: Variable, gradient: Gradient) -> Gradient:
-    """Convert a gradient to the variable's dtype, as the ps tasks expect it."""
+    """Convert a gradient to the variable's dtype, which the ps tasks expect."""
     dtype = tf.as_dtype(variable.dtype)
     if is_sparse(gradient):
         values = tf.cast(gradient.values, dtype)
@@ -329,8 +329,8 @@ def _flat(
 ) -> list[Array | np.generic]:
     """The ps tasks' answer for each variable, as arrays for the graph.
 
-    For a dense gradient the variable's new value; for a sparse one three arrays: the
-    kind of the answer (int32), values, and indices (int64).
+    For a dense gradient this is the variable's new value. For a sparse gradient there
+    are three arrays: the kind of the answer (int32), values, and indices (int64).
     """
     flat: list[Array | np.generic] = []
     for variable, whole, value in zip(model.variables, plain, received, strict=True):

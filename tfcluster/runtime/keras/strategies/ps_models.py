@@ -1,7 +1,7 @@
 """The models that the ps tasks keep for this process, one per optimizer.
 
-A model is opened with the first gradient. From then on the ps tasks' values of its
-variables are the valid ones; the chief passes on values that the program assigns.
+A model is opened with the first gradient. From then on, the ps tasks hold the valid
+values of its variables; the chief passes on values that the program assigns.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class ServerModel:
     """One optimizer's variables, as the ps tasks keep them."""
 
     key: str
-    """Its name on the ps tasks: that of the optimizer, numbered if it repeats."""
+    """Its name on the ps tasks: the optimizer's name, with a number if it repeats."""
     optimizer: weakref.ref[Optimizer]
     variables: list[Variable]
     rows_only: bool
     """Whether only the changed rows come back for sparse gradients."""
     begun_elsewhere: bool = False
-    """The ps tasks had trained weights already; a gradient of our own initial values
-    must be discarded."""
+    """Whether the ps tasks already had trained weights; then a gradient of our own
+    initial values must be discarded."""
     changed: dict[str, Variable] = field(default_factory=dict)
     """Variables by path whose assigned values the ps tasks do not have yet."""
     stale: bool = True
@@ -83,7 +83,7 @@ class ServerModel:
 class ServerModels:
     """Opens models on the ps tasks, refreshes them, and passes on assignments.
 
-    ``leads``: the assignments of this task are passed on to the ps tasks.
+    With ``leads``, the assignments of this task are passed on to the ps tasks.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ServerModels:
         )
 
     def clips_here(self, optimizer: Optimizer) -> bool:
-        """Whether ranks clip their own gradients: they do if these are never averaged.
+        """Whether ranks clip their own gradients, because these are never averaged.
 
         Accumulated gradients are clipped on the ps tasks, after the accumulation.
         """
@@ -139,7 +139,7 @@ class ServerModels:
     def of(self, optimizer: Optimizer, kinds: str) -> ServerModel:
         """The model of ``optimizer``; opens it if necessary.
 
-        ``kinds`` are those of the gradients expected: see ``client.Pack``. Raises
+        ``kinds`` are the kinds of the expected gradients: see ``client.Pack``. Raises
         CollectiveMismatchError if the ranks' variables or options differ.
         """
         for model in self._existing():
@@ -184,7 +184,7 @@ class ServerModels:
     # --- to the ps tasks ------------------------------------------------------------
 
     def pushing(self, model: ServerModel) -> None:
-        """Before a push: pass on all changes of the program to this model."""
+        """Before a push, pass on all changes that the program made to this model."""
         for path, (variable, before) in model.shown.items():
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
                 model.changed[path] = variable
@@ -193,16 +193,16 @@ class ServerModels:
         model.stale = True
 
     def pass_on_assignments(self, model: ServerModel) -> None:
-        """Pass on what the program has assigned since the last time."""
+        """Pass on the values that the program has assigned since the last call."""
         while model.changed:
             path, variable = model.changed.popitem()
             if self._leads:
                 value = np.asarray(raw(variable).numpy())
-                with contextlib.suppress(KeyError):  # for a variable that is only here
+                with contextlib.suppress(KeyError):  # if the variable is only local
                     self.servers.assign(model.key, path, value)
 
     def pass_on_all_assignments(self) -> None:
-        """``pass_on_assignments`` for all models."""
+        """Call ``pass_on_assignments`` for all models."""
         for model in self._models:
             self.pass_on_assignments(model)
 
@@ -236,7 +236,7 @@ class ServerModels:
         """Fetch the newest weights of all models.
 
         Values that the program has just assigned are kept: the chief passes them on,
-        but perhaps later.
+        perhaps later.
         """
         for model in self._existing():
             if self._leads:
@@ -245,7 +245,7 @@ class ServerModels:
                 model.set(self.servers.pull(model.key))
 
     def _existing(self) -> list[ServerModel]:
-        """The models whose optimizers still exist; forgets the others."""
+        """The models whose optimizers still exist; forgets the other models."""
         self._models = [m for m in self._models if m.optimizer() is not None]
         self._watched = {
             key: found
@@ -255,7 +255,7 @@ class ServerModels:
         return self._models
 
     def optimizers(self) -> list[tuple[str, Optimizer | None]]:
-        """The optimizers with their models' keys; None for those that are gone."""
+        """The optimizers with their models' keys; None for optimizers that are gone."""
         return [(model.key, model.optimizer()) for model in self._models]
 
     def pull_slots(self, optimizer: Optimizer) -> None:
@@ -322,7 +322,7 @@ class ServerModels:
                 self.pull_slots(each)
         result = original(callback)
         if not swaps_in and not self.synchronous:
-            # Other ranks have trained on meanwhile.
+            # Other ranks have continued to train meanwhile.
             self.pull()
         return result
 

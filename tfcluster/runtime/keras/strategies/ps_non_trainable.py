@@ -1,6 +1,6 @@
-"""Non-trainable variables: mostly moving averages of ``BatchNormalization``.
+"""Shares non-trainable variables: mostly moving averages of ``BatchNormalization``.
 
-Under ``strategy: replicated`` they are also stored on the ps tasks, from the chief, and
+With ``strategy: replicated``, the chief's values are also stored on the ps tasks, and
 copied to all ranks before they are saved or evaluated.
 """
 
@@ -22,7 +22,7 @@ from tfcluster.runtime.parameter_server.update_graph import serialised
 
 
 class ModelVariables:
-    """Tracks variables that layers update from their data; shares the chief's."""
+    """Tracks variables that layers update from data; shares the chief's values."""
 
     def __init__(
         self, session: Session, servers: Callable[[], ParameterServerClient]
@@ -39,7 +39,7 @@ class ModelVariables:
             self._known.setdefault(id(variable), variable)
 
     def sync_model_variables(self) -> None:
-        """Copy the chief's to the ps tasks and all ranks; every rank must call it."""
+        """Copy the chief's values to ps tasks and ranks; every rank must call this."""
         session = self._session
         if not self._known or self._applies == session.applies:
             return

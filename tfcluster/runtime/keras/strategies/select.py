@@ -1,4 +1,4 @@
-"""Install the hooks of the configured strategy."""
+"""Installs the hooks of the configured strategy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from tfcluster.runtime.telemetry.tracer import tracer
 def begin(context: Context) -> Session:
     """Install the hooks in Keras, once per process, and return the session.
 
-    ``context`` is that of a task that trains. Raises CollectiveError if the strategy
+    ``context`` belongs to a task that trains. Raises CollectiveError if the strategy
     needs ps tasks and there are none, and what ``process_group.join`` raises.
     """
     disable_autotune.install()
@@ -172,7 +172,7 @@ def _asynchronous_ps(context: Context) -> Session:
         warning_s=context.options.stall_warning_s,
         warn=session.reporter.warning,
     )
-    # Before batches are sharded: those from data tasks have been sharded already.
+    # Before batches are sharded: batches from data tasks are already sharded.
     _with_data_tasks(context, session)
     async_parameter_server.install(session, server_models, progress)
     return session
@@ -206,7 +206,7 @@ def _session(context: Context) -> Session:
 
 
 def _rounding(options: Runtime) -> Rounding | None:
-    """How the transport rounds gradients; None: it does not, or cannot."""
+    """How the transport rounds gradients; None if it does not, or cannot."""
     dtypes = {"fp16": "float16", "bf16": "bfloat16"}
     dtype = dtypes.get(options.compression)
     if dtype is None or options.transport not in ("auto", "host"):

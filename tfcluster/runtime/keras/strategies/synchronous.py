@@ -62,8 +62,8 @@ def install(
 ) -> None:
     """Install the hooks in Keras, once per process.
 
-    ``before_loss_scale``: see ``OptimizerHook.install``. ``divergence_check`` is needed
-    for shards.
+    For ``before_loss_scale`` see ``OptimizerHook.install``. ``divergence_check`` is
+    needed for shards.
     """
     initial_broadcast = InitialBroadcast(session)
     layer_state = MovingStatistics(session)

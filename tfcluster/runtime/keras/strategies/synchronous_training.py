@@ -27,9 +27,9 @@ from tfcluster.runtime.tensor_types import Nest
 
 
 class SynchronousTraining:
-    """The implementation of ``TrainingPolicy`` for ranks that train in step.
+    """The implementation of ``TrainingPolicy`` for ranks that train in lockstep.
 
-    Each rank computes its rows of every batch, with metrics of all ranks' rows.
+    Each rank computes its rows of every batch, and metrics cover all ranks' rows.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class SynchronousTraining:
         self._checks = checks
 
     def check_layers(self, model: Model) -> None:
-        """Raises CollectiveError for a stateful RNN whose rows cannot be divided.
+        """Raise CollectiveError for a stateful RNN whose rows cannot be divided.
 
-        Under ``local_sgd`` ranks do not exchange states. A trial of a custom step gives
-        a rank other rows than those of its states.
+        With ``local_sgd``, ranks do not exchange states. A trial of a custom step gives
+        a rank other rows than the rows of its states.
         """
         session = self._session
         if not session.waits_in_steps:
