@@ -1,11 +1,11 @@
-"""Keep the exchanges of a graph in program order.
+"""Keeps the exchanges of a graph in program order.
 
-TensorFlow runs two stateful ops of a graph in a fixed order only if both touch the same
-resource, or if neither touches any. A conditional or a loop touches the variables that
-its branches use. So an exchange inside it would have no fixed place among the others,
-and ranks could begin different exchanges. Therefore each exchange reads one common
-variable before it begins and writes it when it has ended. TensorFlow then orders the
-exchanges, and everything that contains them, in the same way on all ranks.
+TensorFlow runs two stateful ops of a graph in a fixed order only if both use the same
+resource, or if neither uses any resource. A conditional or a loop uses the variables of
+its branches. So an exchange inside it would have no fixed position among the other
+exchanges, and ranks could begin different exchanges. Therefore each exchange reads one
+common variable before it begins and writes it when it has ended. TensorFlow then orders
+the exchanges, and everything that contains them, in the same way on all ranks.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def exchange_in_order(
     inputs: Sequence[Tensor],
     types: DType | Sequence[DType],
 ) -> Tensor | list[Tensor]:
-    """``tf.numpy_function`` for a ``run`` that communicates with the other ranks.
+    """Like ``tf.numpy_function``, for a ``run`` that communicates with other ranks.
 
     ``run`` gets the inputs as arrays and returns arrays of dtypes ``types``: one, or a
     list. Returns tensors in the same form; their shapes are unknown in a graph. ``run``
-    must change neither its arguments nor, afterwards, its results: tensors may share
-    their memory. Raises CollectiveError if XLA would compile it, and what ``run``
-    raises; in a graph as text in a ``tf.errors.OpError``, when the op runs.
+    must not change its arguments, nor its results after it has returned: tensors may
+    share their memory. Raises CollectiveError if XLA would compile the op, and what
+    ``run`` raises. In a graph, the op raises a ``tf.errors.OpError`` with that error's
+    text when it runs.
     """
     if tf.executing_eagerly():
         return _called(run, inputs, types)
@@ -69,10 +70,10 @@ def exchange_in_order(
 
 @contextmanager
 def in_order() -> Iterator[list[Tensor | Operation]]:
-    """Keep what is added to a graph meanwhile in order with its exchanges.
+    """Keep the ops that the caller adds to a graph in order with its exchanges.
 
-    Those that the program has added before end before it begins; the next ones begin
-    once what the caller has added to the list has run.
+    The exchanges that the program added earlier end before these ops begin. The next
+    exchanges begin once the ops that the caller has put into the list have run.
     """
     order = _variable()
     done: list[Tensor | Operation] = []
@@ -96,7 +97,7 @@ def _called(
 
 
 _refused = threading.local()
-"""Set per thread, because AutoGraph replaces the exception by one of its own."""
+"""Set per thread, because AutoGraph replaces the exception with its own."""
 
 
 def refuse_xla() -> None:

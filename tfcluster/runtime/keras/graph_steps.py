@@ -1,9 +1,9 @@
-"""Steps whose exchanges are ops of their graph: what happens before and after them.
+"""Acts before and after steps whose exchanges are ops of their graph.
 
-No Python of ours runs in such a step. So each call of a ``tf.function`` that contains
-exchanges is recorded in the group while it runs, so that late and lost ranks are
-noticed; errors of TensorFlow are translated when it ends; and then what belongs to
-the steps that it has run is done: they are counted, and checks compare the ranks.
+None of our Python code runs in such a step. So each call of a ``tf.function`` that
+contains exchanges is recorded in the group while it runs, so that late and lost ranks
+are noticed. When the function ends, TensorFlow's errors are translated, the steps that
+it has run are counted, and checks compare the ranks.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from tfcluster.runtime.tf_internals import Function
 
 _LOOKS_PER_TIMEOUT, _LONGEST_SLEEP_S = 10, 1.0
 _OF_LAYERS = "all_reduce"
-"""The key of the place for what layers exchange."""
+"""The key of the place for the layers' exchanges."""
 
 
 @dataclass(eq=False)
 class Place:
-    """A place in graphs where something of ours is done once in each step."""
+    """A place in graphs that each step passes once, with an action of the runtime."""
 
     signature: Callable[[], Signature]
     """The exchange of this place; called when a step has run."""
     after: Callable[[int], None]
-    """Called after a graph with the number of times that it has passed here."""
+    """Called after a graph has run, with the number of times it has passed here."""
     exchanges: bool
     explain: Callable[[], None]
-    """Called if the ranks differ here and their signatures do not: raises the error."""
+    """Called if the ranks differ here but their signatures do not: raises the error."""
     in_loop: bool = False
-    """Whether it is in a step of a loop of the program."""
+    """Whether the place is in a step of a loop of the program."""
     passed: Any = field(default_factory=graph.counter)
     """The counter of how often all graphs have passed here."""
     seen: int = 0
-    """How many of these ``after`` has been called for."""
+    """The number of passes for which ``after`` has been called."""
     unlike: Any = field(default_factory=graph.counter)
     """The counter of how often the ranks have differed here."""
     seen_unlike: int = 0
@@ -70,11 +70,11 @@ class Place:
         return self.seen_unlike > before
 
     def forget(self) -> None:
-        """Do not call ``after`` for what has passed here so far."""
+        """Do not call ``after`` for the passes so far."""
         self.seen = int(self.passed.numpy())
 
     def new(self) -> int:
-        """How often a graph has passed here since ``after`` was called."""
+        """The number of passes since ``after`` was called."""
         return int(self.passed.numpy()) - self.seen
 
 
@@ -83,18 +83,18 @@ class _Call:
     """A call of a function by the program, eagerly."""
 
     places: list[Place]
-    """Those of its graphs."""
+    """The places in its graphs."""
     begun: bool = False
     counts: tuple[tuple[int, int], ...] = ()
-    """Those of ``GraphCollectives.counts`` when it began."""
+    """The value of ``GraphCollectives.counts`` when the call began."""
     timed_out: bool = False
 
 
 class GraphSteps:
     """The exchanges in graphs of this process, over ``transport``.
 
-    An op that waits for longer than ``stall_timeout_s`` seconds fails. ``clock``
-    returns seconds, and is that of ``group``.
+    An op that waits for longer than ``stall_timeout_s`` seconds fails. ``clock`` is the
+    clock of ``group``, and returns seconds.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class GraphSteps:
         self._running: _Call | None = None
         self._lock = threading.Lock()
         self._last: tuple[object, float] | None = None
-        """The last progress that was seen, and when it was seen first."""
+        """The last progress that was seen, and the time when it was first seen."""
 
     def install(self) -> None:
         """Install the hook on calls of functions, and start to look for late ranks."""
@@ -154,8 +154,8 @@ class GraphSteps:
     def objects(self) -> Any:
         """A variable of dtype int64: whether this rank objects; see ``Group``.
 
-        It is set when a function is called. Of an objection that is raised while the
-        function is traced or runs, the others learn in their next exchange.
+        It is set when a function is called. If this rank objects while the function is
+        traced or runs, the other ranks learn about it in their next exchange.
         """
         if self._objects is None:
             self._objects = graph.counter()
@@ -173,11 +173,11 @@ class GraphSteps:
     ) -> Place:
         """The place of this key in the graph that is being traced.
 
-        The graph has to increment ``Place.passed`` each time it passes. ``exchanges``:
-        whether the ranks exchange something there. ``in_loop``: it is in a step of a
-        loop of the program, and its exchange begins no earlier than the backward pass.
-        Of several traces, the last one's ``signature``, ``after`` and ``explain`` are
-        used.
+        The graph has to increment ``Place.passed`` each time it passes. ``exchanges``
+        says whether the ranks exchange something there. ``in_loop`` says that the place
+        is in a step of a loop of the program, and that its exchange begins no earlier
+        than the backward pass. If there are several traces, the ``signature``,
+        ``after`` and ``explain`` of the last one are used.
         """
         place = self._places.get(key)
         if place is None:
@@ -191,7 +191,7 @@ class GraphSteps:
         return place
 
     def all_reduce(self, tensor: Tensor, what: str) -> Tensor:
-        """The sum of the ranks' tensors, by an op of the graph that is being traced.
+        """Sum the ranks' tensors with an op of the graph that is being traced.
 
         ``tensor`` has a static shape, which is equal on all ranks, and dtype float32,
         float64, int32 or int64; so has the result. ``what`` names it on all ranks.
@@ -208,12 +208,12 @@ class GraphSteps:
     def is_called(self) -> bool:
         """Whether this thread is in a function that the program has called eagerly.
 
-        Only then errors of its graph are translated, and steps are counted.
+        Only in that case are the graph's errors translated, and its steps counted.
         """
         return getattr(self._local, "call", None) is not None
 
     def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` has returned first for this key: all traces share it."""
+        """The first result of ``make`` for this key: all traces share it."""
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
@@ -221,7 +221,7 @@ class GraphSteps:
     def occurrence(self, words: Hashable) -> int:
         """How often the graph that is being traced has asked for ``words`` before.
 
-        So two exchanges of a graph have different keys, on all ranks the same ones.
+        So two exchanges of a graph have different keys, which are equal on all ranks.
         """
         counts = self._sites.setdefault(tf.compat.v1.get_default_graph(), {})
         counts[words] = counts.get(words, -1) + 1
@@ -263,7 +263,7 @@ class GraphSteps:
             return
         places = [place for place in call.places if place.exchanges]
         of_layers = self._places.get(_OF_LAYERS)
-        if len(places) > 1:  # The gradients say more.
+        if len(places) > 1:  # The gradients' names say more.
             places = [place for place in places if place is not of_layers]
         whats = dict.fromkeys(place.signature().what for place in places)
         if self._group.objection:
@@ -287,12 +287,12 @@ class GraphSteps:
                 place.after(new)
 
     def _failed(self, call: _Call, error: Exception) -> None:
-        """Translate an error of the function; returns if the program should get it.
+        """Translate an error of the function; return if the program should get it.
 
         Raises CollectiveError if an exchange has failed.
         """
         if not isinstance(error, tf.errors.OpError):
-            return  # It has not been traced.
+            return  # The function has not been traced.
         group, text = self._group, error.message
         places = [place for place in call.places if place.exchanges]
         ended = _exchanges([(place, place.new()) for place in call.places])
@@ -303,13 +303,13 @@ class GraphSteps:
             self._succeeded(call)  # The data has ended between two steps.
             return
         if self._counts() == call.counts and all(p.in_loop for p in places):
-            # The program's own, before any exchange: it may catch it, and go on.
+            # The program's own error, before any exchange: the program may catch it.
             group.end_graph(0)
             return
         for place in call.places:
             if place.is_unlike():
-                # All ranks fail here. By chance, some have passed other places before
-                # the graph ended, so that counts of those would differ.
+                # All ranks fail here. Some ranks may have passed other places before
+                # the graph ended, so the counts of those places would differ.
                 for each in call.places:
                     each.forget()
                 group.end_graph(0)

@@ -346,9 +346,9 @@ def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
 
 
 def has_operations(layer: Layer) -> bool:
-    """Whether it is a functional model with operations that are no layers.
+    """Whether this is a functional model with operations that are not layers.
 
-    These are calls of ``keras.ops``, which may look at all rows of a batch.
+    These are calls of ``keras.ops``, which may use all rows of a batch.
     """
     import keras
 
@@ -359,7 +359,7 @@ def has_operations(layer: Layer) -> bool:
 
 
 def has_axis_of_rows(layer: Layer) -> bool:
-    """Whether a layer of Keras was told to use the axis of the rows, as Softmax can."""
+    """Whether a Keras layer is set to use the axis of the rows, as Softmax can be."""
     axis = getattr(layer, "axis", None)
     return 0 in axis if isinstance(axis, list | tuple) else axis == 0
 
@@ -398,12 +398,12 @@ def training_of(context: CallContext) -> Any:
 
 
 def thread_state() -> list[dict[str, Any]]:
-    """What Keras keeps for this thread: scopes, dtype policies, settings."""
+    """The state that Keras keeps for this thread: scopes, dtype policies, settings."""
     return [dict(vars(each)) for each in _of_threads()]
 
 
 def set_thread_state(state: Sequence[Mapping[str, Any]]) -> None:
-    """Make Keras treat this thread like the one that ``state`` is from."""
+    """Make Keras treat this thread like the thread from which ``state`` comes."""
     for each, found in zip(_of_threads(), state, strict=True):
         vars(each).update(found)
 
@@ -444,7 +444,7 @@ def initial_epoch(model: Model) -> int | None:
 
 
 def set_initial_epoch(model: Model, epoch: int | None) -> None:
-    """Set the first epoch of ``fit``; None: that of its argument."""
+    """Set the first epoch of ``fit``; None means the epoch given as its argument."""
     model._initial_epoch = epoch
 
 
@@ -465,8 +465,8 @@ def apply_mask(
     """The sample weights of a loss, combined with a mask: 0 for masked entries.
 
     ``mask`` has the shape of the loss's values or broadcasts to it, as
-    ``sample_weight`` does; with a mask the result is of ``dtype``. ``reduction`` is the
-    loss's. None if both are None.
+    ``sample_weight`` does; with a mask the result has dtype ``dtype``. ``reduction`` is
+    the loss's reduction. Returns None if both are None.
     """
     from keras.src.losses import loss
 
@@ -496,7 +496,7 @@ def function_of(metric: Metric) -> Callable[..., Any] | None:
 
 
 def dataset_of(iterator: EpochIterator) -> Dataset:
-    """The dataset that ``fit`` iterates over."""
+    """The dataset over which ``fit`` iterates."""
     return iterator._distributed_dataset
 
 
@@ -506,22 +506,22 @@ def set_dataset(iterator: EpochIterator, dataset: Dataset) -> None:
 
 
 def set_batches(iterator: EpochIterator, count: int | None) -> None:
-    """Set the number of batches per epoch; None: unknown."""
+    """Set the number of batches per epoch; None if unknown."""
     iterator._num_batches = count
 
 
 def steps_of(iterator: EpochIterator) -> int | None:
-    """The batches per epoch that the program asked ``fit`` for; None: all."""
+    """The batches per epoch that the program requested from ``fit``; None for all."""
     return iterator.steps_per_epoch
 
 
 def set_steps(iterator: EpochIterator, count: int) -> None:
-    """Set the number of batches per epoch that ``fit`` is asked for."""
+    """Set the number of batches per epoch that ``fit`` is asked to use."""
     iterator.steps_per_epoch = count
 
 
 def batches_of_data(iterator: EpochIterator) -> int | None:
-    """The number of batches of the data that ``fit`` was given; None: unknown."""
+    """The number of batches in the data that ``fit`` was given; None if unknown."""
     return iterator.data_adapter.num_batches
 
 
@@ -559,7 +559,7 @@ def save_checkpoint(
 
 
 def keras_home() -> str:
-    """The folder that Keras downloads to."""
+    """The folder to which Keras downloads."""
     from keras.src.backend import config
 
     return str(config.keras_home())

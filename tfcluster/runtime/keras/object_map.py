@@ -23,7 +23,7 @@ class ObjectMap(Generic[V]):
     def get(self, key: Any) -> V | None:
         """The value of ``key``; None if it has none."""
         entry = self._entries.get(id(key))
-        # The id may have been that of another object, which is gone.
+        # The id may have belonged to another object, which is gone.
         return entry[1] if entry is not None and entry[0]() is key else None
 
     def of(self, key: Any, make: Callable[[], V]) -> V:
@@ -33,7 +33,7 @@ class ObjectMap(Generic[V]):
         return self[key]
 
     def values(self) -> Iterator[V]:
-        """All values, also those of objects that are gone."""
+        """All values, including the values of objects that are gone."""
         return (value for _, value in self._entries.values())
 
     def __contains__(self, key: Any) -> bool:

@@ -1,8 +1,8 @@
 """Every attribute of Keras that the runtime replaces.
 
-``python -m tfcluster.runtime.keras.patches`` prints the table, and that of TensorFlow 2
-(``tf_patches``). Neither library is imported here. An attribute's handlers are called
-in the order of the table.
+``python -m tfcluster.runtime.keras.patches`` prints this table and the table of
+TensorFlow 2 (``tf_patches``). Neither library is imported here. An attribute's handlers
+are called in the order of the table.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ TABLE = Table(PATCHES, program_kind.distributes_itself)
 
 
 def text() -> str:
-    """This table and that of TensorFlow 2."""
+    """This table and the table of TensorFlow 2, as text."""
     return TABLE.text() + tf_patches.TABLE.text()
 
 

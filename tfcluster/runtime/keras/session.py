@@ -32,7 +32,8 @@ from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
 from tfcluster.runtime.tensor_types import Flag, Nest, Number, Weight
 
 _SUSPICIOUS_APPLIES = 3
-"""Warn after this many undivided batches in a row: a loop's first is never divided."""
+"""Warn after this many undivided batches in a row: a loop's first batch is never
+divided."""
 
 _SAME = (
     "every rank computed the same gradient: the data is not divided. The result is "
@@ -69,9 +70,9 @@ MOST_TRIALS = 100
 class Share:
     """The weight of this rank's part of a batch.
 
-    The fields but ``data`` and ``alone`` may be scalar tensors: a step that is traced
-    once serves batches of many sizes. ``rows``, ``total``, ``first`` and ``uncounted``
-    are numbers, ``counts``, ``trial`` and ``undivided`` booleans.
+    All fields except ``data`` and ``alone`` may be scalar tensors: a step that is
+    traced once serves batches of many sizes. ``rows``, ``total``, ``first`` and
+    ``uncounted`` are numbers; ``counts``, ``trial`` and ``undivided`` are booleans.
     """
 
     rows: Weight
@@ -81,9 +82,11 @@ class Share:
     total: Weight | None = None
     """The sum of all ranks' weights, if known in advance."""
     alone: bool = False
-    """The other ranks may not be running a step: nothing may be exchanged."""
+    """Whether the other ranks may not be running a step, so nothing may be exchanged.
+    """
     trial: Flag = False
-    """One rank has the chief's rows, each twice; see ``loss_scaling_probe``."""
+    """Whether one rank has each of the chief's rows twice; see ``loss_scaling_probe``.
+    """
     uncounted: Weight = 0
     """The number of rows that this rank computes in addition to ``rows``, without
     weight."""
@@ -108,8 +111,8 @@ class Share:
     def undivided_batch(cls, *, counts: Flag, weight: float = 1.0) -> Share:
         """The share of a batch that every rank computes as a whole.
 
-        ``weight`` is that of this rank's gradients, in a mean whose weights are not
-        added up in advance.
+        ``weight`` is the weight of this rank's gradients, in a mean whose weights are
+        not added up in advance.
         """
         return cls(rows=weight, counts=counts, total=1.0, undivided=True)
 
@@ -126,12 +129,12 @@ class TakenBatch:
 
 @dataclass(slots=True)
 class LoopState:
-    """What is known of the program's custom training loops."""
+    """What is known about the program's custom training loops."""
 
     share: Share
     """This rank's share of the last batch that a dataset yielded; without tensors."""
     in_pass: bool = False
-    """Whether ``share`` is that of a batch of a pass that has not ended."""
+    """Whether ``share`` belongs to a batch of a pass that has not ended."""
     unjudged: set[str] = field(default_factory=set)
     """Optimizers that have applied gradients but have not been judged by a trial
     yet."""
@@ -140,7 +143,7 @@ class LoopState:
     batches: int = 0
     """The number of batches since the last gradient was applied."""
     window: int = 1
-    """The number of batches for the last gradient: some loops accumulate gradients."""
+    """The number of batches in the last gradient: some loops accumulate gradients."""
     taken: list[TakenBatch] = field(default_factory=list)
     """The batches since a gradient was exchanged."""
     several: bool = False
@@ -148,7 +151,7 @@ class LoopState:
     applies: int = 0
     """The number of gradients that custom loops have exchanged so far."""
     undivided_applies: Counter[str] = field(default_factory=Counter)
-    """Number of consecutive gradients that were equal on all ranks, by ``step``."""
+    """The number of consecutive gradients that were equal on all ranks, by ``step``."""
 
     applied_at: str = "the program"
     """Where the program applied the last gradient."""
@@ -164,7 +167,7 @@ class LoopState:
         return self.divided and self.in_pass
 
     def abandon_step(self) -> None:
-        """Forget the batches of a step that has failed: the program may go on."""
+        """Forget the batches of a step that has failed: the program may continue."""
         self.taken.clear()
         self.batches = 0
         self.share = replace(self.share, trial=False)
@@ -191,17 +194,17 @@ class Trials(Protocol):
         """Judge this rank's gradients of a trial; return whether they were conclusive.
 
         ``ours`` has a float array for each variable, of equal shapes on all ranks.
-        Raises CollectiveError on all ranks if they are those of a sum over the rows,
-        and what ``Group.exchange`` raises.
+        Raises CollectiveError on all ranks if the gradients belong to a sum over the
+        rows, and what ``Group.exchange`` raises.
         """
         ...
 
     def judge_repeated(
         self, optimizer: str, repeated: Sequence[Array], once: Sequence[Array]
     ) -> bool:
-        """Like ``judge``, of this rank's gradients for some rows, each given twice.
+        """Like ``judge``, for this rank's gradients for some rows, each given twice.
 
-        ``once`` has those for the same rows given once.
+        ``once`` has the gradients for the same rows given once.
         """
         ...
 
@@ -221,18 +224,18 @@ class Session:
     normalizes_whole_batches: bool = False
     """Whether BatchNormalization normalises over the rows of all ranks by default."""
     shards: int | None = None
-    """The number of parts of every batch; None: one for each rank. See
+    """The number of parts of every batch; None means one for each rank. See
     ``train.shard_steps``."""
     bucket_bytes: int = DEFAULT_BYTES
     """The approximate number of bytes per bucket in which gradients are exchanged."""
     rounding: Rounding | None = None
     """How the transport rounds gradients between hosts."""
     feeds_errors_back: bool = False
-    """Whether each rank adds to its gradients what rounding took from the last."""
+    """Whether each rank adds the last step's rounding error to its gradients."""
     applies: int = 0
     """The number of gradients exchanged so far."""
     exchanges: int = 0
-    """The number of exchanges of gradients that were traced, or ran eagerly."""
+    """The number of gradient exchanges that were traced or ran eagerly."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
     hooked: dict[int, weakref.ref[Variable]] = field(default_factory=dict)
@@ -277,8 +280,8 @@ class Session:
         self._shard: ContextVar[int | None] = ContextVar("shard", default=None)
         self.step_rate = StepRate(self.reporter, self, tracer=self.group.tracer)
         self.group.steps = lambda: self.step_rate.steps
-        # With an undivided batch every rank computes the same, so only the chief
-        # counts.
+        # With an undivided batch, every rank computes the same gradients, so only the
+        # chief's count.
         counts = not self.divides or self.chief
         self.loop = LoopState(Share.undivided_batch(counts=counts))
 
@@ -318,7 +321,7 @@ class Session:
 
     @property
     def totals(self) -> ExchangeTotals:
-        """What the exchanges between ranks have cost so far, by purpose."""
+        """The cost of the exchanges between ranks so far, by purpose."""
         return self.group.totals
 
     def mean_options(self, what: Hashable) -> MeanOptions:
@@ -351,12 +354,12 @@ class Session:
 
     @property
     def current_shard(self) -> int | None:
-        """The shard that the step being traced or run computes; None without shards."""
+        """The shard that the current step computes; None without shards."""
         return self._shard.get()
 
     @property
     def part(self) -> int:
-        """The number of the part of a batch that is computed: a shard's or a rank's."""
+        """The number of the current part of a batch: the shard's or the rank's."""
         shard = self.current_shard
         return self.rank if shard is None else shard
 
@@ -366,7 +369,7 @@ class Session:
     ) -> Iterator[None]:
         """Set the share of a step. ``plain``: Keras's own step calls the optimizer.
 
-        ``shard``: the step computes only this one of the rank's shards.
+        With ``shard``, the step computes only this one of the rank's shards.
         """
         token = self._share.set(share)
         plain_token = self._plain_step.set(plain)
@@ -419,11 +422,11 @@ class Session:
             yield
 
     def marks(self) -> dict[str, bool]:
-        """The marks of this thread, for ``set_marks`` in another one."""
+        """The marks of this thread, for ``set_marks`` in another thread."""
         return dict(vars(self._local))
 
     def set_marks(self, marks: Mapping[str, bool]) -> None:
-        """Mark this thread like another one."""
+        """Mark this thread like another thread."""
         vars(self._local).update(marks)
 
     def take(self, what: str) -> bool:
@@ -443,8 +446,9 @@ class Session:
     ) -> None:
         """Record that ``optimizer`` gets a gradient.
 
-        ``exchanged``: it is combined from all ranks. ``step`` defaults to
-        ``optimizer``; gradients that occur exactly once per step share one name.
+        ``exchanged`` says that the gradient is combined from all ranks. ``step``
+        defaults to ``optimizer``; gradients that occur exactly once per step share one
+        name.
         """
         self.applies += 1
         if exchanged:
@@ -463,7 +467,7 @@ class Session:
     def hooks(self, variables: Sequence[Variable]) -> bool:
         """Whether gradients for any of these variables pass through our hook."""
         known = (self.hooked.get(id(variable)) for variable in variables)
-        # The id may now be that of another variable, since the first one is gone.
+        # The id may now belong to another variable, if the first one is gone.
         found = zip(variables, known, strict=True)
         return any(ref is not None and ref() is variable for variable, ref in found)
 
@@ -508,7 +512,7 @@ class Session:
                 sys.stderr.write(f"tfcluster: warning: {text}\n")
 
     def note(self, text: str) -> None:
-        """Tell the user on the console what does not affect the result."""
+        """Inform the user on the console about something that affects no result."""
         self.reporter.note(text)
         if self.chief:
             sys.stderr.write(f"tfcluster: note: {text}\n")
@@ -516,9 +520,9 @@ class Session:
     def differs(self, text: str) -> None:
         """Report that the result would differ from that of one machine.
 
-        The next exchange raises it on all ranks, even if only this one has found it. If
-        the configuration says so, or if the strategy is meant to compute something else
-        (``local_sgd``), there is a warning once per text instead.
+        The next exchange raises an error on all ranks, even if only this rank has found
+        the difference. If the configuration says so, or if the strategy is meant to
+        compute something else (``local_sgd``), there is one warning per text instead.
         """
         if not self.refuses_differences:
             self.warn(text)
@@ -529,7 +533,7 @@ class Session:
             )
 
     def refuse(self, text: str) -> NoReturn:
-        """Raise CollectiveError. All ranks must call it at the same point."""
+        """Raise CollectiveError. All ranks must call this at the same point."""
         self.loop.abandon_step()
         error = CollectiveError(text)
         self.group.objection = ""
@@ -539,6 +543,6 @@ class Session:
     def agreed(self, value: str, what: str) -> str:
         """Broadcast the chief's value to all ranks; ``what`` names the exchange.
 
-        All ranks must call it. Raises what ``Group.exchange`` raises.
+        All ranks must call this. Raises what ``Group.exchange`` raises.
         """
         return broadcast_bytes(self.group, value.encode(), 0, Signature(what)).decode()

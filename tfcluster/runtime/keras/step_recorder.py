@@ -1,7 +1,8 @@
 """Records what each training step computes, for ``tfcluster verify``.
 
 An event is a gradient that an optimizer applies, the result of a batch, or an epoch;
-``recording_files`` writes them. Changes nothing that the program computes.
+``recording_files`` writes the events. Recording changes nothing that the program
+computes.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 
 
 class StepRecorder:
-    """The hooks on optimizers and models, outside of all others."""
+    """The hooks on optimizers and models, outside of all other hooks."""
 
     def __init__(self, files: RecordingFiles, context: Context) -> None:
         self._files = files
         self._fetches_slots = context.strategy in _SERVED
         self._slots = not self._fetches_slots or (
-            # Asynchronous ranks change them all the time.
+            # Asynchronous ranks change the variables all the time.
             context.strategy is Strategy.REPLICATED or context.options.synchronous
         )
         self._inside = threading.local()
@@ -156,13 +157,13 @@ class StepRecorder:
             if self._files.writes:
                 # Reading the property fetches the slots from the ps tasks.
                 _ = inner.variables
-            # The first array is there for the order alone.
+            # The first array only ensures the order.
             slots = [np.asarray(one.numpy()) for one in fetched]
             self._files.step(number, names, [*arrays[1:], *slots])
             return np.bool_(True)
 
         if fetched:
-            # After the update has counted its step, and before the next push.
+            # Run after the update has counted its step, and before the next push.
             count = tf.convert_to_tensor(internals.iterations_of(inner))
             exchange_in_order(write_fetched, [count, *tensors], tf.bool)
         elif tf.inside_function():
@@ -184,7 +185,7 @@ class StepRecorder:
 
 
 class _Logs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Passes on what ``fit`` tells its callbacks."""
+    """Records the logs that ``fit`` passes to its callbacks."""
 
     def __init__(self, recorder: StepRecorder, model: int) -> None:
         super().__init__()

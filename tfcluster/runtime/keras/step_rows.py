@@ -38,7 +38,8 @@ class StepRows:
     def weight(self, values: Sequence[Array]) -> float:
         """This rank's weight in a mean over the ranks; ``values`` as for ``of``.
 
-        In an undivided loop all ranks have computed the same, so only the chief counts.
+        In an undivided loop all ranks have computed the same batch, so only the chief
+        counts.
         """
         session = self._session
         if self.in_loop and session.divides and not session.loop.divided:

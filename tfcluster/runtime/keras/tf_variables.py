@@ -1,4 +1,4 @@
-"""Treat variables of Keras and of TensorFlow alike."""
+"""Treats Keras and TensorFlow variables alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike, Variable
 
 _ours = ObjectMap[bool]()
-"""The handles of the variables that ``new_variable`` has made."""
+"""The handles of the variables that ``new_variable`` has created."""
 
 
 def raw(variable: types.Variable | Variable) -> Variable:
@@ -28,11 +28,11 @@ def raw(variable: types.Variable | Variable) -> Variable:
 def new_variable(
     value: TensorLike, dtype: DTypeLike | None = None, *, name: str | None = None
 ) -> Variable:
-    """A tf.Variable of ours, which is not trained; made at once, outside of any graph.
+    """A non-trainable tf.Variable of ours, created at once outside of any graph.
 
-    Its shape is that of ``value``, its dtype ``dtype`` or that of ``value``. It may be
-    made at any time, also in the second trace of a ``tf.function``, which forbids the
-    program to create variables.
+    It has the shape of ``value``, and its dtype is ``dtype`` or the dtype of ``value``.
+    It can be created at any time, even in the second trace of a ``tf.function``, which
+    does not allow the program to create variables.
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
@@ -43,11 +43,11 @@ def new_variable(
 
 @contextmanager
 def made_at_once() -> Iterator[None]:
-    """Variables of Keras that are created meanwhile have their values at once.
+    """Keras variables that are created within this context have their values at once.
 
-    A ``tf.function`` that creates variables is traced twice, and the second trace is
-    the one that counts. These variables are not among those that it creates. A
-    strategy's scope is left as it is, because its variables are of a different kind.
+    A ``tf.function`` that creates variables is traced twice, and only the second trace
+    counts. These variables do not count as created by the function. A strategy's scope
+    is left as it is, because its variables are of a different kind.
     """
     if tf.executing_eagerly() or tf.distribute.has_strategy():
         yield
@@ -57,7 +57,7 @@ def made_at_once() -> Iterator[None]:
 
 
 def is_ours(handle: Tensor) -> bool:
-    """Whether ``handle`` is that of a variable that ``new_variable`` has made."""
+    """Whether ``handle`` belongs to a variable that ``new_variable`` has created."""
     return handle in _ours
 
 
@@ -65,8 +65,8 @@ def have_values(variables: Iterable[types.Variable | Variable]) -> bool:
     """Whether all variables are initialised.
 
     A ``tf.function`` that creates variables is traced twice: once to create them, and
-    again when their initial values have been computed. During the first trace they have
-    no values yet.
+    again when their initial values have been computed. During the first trace the
+    variables have no values yet.
     """
     with tf.init_scope():
         return all(bool(raw(variable).is_initialized()) for variable in variables)

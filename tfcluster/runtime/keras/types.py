@@ -20,10 +20,10 @@ from tfcluster.runtime.tensor_types import (
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 
 Logs: TypeAlias = dict[str, Any]
-"""The logs of a step or an epoch: numbers by name, or nested dictionaries of them."""
+"""The logs of a step or an epoch: numbers by name, or nested dictionaries."""
 
 Config: TypeAlias = dict[str, Any]
-"""What ``get_config`` returns: values that JSON can represent, by argument."""
+"""The result of ``get_config``: values that JSON can represent, by argument."""
 
 
 class Variable(Protocol):
@@ -62,7 +62,7 @@ class Variable(Protocol):
 
     constraint: Callable[[Tensor], Tensor] | None
     overwrite_with_gradient: bool
-    """Only Keras's variables have it."""
+    """Only Keras variables have this attribute."""
 
     def assign(self, value: TensorLike) -> Any: ...
 
@@ -85,7 +85,7 @@ class Optimizer(Protocol):
     use_ema: bool
     gradient_accumulation_steps: int | None
     momentum: float
-    """Of SGD and RMSprop."""
+    """Only SGD and RMSprop have this attribute."""
     _trainable_variables: Sequence[Variable]
     _iterations: Variable
     _learning_rate: Any

@@ -12,7 +12,7 @@ class UniqueNames:
     """Gives each name once: the second ``adam`` is ``adam (2)``.
 
     A name is never given again, not even when its object is gone: Python frees objects
-    at other times on other ranks, and all ranks must use the same names.
+    at different times on different ranks, and all ranks must use the same names.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Set variables to values that the ranks compute together, eagerly or in a graph."""
+"""Sets variables to values that the ranks compute together, eagerly or in a graph."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import name_of
 
 Combine = Callable[[Signature, Sequence[Array], Sequence[Array]], Sequence[Array]]
-"""Gets the signature of the exchange, this rank's values of the variables, and the
-values of the other inputs. Returns one array per variable, of its shape and dtype."""
+"""A function of the exchange's signature, this rank's values of the variables, and the
+values of the other inputs. It returns one array per variable, of its shape and dtype.
+"""
 
 
 def exchange_variables(
@@ -25,9 +26,9 @@ def exchange_variables(
     combine: Combine,
     inputs: Sequence[Tensor] = (),
 ) -> None:
-    """Assign to ``variables`` what ``combine`` returns when the step runs.
+    """Assign the result of ``combine`` to ``variables`` when the step runs.
 
-    All ranks must call it at the same point, with variables of the same names, shapes
+    All ranks must call this at the same point, with variables of the same names, shapes
     and dtypes, which are part of the signature ``what``. ``inputs`` are further tensors
     whose values ``combine`` needs. Raises what ``combine`` raises; in a graph, when the
     op runs.
@@ -49,6 +50,6 @@ def exchange_variables(
     found = exchange_in_order(
         run, [*values, *inputs], [value.dtype for value in values]
     )
-    # Not by Keras's assign, which would look like an assignment of the program.
+    # Not with Keras's assign, which would look like an assignment by the program.
     for target, new in zip(targets, tf.nest.flatten(found), strict=True):
         target.assign(tf.ensure_shape(new, target.shape))
