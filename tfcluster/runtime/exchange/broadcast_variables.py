@@ -1,4 +1,4 @@
-"""Make variables equal on all ranks."""
+"""Makes variables equal on all ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def broadcast_variables(
     """Set TensorFlow or Keras variables to the values of rank ``root_rank``.
 
     They are sent in one exchange. Order, names, shapes and dtypes must be the same on
-    all ranks; dtypes are those of ``allreduce``. Returns None, or in a TensorFlow 1
-    graph the op that assigns them. ``inplace`` is an argument of Horovod's and has no
-    effect. Raises what ``broadcast`` raises. Follows ``broadcast_variables`` of
-    horovod/tensorflow/functions.py.
+    all ranks; ``allreduce`` lists the supported dtypes. Returns None, or in a
+    TensorFlow 1 graph the op that assigns the variables. ``inplace`` is an argument of
+    Horovod's function and has no effect. Raises what ``broadcast`` raises. Follows
+    ``broadcast_variables`` of horovod/tensorflow/functions.py.
     """
     chosen = list(variables)
     values = broadcast_tensors(
@@ -49,10 +49,10 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Variable | Tensor]:
-    """``broadcast_variables`` that returns the variables.
+    """Like ``broadcast_variables``, but returns the variables.
 
-    In a TensorFlow 1 graph it returns tensors with the new values instead, of the
-    variables' shapes and dtypes. ``name`` has no effect. Raises what ``broadcast``
+    In a TensorFlow 1 graph it returns tensors with the new values instead, which have
+    the variables' shapes and dtypes. ``name`` has no effect. Raises what ``broadcast``
     raises. Follows ``broadcast_`` of horovod/tensorflow/mpi_ops.py.
     """
     chosen = list(variables)
@@ -64,7 +64,7 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation | None:
-    """``broadcast_variables`` of all global variables of a TensorFlow 1 graph.
+    """Call ``broadcast_variables`` for all global variables of a TensorFlow 1 graph.
 
     Returns the op that assigns them. Raises RuntimeError in TensorFlow 2, which keeps
     no list of all variables, and what ``broadcast`` raises. Follows

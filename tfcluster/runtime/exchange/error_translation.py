@@ -1,4 +1,4 @@
-"""TensorFlow turns Python errors inside an op into text; get ours back as raised."""
+"""Restores our errors: TensorFlow turns a Python error inside an op into text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the original error of an exchange in place of TensorFlow's text of it.
+    """A context that raises an exchange's original error instead of TensorFlow's.
 
-    A context. Raises that CollectiveError, from the ``tf.errors.OpError``; any other
-    error is passed on.
+    Raises the CollectiveError from the ``tf.errors.OpError``; any other error is passed
+    on.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def translated() -> Iterator[None]:
 
 
 def install() -> None:
-    """Patch ``tf.function`` so that errors of exchanges arrive as raised.
+    """Patch ``tf.function`` so that the caller gets the original errors of exchanges.
 
     Raises CollectiveError if TensorFlow lacks something that exchanges need.
     """
@@ -47,5 +47,6 @@ def install() -> None:
     tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: _call})
 
 
-# Before any tf.function with an exchange is called: a call in progress is not affected.
+# Install before any tf.function with an exchange is called: this does not affect a call
+# in progress.
 install()

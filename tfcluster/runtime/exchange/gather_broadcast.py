@@ -23,7 +23,7 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 _Backward: TypeAlias = Callable[..., list[Gradient]]
-"""The gradients of an op's inputs, from those of its outputs."""
+"""Computes the gradients of an op's inputs from the gradients of its outputs."""
 
 
 @unconverted
@@ -73,7 +73,7 @@ def grouped_allgather(
     """``allgather`` each tensor of a list along axis 0, all in one exchange.
 
     Returns a list of the same length and order; the number of rows may differ between
-    tensors and ranks. Shapes, dtypes and errors are those of ``allgather``. Follows
+    tensors and ranks. Shapes, dtypes and errors are as for ``allgather``. Follows
     ``grouped_allgather`` of horovod/tensorflow/mpi_ops.py.
     """
     what = f"grouped allgather of {name}" if name else "grouped allgather"
@@ -171,7 +171,7 @@ def broadcast_tensors(
 ) -> list[Tensor]:
     """The tensors of rank ``root_rank``, sent in one exchange.
 
-    ``names`` are those of the tensors, for the error message if the ranks' tensors
+    ``names`` are the tensors' names, for the error message if the ranks' tensors
     differ; ``what`` names the exchange: see ``exchange_op``. Raises what ``broadcast``
     raises.
     """
@@ -248,11 +248,11 @@ def alltoall(
     that were not sent. ``ignore_name_scope`` has no effect.
 
     Raises ValueError for scalars, if this process is not in ``process_set``, and if the
-    splits do not fit the rows, equally on every rank; but CollectiveMismatchError on
-    all ranks if that is not so on every rank or if tensors differ in more than their
-    rows; another CollectiveError before ``init`` or if a rank is lost or late;
-    TypeError for tensors that are neither numbers nor booleans. Follows ``alltoall`` of
-    horovod/tensorflow/mpi_ops.py.
+    splits do not fit the rows in the same way on every rank. Raises
+    CollectiveMismatchError on all ranks if the splits do not fit on some ranks only, or
+    if tensors differ in more than their rows; another CollectiveError before ``init``
+    or if a rank is lost or late; TypeError for tensors that are neither numbers nor
+    booleans. Follows ``alltoall`` of horovod/tensorflow/mpi_ops.py.
     """
     what = f"alltoall of {name}" if name else "alltoall"
     tensor = tf.convert_to_tensor(tensor)
@@ -289,7 +289,7 @@ def alltoall(
 def _swapped_rows(
     tensor: Tensor, splits: Tensor, what: str, among: ProcessSet, *, even: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The received rows, then how many were received from and sent to each rank.
+    """The received rows, and the counts of rows received from and sent to each rank.
 
     The counts are int64 vectors with an element for each rank.
     """
@@ -299,7 +299,7 @@ def _swapped_rows(
         ranks = among.group()
         sent, wrong = _checked(splits, len(array), ranks.size, even=even)
         words = tensor_words("rows of", dtype.name, array.shape[1:])
-        # A rank with wrong splits says so in its signature: no other rank waits for it.
+        # A rank with wrong splits says so in its signature, so no rank waits for it.
         with ranks.exchange(
             Signature(what, (words, wrong or "splits that fit"))
         ) as call:
@@ -321,7 +321,7 @@ def _swapped_rows(
 def _checked(
     splits: Array, rows: int, size: int, *, even: bool
 ) -> tuple[list[int], str | None]:
-    """The number of rows for each rank, and what is wrong with it, if anything."""
+    """The number of rows for each rank, and a description of what is wrong, if any."""
     if even:
         fits = rows % size == 0
         return [rows // size] * size, (
@@ -351,7 +351,7 @@ def _averaged(
 
 
 def _zeros_after(tensor: Gradient) -> Gradient:
-    """Zeros like ``tensor``. Forces its computation: other ranks take part in it."""
+    """Zeros like ``tensor``; forces its computation, in which other ranks take part."""
     with tf.control_dependencies([tensor]):
         return tf.zeros_like(tensor)
 

@@ -1,8 +1,8 @@
-"""Run exchanges as TensorFlow ops. Knows nothing of what is exchanged.
+"""Runs exchanges as TensorFlow ops. Does not know what is exchanged.
 
 In eager mode an exchange is a plain call. In a ``tf.function`` it is a stateful op, and
-TensorFlow runs these in program order. A TensorFlow 1 graph does not order its ops, so
-the ranks negotiate an order while it runs.
+TensorFlow runs stateful ops in program order. A TensorFlow 1 graph does not order its
+ops, so the ranks negotiate an order while it runs.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def exchange_op(
     """The results of ``exchange``, which is called with the tensors as numpy arrays.
 
     ``what`` names the operation in messages, such as ``allreduce of weights``. In a
-    TensorFlow 1 graph, ranks match their ops by it, or by the name in it.
-    ``dtypes`` are those of the results, whose shapes a graph does not know.
-    ``combines``: the results depend on the data of every rank. Raises what ``exchange``
-    raises, in a graph when the op runs.
+    TensorFlow 1 graph, ranks match their ops by this text, or by the name in it.
+    ``dtypes`` are the dtypes of the results; a graph does not know their shapes.
+    ``combines`` says that the results depend on the data of every rank. Raises what
+    ``exchange`` raises, in a graph when the op runs.
     """
 
     def act(*arrays: Array) -> Sequence[Array]:
@@ -78,9 +78,9 @@ def exchange_op(
 
 
 def may_be_differentiated() -> bool:
-    """Whether a gradient of the current call may be asked for later.
+    """Whether a gradient of the current call may be needed later.
 
-    False in eager mode without a tape. Recording one nevertheless takes as long as
+    False in eager mode without a tape, where recording a gradient would take as long as
     exchanging a megabyte.
     """
     if not tf.executing_eagerly():
@@ -95,8 +95,8 @@ def call_with_arrays(
 ) -> list[Tensor]:
     """Call ``act`` with eager tensors as arrays; return its results as tensors.
 
-    Neither is copied if TensorFlow allows it, so ``act`` must change neither its
-    arguments nor, afterwards, its results.
+    Arguments and results are not copied if TensorFlow allows it. So ``act`` must not
+    change its arguments, nor its results after it has returned.
     """
     # Not numpy_function: it copies, and fails on scalars of bfloat16.
     arrays = act(*(array_of(tensor) for tensor in tensors))

@@ -1,4 +1,4 @@
-"""Negotiate a common order of exchanges that ranks reach in different orders.
+"""Negotiates a common order of exchanges that ranks reach in different orders.
 
 A TensorFlow 1 graph runs its ops in any order. Each thread records which exchange it
 has reached. The ranks compare these lists and run the exchanges that all of them have
@@ -50,7 +50,7 @@ class _PendingOp:
 
 
 class Coordinator:
-    """The pending requests of this rank's threads. One thread at a time negotiates."""
+    """Keeps this rank's pending requests. One thread negotiates at a time."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class Coordinator:
         self._stuck_since: float | None = None
         self._runs = 0
         self._broken: CollectiveError | None = None
-        """Why the graph runs in progress cannot continue."""
+        """The reason why the graph runs in progress cannot continue."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark that a run of the graph is in progress.
 
-        If the ranks disagree on one exchange of a run, all others of that run fail too,
-        because some ranks may never reach them. The next run starts afresh.
+        If the ranks disagree on one exchange of a run, all other exchanges of that run
+        fail too, because some ranks may never reach them. The next run starts afresh.
         """
         with self._changed:
             if not self._runs:
@@ -115,7 +115,7 @@ class Coordinator:
         return result
 
     def _next_negotiation(self, op: _PendingOp) -> list[_PendingOp] | None:
-        """Wait for our turn; return the requests to negotiate, None if ours is done."""
+        """Wait for our turn; return requests to negotiate, or None if ours is done."""
         with self._changed:
             self._changed.wait_for(lambda: op.done or not self._negotiating)
             if op.done:
@@ -124,7 +124,7 @@ class Coordinator:
             return list(self._pending)
 
     def _negotiate(self, known: list[_PendingOp]) -> None:
-        """Compare lists with the other ranks; run what all have reached."""
+        """Compare lists with the other ranks; run exchanges that all have reached."""
         progressed = False
         try:
             common = self._common([op.key for op in known])
@@ -133,13 +133,13 @@ class Coordinator:
                     next(op for op in known if op.key == key and not op.done)
                 )
                 if self._broken is not None:
-                    break  # All ranks do: they have all got the same error.
+                    break  # All ranks stop: they have all got the same error.
             progressed = bool(common)
         finally:
             with self._changed:
                 if not progressed:
-                    # Another thread of this rank may reach what the other ranks wait
-                    # for.
+                    # Another thread of this rank may reach the exchange for which the
+                    # other ranks wait.
                     self._changed.wait_for(
                         lambda: len(self._pending) > len(known), _PAUSE_S
                     )
@@ -162,7 +162,7 @@ class Coordinator:
         self._pending.clear()
 
     def _common(self, keys: Sequence[str]) -> list[str]:
-        """The exchanges all ranks have reached. Rank 0's clock decides on a timeout."""
+        """The exchanges that all ranks have reached. Rank 0 decides on a timeout."""
         now = self._clock()
         if self._stuck_since is None:
             self._stuck_since = now

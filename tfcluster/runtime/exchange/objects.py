@@ -1,4 +1,4 @@
-"""Send Python objects between ranks, as JSON: received data is never executed.
+"""Sends Python objects between ranks, as JSON: received data is never executed.
 
 Supported are None, booleans, numbers, strings, bytes, lists, tuples, dictionaries whose
 keys are supported, and numpy arrays and scalars of numbers and booleans.
@@ -35,14 +35,14 @@ def broadcast_object(
 ) -> Any:
     """The object of rank ``root_rank``; the other ranks' objects are ignored.
 
-    It may be what the module's docstring lists. Instances of subclasses come back as
-    their base class, and arrays are new ones of the same shape and dtype. ``name`` must
-    be equal on all ranks; ``session`` is ignored. Raises TypeError on all ranks if the
-    object cannot be sent, ValueError if there is no such rank or this process is not in
-    ``process_set``, CollectiveMismatchError on all ranks if they call something else,
-    and another CollectiveError before ``init`` or if a rank is lost or late. Follows
-    ``broadcast_object`` of horovod/tensorflow/functions.py, but as JSON instead of
-    pickles: received data is never executed.
+    The module's docstring lists the supported types. Instances of subclasses come back
+    as their base class, and arrays as new arrays of the same shape and dtype. ``name``
+    must be equal on all ranks; ``session`` is ignored. Raises TypeError on all ranks if
+    the object cannot be sent, ValueError if there is no such rank or this process is
+    not in ``process_set``, CollectiveMismatchError on all ranks if they call something
+    else, and another CollectiveError before ``init`` or if a rank is lost or late.
+    Follows ``broadcast_object`` of horovod/tensorflow/functions.py, but as JSON instead
+    of pickles: received data is never executed.
     """
     if root_rank not in process_set.ranks:
         there = f"{size()} ranks" if process_set.process_set_id == 0 else process_set
@@ -81,10 +81,10 @@ def allgather_object(
 ) -> list[Any]:
     """The objects of the ranks of ``process_set``, in rank order.
 
-    They may differ in type and size. ``session`` is ignored. Raises TypeError on all
-    ranks if one cannot be sent, ValueError if this process is not in ``process_set``,
-    and a CollectiveError as ``broadcast_object``. Follows ``allgather_object`` of
-    horovod/tensorflow/functions.py.
+    The objects may differ in type and size. ``session`` is ignored. Raises TypeError on
+    all ranks if an object cannot be sent, ValueError if this process is not in
+    ``process_set``, and a CollectiveError like ``broadcast_object``. Follows
+    ``allgather_object`` of horovod/tensorflow/functions.py.
     """
     signature = Signature(f"allgather of object {name or ''}".rstrip())
     parts = allgather_bytes(process_set.group(), _encoded(obj), signature)
@@ -110,7 +110,7 @@ def _decoded(data: bytes, sender: int) -> Any:
 def to_json(value: object) -> Json:
     """Convert to JSON's types. Raises TypeError for values that cannot be sent.
 
-    What JSON lacks becomes a dictionary whose key NUL has the name of the type.
+    A type that JSON lacks becomes a dictionary whose key NUL has the type's name.
     """
     if value is None or type(value) in (bool, int, float, str):
         return cast("Json", value)

@@ -1,9 +1,9 @@
 """TensorFlow 1 graph ops that wait for other ranks.
 
-A session has few threads, and an op that calls Python occupies one while it waits. With
-as many exchanges in flight as there are threads, the session would hang. So the call is
-made the only element of a dataset, which TensorFlow computes on a thread that belongs
-to the op.
+A session has few threads, and an op that calls Python occupies a thread while it waits.
+With as many exchanges in flight as there are threads, the session would hang. So the
+call becomes the only element of a dataset, which TensorFlow computes on a thread that
+belongs to the op.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ def waiting_op(
     what: str,
     among: ProcessSet,
 ) -> list[Tensor]:
-    """The tensors that ``act`` returns, called once all ranks have reached this op.
+    """The results of ``act``, which is called once all ranks have reached this op.
 
     ``what`` may contain a name, as in ``allreduce of NAME``. Ranks match named ops by
-    name, whatever order they create them in, and unnamed ones by the order of creation.
-    ``act`` gets the values of ``tensors``. ``dtypes`` are those of its results, whose
-    shapes are unknown. When the op runs, it raises what ``Coordinator.run`` raises.
+    name, in whatever order they create them, and unnamed ops by the order of creation.
+    ``act`` gets the values of ``tensors``. ``dtypes`` are the dtypes of its results,
+    whose shapes are unknown. When the op runs, it raises what ``Coordinator.run``
+    raises.
     """
     _see_runs()
     key = _key(what)
@@ -117,11 +118,11 @@ def _key(what: str) -> str:
 def _in_this_graph(
     function: tf.types.experimental.PolymorphicFunction,
 ) -> tf.types.experimental.ConcreteFunction:
-    """The function as an op's attribute, which must be in the graph's library."""
+    """The function as an op's attribute; adds the function to the graph's library."""
     concrete = function.get_concrete_function()
     graph = tf.compat.v1.get_default_graph()
     concrete.add_to_graph(graph)
-    # Keep the Python functions that it calls alive as long as the graph.
+    # Keep the Python functions that it calls alive as long as the graph exists.
     _functions.setdefault(graph, []).append(concrete)
     return concrete
 

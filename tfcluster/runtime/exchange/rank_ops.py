@@ -12,9 +12,9 @@ from tfcluster.runtime.tensor_types import Tensor
 def size_op(process_set_id: int | str = 0, name: str | None = None) -> Tensor:
     """``size()`` of a process set as an int32 scalar tensor.
 
-    It is a constant: the value when the op is made. A string given as
+    It is a constant: the value when the op is created. A string given as
     ``process_set_id`` is taken as the name. Raises ValueError if there is no such
-    process set, NoRankError in a ps or data task. Follows ``size_op`` of
+    process set, and NoRankError in a ps or data task. Follows ``size_op`` of
     horovod/tensorflow/mpi_ops.py, as do the other functions here.
     """
     if isinstance(process_set_id, str):

@@ -63,15 +63,15 @@ def allreduce(
     converts IndexedSlices to a tensor first. The gradient of an average or sum is the
     same operation on the gradients.
 
-    Raises ValueError if both ``average`` and ``op`` are given, if ``op`` is no
+    Raises ValueError if both ``average`` and ``op`` are given, if ``op`` is not a
     ReduceOp, for IndexedSlices unless they are averaged or summed, for the gradient of
     any other operation, and if this process is not in ``process_set``. Raises TypeError
     for other dtypes, for averages and factors of booleans, Adasum of anything but
     floats, Min and Max of complex numbers, and averages of IndexedSlices of integers.
-    Raises NotImplementedError for Adasum if the number of ranks is no power of two,
+    Raises NotImplementedError for Adasum if the number of ranks is not a power of two,
     CollectiveMismatchError on all ranks if they differ, and another CollectiveError
-    before ``init`` or if a rank is lost or late. In a graph, what the exchange raises
-    is raised when the op runs.
+    before ``init`` or if a rank is lost or late. In a graph, the op raises the errors
+    of the exchange when it runs.
 
     Follows ``allreduce`` of horovod/tensorflow/__init__.py, whose ``device_dense``,
     ``device_sparse`` and ``ignore_name_scope`` have no effect here. Adasum is Maleki et
@@ -109,7 +109,7 @@ def grouped_allreduce(
     """``allreduce`` each tensor of a list, all in one exchange.
 
     Returns a list of the same length and order. The arguments, shapes, dtypes and
-    errors are those of ``allreduce``; the tensors may have different shapes and dtypes,
+    errors are as for ``allreduce``; the tensors may have different shapes and dtypes,
     but all ranks need the same list. Follows ``grouped_allreduce`` of
     horovod/tensorflow/__init__.py.
     """
@@ -194,7 +194,7 @@ def grouped_reducescatter(
 ) -> list[Tensor]:
     """``reducescatter`` each tensor of a list, all in one exchange.
 
-    Returns a list of the same length and order. Shapes, dtypes and errors are those of
+    Returns a list of the same length and order. Shapes, dtypes and errors are as for
     ``reducescatter``. Follows ``grouped_reducescatter`` of
     horovod/tensorflow/__init__.py.
     """

@@ -1,6 +1,6 @@
 """The reductions of the Horovod-like API: many tensors in one exchange, with gradients.
 
-The Keras hooks, which weight the mean by rows, have ``keras.train.gradient_allreduce``.
+The Keras hooks, which weight the mean by rows, use ``keras.train.gradient_allreduce``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
 class Exchange:
     """A reduction of several tensors at once; ``what`` names it in messages.
 
-    If it is not ``differentiable``, results have no gradient. ``among`` are the ranks
-    that take part.
+    If it is not ``differentiable``, its results have no gradient. ``among`` are the
+    ranks that take part.
     """
 
     what: str
@@ -55,7 +55,7 @@ def reduce_tensors(
     Tensors have any shapes, and dtypes of ``graph_ops.NUMBERS``. An entry must be None
     on all ranks or on none; it stays None. Slices are summed by gathering them, which
     changes their number of rows, and divided by the number of ranks for an average.
-    ``names`` are those in messages, one per entry. Raises TypeError, ValueError and
+    ``names`` are used in messages, one per entry. Raises TypeError, ValueError and
     NotImplementedError for tensors that the operation cannot combine (see
     ``tfcluster.runtime.allreduce``), CollectiveMismatchError if the ranks' lists
     differ, and another CollectiveError if a rank is lost or late; in a graph, when the
@@ -102,7 +102,7 @@ class _Plan:
         return given.with_flat(flat)
 
     def _exchanged(self, given: TensorList) -> tuple[TensorList, Tensor | None]:
-        """The results, and how many rows of each slices tensor each rank has sent.
+        """The results, and the row counts of each IndexedSlices that each rank sent.
 
         The counts are int64 of shape (slices, ranks), or None if there are no slices.
         """
@@ -184,11 +184,11 @@ class _Plan:
         counts: Tensor | None,
         upstream: Sequence[Gradient],
     ) -> list[Gradient]:
-        """Gradients of the sum, over all ranks, of what each makes of the results.
+        """The gradients of the inputs, for the sum of all ranks' losses.
 
         ``upstream`` are the gradients of the results, as in ``tf.custom_gradient``.
         As in Horovod, a sum's gradient is the sum of the ranks' upstream gradients,
-        and that of an average is their average.
+        and an average's gradient is their average.
         """
         reduction, among = self.exchange.reduction, self.exchange.among
         if reduction.op not in _LINEAR:
@@ -224,7 +224,7 @@ def _nothing() -> None:
 
 
 def _own_rows(gathered: Tensor, counts: Tensor, rank: int) -> Tensor:
-    """The part of the gathered rows that ``rank`` has sent; ``counts``: by rank."""
+    """The gathered rows that ``rank`` has sent; ``counts`` has each rank's count."""
     start = tf.reduce_sum(counts[:rank])
     return gathered[start : start + counts[rank]]
 
@@ -238,7 +238,7 @@ def _signature_of(
 ) -> Signature:
     """The signature of an exchange; each entry has a dtype and a shape, or is None.
 
-    Eager programs repeat their exchanges, so it is kept.
+    Eager programs repeat their exchanges, so the signature is kept.
     """
     words = tuple(
         kind.words(name, *(entry or ("", ())))

@@ -1,4 +1,4 @@
-"""Track which tensors the program itself has combined over the ranks.
+"""Tracks which tensors the program itself has combined over the ranks.
 
 A program that applies such tensors as gradients distributes its training by itself.
 """
@@ -18,7 +18,7 @@ from tfcluster.runtime.tensors import as_tensor, is_sparse
 
 
 class ReducedTensors:
-    """Tensors that were combined: in graphs, and eagerly since the last ``applied``."""
+    """Tensors that were combined in graphs, or eagerly since the last ``applied``."""
 
     def __init__(self) -> None:
         # Ops are stored by name, and eager tensors by id.
@@ -70,7 +70,7 @@ class ReducedTensors:
             known = self._eager.get(id(gradient))
             if known is not None and known() is gradient:
                 return True
-        # They may have been clipped or cast since. A scalar's shape would prove
+        # The tensors may have been clipped or cast since. A scalar's shape would prove
         # nothing.
         shapes = Counter(tuple(gradient.shape) for gradient in gradients)
         return any(shapes) and shapes <= self._shapes

@@ -1,8 +1,8 @@
-"""Exchange a list of tensors, IndexedSlices and Nones.
+"""Exchanges a list of tensors, IndexedSlices and Nones.
 
-All reductions of gradients use this. Nones are not sent. The others are sent as one
-flat list: the dense tensors, the slices' values, the slices' indices. The result has
-the order of the list.
+All reductions of gradients use this. Nones are not sent. The other entries are sent as
+one flat list: the dense tensors, the slices' values, the slices' indices. The result
+has the order of the list.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Call: TypeAlias = Callable[
     [Callable[..., Sequence[Array]], Sequence[Tensor], Sequence[DType]],
     Sequence[Tensor],
 ]
-"""Makes an op of a function of arrays, or calls it.
+"""Turns a function of arrays into an op, or calls it.
 
-Its arguments are the function, its input tensors and the dtypes of its results.
+The arguments are the function, its input tensors and the dtypes of its results.
 """
 
 
@@ -61,7 +61,7 @@ class Kind(enum.Enum):
 class TensorList:
     """The entries of a list by kind.
 
-    Of each IndexedSlices, the values have shape (n, ...), the indices are int32 or
+    In each IndexedSlices, the values have shape (n, ...), the indices are int32 or
     int64 of shape (n,), and the ``dense_shape`` is an integer vector or None.
     """
 
@@ -76,7 +76,7 @@ class TensorList:
     def of(cls, values: Sequence[Gradient]) -> TensorList:
         """Sort ``values``, each a tensor (or convertible), IndexedSlices or None.
 
-        Raises ValueError or TypeError for what TensorFlow cannot convert.
+        Raises ValueError or TypeError for a value that TensorFlow cannot convert.
         """
         kinds = tuple(map(Kind.of, values))
         dense = [v for v in values if v is not None and not is_sparse(v)]
@@ -98,7 +98,7 @@ class TensorList:
 
     @property
     def summed_count(self) -> int:
-        """How many tensors of ``flat`` are summed: all but the indices."""
+        """The number of tensors of ``flat`` that are summed: all except the indices."""
         return len(self.flat) - len(self.shapes)
 
     @property
@@ -119,7 +119,7 @@ class TensorList:
     ) -> tuple[Sequence[Array], list[Slices]]:
         """The dense arrays and the slices, from arrays in the order of ``flat``.
 
-        Raises ValueError if values and indices are not equally many.
+        Raises ValueError if the numbers of values and indices differ.
         """
         dense, summed = self.dense_count, self.summed_count
         pairs = zip(arrays[dense:summed], arrays[summed:], strict=True)
@@ -176,11 +176,11 @@ def exchange_list(
     """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
 
     ``wire_tensors`` define how the dense tensors and the slices' values are sent, one
-    for each. Dense tensors keep their shapes, all their dtypes; slices may get another
-    number of rows. ``combine`` also gets the values of the tensors in ``context``. The
-    further arrays that it returns, of dtypes ``others`` and unknown shapes, are
-    returned in addition to the list. Raises what ``combine`` raises, in a graph when
-    the op runs.
+    for each. All keep their dtypes, and dense tensors keep their shapes; slices may get
+    another number of rows. ``combine`` also gets the values of the tensors in
+    ``context``. The further arrays that it returns, of dtypes ``others`` and unknown
+    shapes, are returned in addition to the list. Raises what ``combine`` raises, in a
+    graph when the op runs.
     """
 
     def run(*arrays: Array) -> list[Array]:
@@ -199,10 +199,10 @@ def exchange_list(
 def received(
     tensors: TensorList, wire_tensors: Sequence[WireTensor], results: Sequence[Tensor]
 ) -> TensorList:
-    """A list of the kinds of ``tensors``, of what was received for ``flat``.
+    """A list of the same kinds as ``tensors``, from the tensors received for ``flat``.
 
-    Dense tensors get back their shapes, all their dtypes; slices may have another
-    number of rows. ``wire_tensors`` are those that were sent.
+    All get back their dtypes, and dense tensors get back their shapes; slices may have
+    another number of rows. ``wire_tensors`` are the tensors that were sent.
     """
     flat = list(results)
     for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):

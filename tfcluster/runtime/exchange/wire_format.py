@@ -1,4 +1,4 @@
-"""How tensors are sent: scaled, compressed, and in dtypes that can be combined.
+"""Prepares tensors for sending: scaled, compressed, and in dtypes that can be combined.
 
 Ranks send compressed gradients rounded, but sum them in float32.
 """
@@ -24,8 +24,8 @@ class Compressor(Protocol):
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Return the tensor to send, of equal shape, and a context for ``decompress``.
 
-        The dtype of what is sent must be one of ``graph_ops.NUMBERS``, and depend only
-        on that of ``tensor``: ranks compare it.
+        The returned tensor's dtype must be one of ``graph_ops.NUMBERS``, and may depend
+        only on the dtype of ``tensor``: ranks compare it.
         """
         ...
 
@@ -60,8 +60,8 @@ class _Rounded:
     def compress(cls, tensor: Tensor) -> tuple[Tensor, DType | None]:
         """``tensor`` in ``dtype``, and its own dtype to restore it.
 
-        If that is no larger, ``tensor`` itself and None. Shapes stay. Values out of
-        range become infinite.
+        If its own dtype is not larger, returns ``tensor`` itself and None. Shapes stay.
+        Values out of range become infinite.
         """
         dtype = tensor.dtype
         if not dtype.is_floating or dtype.size <= cls.dtype.size:
@@ -70,7 +70,7 @@ class _Rounded:
 
     @classmethod
     def decompress(cls, tensor: Tensor, context: DType | None) -> Tensor:
-        """``tensor`` in the dtype ``context``, or itself if that is None."""
+        """``tensor`` in the dtype ``context``, or unchanged if ``context`` is None."""
         return tensor if context is None else tf.cast(tensor, context)
 
 
@@ -91,7 +91,7 @@ class Compression:
 
     ``none`` sends tensors as they are, ``fp16`` and ``bf16`` send float32 and float64
     in two bytes and leave other dtypes alone. Follows
-    horovod/tensorflow/compression.py; but ranks sum what they receive in float32.
+    horovod/tensorflow/compression.py, except that ranks sum in float32.
     """
 
     none = NoCompression
@@ -111,7 +111,8 @@ def compression_named(name: str) -> Compressor:
 class Reduction:
     """How tensors are combined: ``postscale * op(prescale * x)``.
 
-    ``compression`` is applied between the two.
+    ``compression`` is applied after ``prescale``, for sending, and undone before
+    ``postscale``.
     """
 
     op: ReduceOp
@@ -130,7 +131,7 @@ class Reduction:
 def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     """The operation for Horovod's arguments ``average`` and ``op``; default: average.
 
-    Raises ValueError if both are given, or if ``op`` is no ReduceOp. Follows
+    Raises ValueError if both are given, or if ``op`` is not a ReduceOp. Follows
     ``get_average_backwards_compatibility_fun`` of horovod/common/util.py.
     """
     if average is not None and op is not None:
@@ -146,7 +147,7 @@ def chosen_op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
 
 @dataclass(frozen=True, slots=True)
 class WireTensor:
-    """A tensor as it is sent: of the original's shape."""
+    """A tensor as it is sent, with the shape of the original."""
 
     tensor: Tensor
     restored: Callable[[Tensor], Tensor]
@@ -161,9 +162,9 @@ def uncompressed(tensor: Tensor) -> WireTensor:
 
 
 def widened(tensor: Tensor) -> WireTensor:
-    """Send ``tensor`` as it is, but half precision as float32, as sums need it.
+    """Send ``tensor`` as it is, but half precision as float32, which sums need.
 
-    Its shape stays; the result gets its dtype again.
+    The shape stays; the result gets the original dtype again.
     """
     dtype = tensor.dtype
     if dtype not in _HALF_PRECISION:
