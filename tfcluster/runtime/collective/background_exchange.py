@@ -1,9 +1,9 @@
-"""The mean of gradients in a thread of its own, while the rest is being computed.
+"""Averages gradients in a separate thread while other gradients are being computed.
 
-The program hands over each bucket when it is there. Then it waits for the means, bucket
-after bucket: it can use the first ones while the others are on their way. The thread
-ends with the exchange: with its result, with its error, or when the program does
-something else instead of handing over the rest.
+The program hands over each bucket when it is computed. Then it waits for the means,
+bucket by bucket: it can use the first means while the others are being exchanged. The
+thread ends with the exchange: with its result, with its error, or when the program does
+something else instead of handing over the remaining gradients.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Arrivals:
         self._given_up = False
 
     def hand_over(self, bucket: Sequence[int], arrays: Sequence[Array]) -> None:
-        """Dense arrays, with their places in the list."""
+        """Hand over dense arrays, with their positions in the list."""
         with self._changed:
             self._dense.update(zip(bucket, arrays, strict=True))
             self._changed.notify_all()
 
     def complete(self, late: Sequence[Array], sparse: Sequence[Slices]) -> None:
-        """The last dense arrays, and the sparse gradients. Nothing else will come."""
+        """Hand over the last dense arrays and the sparse gradients."""
         first = self.count - self.late
         with self._changed:
             self._dense.update(enumerate(late, first))
@@ -51,7 +51,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """End the wait for what is missing with an error; nothing if all is there."""
+        """End the wait for missing gradients with an error, if any are missing."""
         with self._changed:
             self._given_up = self._sparse is None
             self._changed.notify_all()
@@ -61,11 +61,11 @@ class Arrivals:
         return all(place in self._dense for place in bucket)
 
     def dense(self, bucket: Bucket) -> list[Array]:
-        """These dense arrays, once; waits for them."""
+        """These dense arrays; waits for them. Call it once per bucket."""
         with self._changed:
             self._changed.wait_for(lambda: self._given_up or self.has(bucket))
             self._require()
-            # Not kept: TensorFlow can use their memory again once they are sent.
+            # Not kept, so that TensorFlow can reuse their memory once they are sent.
             return [self._dense.pop(place) for place in bucket]
 
     def sparse(self) -> Sequence[Slices]:
@@ -80,7 +80,7 @@ class Arrivals:
         if self._given_up:
             raise CollectiveError(
                 "the step ended before all of its gradients were computed, and the "
-                "program went on"
+                "program continued"
             )
 
 
@@ -104,26 +104,26 @@ class _Results:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Nothing else will come."""
+        """Record that no other results will arrive."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def notes(self) -> tuple[bytes, ...] | None:
-        """All ranks' notes, once the exchange has begun; None: it has failed before."""
+        """All ranks' notes, once the exchange has begun; None if it failed before."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._notes is not None)
             return self._notes
 
     def means(self, bucket: Bucket) -> Sequence[Array] | None:
-        """The means of a bucket; waits for them. None: it has ended without them."""
+        """The means of a bucket; waits for them. None if the exchange ended first."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or bucket in self._averaged)
             return self._averaged.get(bucket)
 
 
 class BackgroundExchange:
-    """``gradient_mean.mean_of`` in a thread. Only one at a time in a group."""
+    """Runs ``gradient_mean.mean_of`` in a thread. A group has only one at a time."""
 
     def __init__(
         self,
@@ -171,9 +171,9 @@ class BackgroundExchange:
         self._thread.start()
 
     def hand_over(self, bucket: Bucket, arrays: Sequence[Array]) -> None:
-        """Give it the arrays of a bucket, of ``MeanOptions.buckets``; does not wait.
+        """Hand over the arrays of a bucket of ``MeanOptions.buckets``; does not wait.
 
-        They must not change any more. Raises the error if the exchange has failed.
+        The arrays must not change afterwards. Raises the error if the exchange failed.
         """
         if self._error is not None:
             raise self._error
@@ -199,7 +199,10 @@ class BackgroundExchange:
         return means
 
     def result(self, late: Sequence[Array], sparse: Sequence[Slices]) -> Means:
-        """Give it the rest; wait for the means. Raises what ``mean_of`` raises."""
+        """Hand over the last arrays and wait for the means.
+
+        Raises what ``mean_of`` raises.
+        """
         self._arrivals.complete(late, sparse)
         with self._blocked():
             self._thread.join()
@@ -211,7 +214,7 @@ class BackgroundExchange:
 
     @contextmanager
     def _blocked(self) -> Iterator[None]:
-        """The program waits within it."""
+        """A context in which the program waits for the exchange."""
         began = time.monotonic()
         yield
         self._blocked_s += time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Gradient bucketing: which tensors are packed into one collective operation. Pure.
+"""Gradient bucketing: chooses the tensors to pack into one collective operation. Pure.
 
 The result depends only on the order, dtypes and sizes of the tensors and on the bucket
 size. So ranks that agree on these get the same buckets, however often and in whatever
@@ -17,16 +17,16 @@ DEFAULT_BYTES = 25 * MEGABYTE
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What bucketing needs to know of a tensor."""
+    """The properties of a tensor that bucketing needs."""
 
     dtype: str
     nbytes: int | None
-    """None: its shape is not known."""
+    """None if its shape is not known."""
     name: str = ""
 
 
 Bucket = tuple[int, ...]
-"""Positions of the tensors that are in it; all have one dtype."""
+"""The positions of the tensors in the bucket; all have one dtype."""
 
 
 def by_size(items: Sequence[Item], bucket_bytes: int) -> list[Bucket]:
@@ -66,7 +66,7 @@ def in_reverse_order(
     """Buckets for tensors that become available in about the reverse of their order.
 
     Like ``by_size`` of the reversed list, but a tensor of more than ``alone_bytes``
-    bytes has a bucket to itself. A bucket comes when its last tensor does. All sizes
+    bytes has its own bucket. A bucket comes in the order of its last tensor. All sizes
     must be known.
     """
     reverse = range(len(items) - 1, -1, -1)

@@ -27,7 +27,7 @@ class Check(Protocol):
 
     @property
     def note(self) -> bytes:
-        """What this rank sends to the others: eight bytes at most."""
+        """The note that this rank sends to the others: at most eight bytes."""
         ...
 
     def compared(self, notes: Sequence[bytes]) -> None:
@@ -44,10 +44,10 @@ def reduce_arrays(
 ) -> list[Array]:
     """All-reduce each array by ``op``: SUM, MIN, MAX or PRODUCT.
 
-    Arrays have any shapes and dtypes of numpy's numbers, equal on all ranks; results
-    are new arrays of the same shapes and dtypes, bitwise equal on all ranks. Half
-    precision is reduced in float32; integers wrap around. Raises what
-    ``Group.exchange`` raises, and KeyError for another ``op``.
+    Arrays have any shapes and numeric numpy dtypes, equal on all ranks; results are new
+    arrays of the same shapes and dtypes, bitwise equal on all ranks. Half precision is
+    reduced in float32; integers wrap around. Raises what ``Group.exchange`` raises, and
+    KeyError for another ``op``.
     """
     with group.exchange(signature) as call:
         return reduced(call, arrays, op)
@@ -73,12 +73,12 @@ def combine(
 ) -> tuple[list[Array], list[Gathered]]:
     """All-reduce each dense array by ``op``, and all-gather the slices unscaled.
 
-    Arrays have any shapes and dtypes of numpy's numbers, equal on all ranks; results
-    have the same. Slices may differ in their number of rows; theirs are concatenated in
-    rank order. The average of integers is rounded down; it does not overflow. float16
-    and bfloat16 are summed in float32. ADASUM (``adasum``) is for floats. Raises what
-    ``Group.exchange`` raises, and before that NotImplementedError for ADASUM if the
-    number of ranks is not a power of two.
+    Arrays have any shapes and numeric numpy dtypes, equal on all ranks; results have
+    the same shapes and dtypes. The slices' numbers of rows may differ; the rows are
+    concatenated in rank order. The average of integers is rounded down; it does not
+    overflow. float16 and bfloat16 are summed in float32. ADASUM (``adasum``) is for
+    floats. Raises what ``Group.exchange`` raises, and before that NotImplementedError
+    for ADASUM if the number of ranks is not a power of two.
     """
     if op is ReduceOp.ADASUM:
         require_power_of_two(group.size)
@@ -95,7 +95,7 @@ def combine(
 def allgather_bytes(
     group: Group, data: bytes, signature: Signature, check: Check | None = None
 ) -> list[bytes]:
-    """All-gather: every rank's data, of any lengths, in rank order.
+    """All-gather: every rank's data, of any length, in rank order.
 
     Raises what ``Group.exchange`` and ``check.compared`` raise.
     """
@@ -109,7 +109,7 @@ def allgather_bytes(
 def broadcast_bytes(
     group: Group, data: bytes, root: int, signature: Signature
 ) -> bytes:
-    """Broadcast: the data of rank ``root``; that of other ranks is ignored.
+    """Broadcast: the data of rank ``root``; the data of other ranks is ignored.
 
     Raises what ``Group.exchange`` raises.
     """
@@ -120,7 +120,7 @@ def broadcast_bytes(
 def meet(group: Group, signature: Signature) -> None:
     """Barrier: return when all ranks have called. Raises like ``Group.exchange``."""
     with group.exchange(signature):
-        pass  # Comparing signatures is a barrier already.
+        pass  # Comparing signatures is already a barrier.
 
 
 def _averaged(call: CollectiveCall, arrays: Sequence[Array]) -> list[Array]:

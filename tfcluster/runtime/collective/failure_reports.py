@@ -1,8 +1,8 @@
-"""Why ranks have left, and which of them caused a failure. Pure.
+"""Finds why ranks have left, and which of them caused a failure. Pure.
 
 A rank that fails sends the reason before it disconnects, and so does a program that
-ends; a process that is killed sends nothing. So the other ranks can name the culprit,
-instead of the rank whose connection happened to break first.
+ends; a process that is killed sends nothing. So the other ranks can name the rank that
+caused the failure, instead of the rank whose connection happened to break first.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MAX_TEXT = 4000
 
 @dataclass(frozen=True, slots=True)
 class ExitReport:
-    """What a rank reports when it leaves."""
+    """The report that a rank sends when it leaves."""
 
     number: int
-    """Number of the last exchange that it completed or failed in."""
+    """The number of the last exchange that it completed or in which it failed."""
     kind: str = ""
     """The error's class; empty for a program that has just ended."""
     text: str = ""
-    """The error's message, or why the program has ended."""
+    """The error's message, or the reason why the program has ended."""
     steps: int = 0
     """Training steps that it has done."""
     state: Mapping[str, str] = field(default_factory=dict)
-    """What should be equal on all ranks that end after the same exchange."""
+    """The state that should be equal on all ranks that end after the same exchange."""
 
     def as_frame(self) -> dict[str, Any]:
         return {
@@ -100,7 +100,8 @@ def verdict(
 ) -> CollectiveError | None:
     """The root cause of the failure of exchange ``number``; None if it is unknown.
 
-    ``died``: ranks that have left without a report. ``here``: the rank that asks.
+    ``died`` are the ranks that have left without a report, and ``here`` describes the
+    rank that asks.
     """
     if died:
         who = ", ".join(map(str, sorted(died)))
@@ -141,8 +142,8 @@ def _unequal_text(rank: int, said: ExitReport, here: Position) -> str:
     return (
         f"the ranks took different numbers of steps: rank {rank} ended its program "
         f"after step {said.steps}, while rank {here.rank} continues after step "
-        f"{here.steps} ({here.exchange}){where}. Rank {rank} decided to end by values "
-        "that differ between ranks: the loss of its own rows, a clock, random numbers. "
-        "Use values that are equal on all ranks: metric.result(), or "
+        f"{here.steps} ({here.exchange}){where}. Rank {rank} decided to end because of "
+        "values that differ between ranks: the loss of its own rows, a clock, random "
+        "numbers. Use values that are equal on all ranks: metric.result(), or "
         "tfcluster.runtime.allreduce(loss)"
     )

@@ -1,8 +1,8 @@
-"""Conversion between float32 and float16 by integer operations on whole arrays.
+"""Converts between float32 and float16 by integer operations on whole arrays.
 
 numpy converts one number at a time, and takes ten times as long for numbers below 6e-5,
-as gradients often are: these are subnormal in float16, and cause an exception of the
-processor. Pure; the results have the bits of numpy's, except for the payload of a NaN.
+which are frequent in gradients: these are subnormal in float16, and cause a processor
+exception. Pure. The results have the same bits as numpy's, except for a NaN's payload.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.runtime.tensor_types import Array
 _BLOCK = 1 << 16
 """Numbers to convert at once: the intermediate results stay in a core's cache."""
 _DROPPED_BITS = 13
-"""float32 has that many more bits of mantissa."""
+"""float32 has this many more mantissa bits."""
 _ALL_BUT_SIGN = 0x7FFFFFFF
 _INFINITY_32 = 0x7F800000
 _REBIAS = 112 << 23
@@ -40,11 +40,11 @@ _scratch = _Scratch()
 
 
 def to_float16(values: Array, out: Array) -> None:
-    """Round float32 ``values`` to float16 ``out``, to the nearest, to even.
+    """Round float32 ``values`` to float16 ``out``, to nearest, ties to even.
 
     Both are contiguous vectors of equal length. Values above 65504 become infinite.
     """
-    with np.errstate(invalid="ignore"):  # A NaN stays one.
+    with np.errstate(invalid="ignore"):  # A NaN stays a NaN.
         for start in range(0, len(values), _BLOCK):
             _round(values[start : start + _BLOCK], out[start : start + _BLOCK])
 

@@ -1,8 +1,8 @@
 """The weighted mean of the ranks' gradients, in one exchange.
 
-Between hosts the gradients are exchanged in buckets, in the reverse of their order:
-about the order in which a backward pass computes them. So a bucket can be sent while
-the next is being computed; see ``background_exchange``.
+Between hosts the gradients are exchanged in buckets, in reverse order, which is roughly
+the order in which a backward pass computes them. So a bucket can be sent while the next
+bucket is being computed; see ``background_exchange``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 
 _SENT_AT_ONCE_BYTES = ALONE_BYTES
-"""The largest bucket between hosts: the next one is computed while it is sent."""
+"""The largest bucket between hosts: the next bucket is computed while it is sent."""
 
 
 class Gradients(Protocol):
@@ -50,7 +50,7 @@ class Gradients(Protocol):
 
     @property
     def late(self) -> int:
-        """How many dense arrays, at the end of the list, become available last."""
+        """The number of dense arrays, at the list's end, that become available last."""
         ...
 
     def has(self, bucket: Bucket) -> bool:
@@ -58,7 +58,10 @@ class Gradients(Protocol):
         ...
 
     def dense(self, bucket: Bucket) -> list[Array]:
-        """These dense arrays; waits for them. Raises CollectiveError if none come."""
+        """These dense arrays; waits for them.
+
+        Raises CollectiveError if they will not arrive.
+        """
         ...
 
     def sparse(self) -> Sequence[Slices]:
@@ -95,14 +98,14 @@ class Available:
 
 
 class Receiver(Protocol):
-    """Gets the results of an exchange while it goes on."""
+    """Gets the results of an exchange while it is in progress."""
 
     def began(self, notes: tuple[bytes, ...]) -> None:
-        """All ranks take part; ``notes`` are theirs, in rank order."""
+        """Called when all ranks take part; ``notes`` are their notes, in rank order."""
         ...
 
     def averaged(self, bucket: Bucket, means: Sequence[Array]) -> None:
-        """The means of these dense arrays; called between hosts only."""
+        """Called with the means of these dense arrays; between hosts only."""
         ...
 
 
@@ -119,7 +122,7 @@ class MeanOptions:
     residuals: Residuals | None = None
 
     def signature(self, signature: Signature) -> Signature:
-        """``signature``, with these options as far as they are not the defaults."""
+        """``signature`` with those of these options that are not the defaults."""
         words = []
         if self.bucket_bytes != DEFAULT_BYTES:
             words.append(f"buckets of {self.bucket_bytes} bytes")
@@ -133,8 +136,8 @@ class MeanOptions:
     def buckets(self, items: Sequence[Item], late: int) -> list[Bucket]:
         """The buckets between hosts, in the order in which they are exchanged.
 
-        Each holds positions of dense arrays. The last ``late`` arrays are in buckets of
-        their own, at the end.
+        Each bucket holds positions of dense arrays. The last ``late`` arrays are in
+        separate buckets at the end.
         """
         most = min(self.bucket_bytes, _SENT_AT_ONCE_BYTES)
         early = len(items) - late
@@ -155,7 +158,7 @@ def mean_of_gradients(
     bucket_bytes: int = DEFAULT_BYTES,
     check: Check | None = None,
 ) -> tuple[list[Array], list[Slices]]:
-    """The weighted mean of the ranks' gradients; returns the dense and the sparse ones.
+    """The weighted mean of the ranks' gradients: the dense and the sparse gradients.
 
     The mean is ``sum(weight_r * x_r) / sum(weight_r)``, as in federated averaging
     (McMahan et al., arXiv:1602.05629), where ``weight`` is this rank's number of rows;
@@ -164,8 +167,9 @@ def mean_of_gradients(
     all ranks; results are new arrays of the same. Half precision is summed in float32.
     They are all-reduced in buckets of about ``bucket_bytes`` bytes: see ``buckets``.
     The number of slices may differ between ranks: they are scaled, all-gathered and
-    concatenated in rank order, or, where ``is_dense`` says so, all-reduced, and then
-    each row comes once. ``check`` compares notes of all ranks along with it.
+    concatenated in rank order. Where ``is_dense`` says so, they are all-reduced
+    instead, and then each row occurs once. ``check`` compares notes of all ranks in the
+    same exchange.
 
     Raises what ``Group.exchange`` and ``check.compared`` raise, and IndexError for an
     index beyond ``Slices.rows``; nothing can be exchanged after that.
@@ -197,10 +201,10 @@ def mean_of(
     check: Check | None = None,
     receiver: Receiver | None = None,
 ) -> Means:
-    """``mean_of_gradients`` of arrays that need not be available yet.
+    """Like ``mean_of_gradients``, for arrays that need not be available yet.
 
-    ``signature`` includes the options (``MeanOptions.signature``). Only sends the note
-    of ``check``; the caller compares the notes.
+    ``signature`` includes the options (``MeanOptions.signature``). This only sends the
+    note of ``check``; the caller compares the notes.
     """
     note = check.note if check else b""
     with group.exchange(signature, weight, note) as call:
@@ -254,7 +258,7 @@ def _bucket_means(
     options: MeanOptions,
     receiver: Receiver | None,
 ) -> list[Array]:
-    """The means of the dense arrays, bucket after bucket as they become available."""
+    """The means of the dense arrays, bucket by bucket as they become available."""
     means: list[Array] = [np.empty(0)] * gradients.count
     buckets = options.buckets(gradients.items, gradients.late)
     for number, bucket in enumerate(buckets):

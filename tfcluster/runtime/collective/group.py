@@ -1,7 +1,7 @@
 """The process group. Before each collective operation the ranks compare its signature.
 
 So ranks whose programs have diverged get an error that says where, never wrong numbers.
-Thread-safe; one exchange happens at a time. Knows nothing of tensors.
+Thread-safe; one exchange happens at a time. Knows nothing about tensors.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 T = TypeVar("T")
 
 _HEADER = struct.Struct(">Q32sd8s?")
-"""Number of the exchange, digest of its signature, weight of this rank's contribution,
-its note, and whether it objects."""
+"""The number of the exchange, the digest of its signature, the weight of this rank's
+contribution, its note, and whether it objects."""
 _OTHER_PROTOCOL = "a rank uses a different protocol version"
 _MOST_REFUSALS = 16
 """Several checks of one step may find a reason."""
@@ -39,7 +39,7 @@ _MOST_REFUSALS = 16
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """An exchange whose signature all ranks have agreed on, while it is going on.
+    """An exchange in progress, on whose signature all ranks have agreed.
 
     ``weights`` has every rank's weight, in rank order.
     """
@@ -47,11 +47,11 @@ class CollectiveCall:
     transport: Transport
     weights: tuple[float, ...]
     notes: tuple[bytes, ...] = ()
-    """What each rank has sent along, in rank order: eight bytes."""
+    """The note that each rank has sent along, in rank order: eight bytes."""
     away: Callable[[], AbstractContextManager[None]] = nullcontext
-    """A context in which this rank still computes what it will exchange.
+    """A context in which this rank is still computing the data that it will exchange.
 
-    Other ranks that wait for it see it as late, not as being in the exchange.
+    Other ranks that wait for this rank see it as late, not as being in the exchange.
     """
     tracer: Tracer | None = None
     how: str = ""
@@ -81,10 +81,10 @@ class CollectiveCall:
 
 
 class Background(Protocol):
-    """An exchange that runs in a thread of its own; see ``background_exchange``."""
+    """An exchange that runs in its own thread; see ``background_exchange``."""
 
     def give_up(self) -> None:
-        """End it with an error, unless it has got all that this rank contributes.
+        """End the exchange with an error, unless it has got this rank's whole part.
 
         Called by other threads.
         """
@@ -113,19 +113,19 @@ class _Phase(NamedTuple):
 
 
 class GraphProgress(NamedTuple):
-    """How far a graph has come that contains collective operations."""
+    """The progress of a graph that contains collective operations."""
 
     ended: int
-    """How many exchanges the graph has completed."""
+    """The number of exchanges that the graph has completed."""
     waiting: bool
     """Whether it is in a collective operation now."""
     since: float
-    """When that was last seen to change, by the group's clock."""
+    """The time when this was last seen to change, by the group's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph with exchanges that is running; no Python of ours runs in it."""
+    """A running graph with exchanges; none of our Python code runs in it."""
 
     what: str
     progress: Callable[[], GraphProgress]
@@ -156,7 +156,7 @@ class Group:
     ) -> None:
         self._transport = transport
         self.tracer = tracer
-        """Records what this process does; None: nothing is recorded."""
+        """Records what this process does; None if nothing is recorded."""
         self._how = type(transport).__name__.removesuffix("Transport").lower()
         self._monitor = monitor
         self._on_failure = on_failure
@@ -167,24 +167,24 @@ class Group:
         self._graph: _Graph | None = None
         self._see: Callable[[str, float, float], None] | None = None
         self.totals = ExchangeTotals()
-        """What this rank's exchanges have cost so far, by purpose."""
+        """The cost of this rank's exchanges so far, by purpose."""
         self._foreign: str | None = None
-        """The program's own error that has ended the group; None: an error of ours."""
+        """The program's error that has ended the group; None if the error is ours."""
         self.failure: CollectiveError | None = None
-        """The first error that ends it; the group is of no use after it."""
+        """The first error that ended the group; after that the group is unusable."""
         self._refusals: deque[CollectiveError] = deque(maxlen=_MOST_REFUSALS)
         """Copies: an error's traceback would keep the program's objects alive."""
         self.steps: Callable[[], int] = lambda: 0
         """Training steps that this rank has done."""
         self.last_state: Callable[[], Mapping[str, str]] = dict
-        """What ranks compare when their programs end; see ``compared_at_end``."""
+        """The state that ranks compare when programs end; see ``compared_at_end``."""
         self.last_equal: Callable[[], Mapping[str, int]] = dict
         self.objection = ""
-        """Why this rank will not go on; the next exchange raises it on all ranks."""
+        """Why this rank will not continue; the next exchange raises it on all ranks."""
         self.mismatch: CollectiveMismatchError | None = None
         """The last mismatch after which the ranks are still synchronised."""
         self.background: Background | None = None
-        """The exchange that runs in a thread of its own, if any."""
+        """The exchange that runs in its own thread, if any."""
         self._hidden_s = 0.0
         self._enter = enter
         self._begun = False
@@ -215,7 +215,7 @@ class Group:
     def exchanged_bytes(self) -> int:
         """The bytes of data that this rank has contributed to exchanges so far.
 
-        Without those that ops in graphs exchange.
+        Bytes that ops in graphs exchange are not included.
         """
         return self._transport.exchanged_bytes
 
@@ -225,7 +225,7 @@ class Group:
 
     @property
     def transport(self) -> Transport:
-        """What connects the ranks. It is used within exchanges only."""
+        """The transport that connects the ranks. It is used within exchanges only."""
         return self._transport
 
     @property
@@ -263,7 +263,7 @@ class Group:
         """Compare ``signature`` with all ranks; the body then uses the transport.
 
         ``weight`` and ``note`` (at most eight bytes) may differ between the ranks; the
-        call has those of every rank.
+        call has every rank's weight and note.
 
         Raises CollectiveMismatchError on every rank if the signatures differ, and
         CollectiveError if a rank has an ``objection``; no data has been exchanged then.
@@ -275,7 +275,7 @@ class Group:
         mismatch in the same exchange, which leaves all ranks in step.
         """
         if (background := self.background) is not None:
-            # The program has left that step, or nobody could call this.
+            # The program has left that step: otherwise nobody could call this.
             background.give_up()
         with self._lock:
             self._raise_failure()
@@ -317,7 +317,7 @@ class Group:
                     raise
                 raise failure from error
             except BaseException as error:
-                # The others are in mid-exchange; this rank cannot get back into step.
+                # The other ranks are still in the exchange; this rank cannot rejoin it.
                 broken = CollectiveError(f"{phase.exchange} was aborted: {error!r}")
                 self._end(broken, kind=type(error).__name__)
                 raise
@@ -341,19 +341,19 @@ class Group:
                     )
 
     def begin_graph(self, what: str, progress: Callable[[], GraphProgress]) -> None:
-        """Record that a graph runs now which contains exchanges of its own.
+        """Record that a graph with its own exchanges is running now.
 
-        Until ``end_graph``, this rank is where ``progress`` says, which any thread may
-        call; ``what`` names the graph's exchanges. Late and lost ranks are noticed as
-        in other exchanges, which may also take place meanwhile. Raises the error that
-        has ended the group, and what ``join`` raises.
+        Until ``end_graph``, ``progress`` says where this rank is; any thread may call
+        it. ``what`` names the graph's exchanges. Late and lost ranks are noticed as in
+        other exchanges, which may also take place meanwhile. Raises the error that has
+        ended the group, and what ``join`` raises.
         """
         self._raise_failure()
         self.join()
         self._graph = _Graph(what, progress, self._clock())
 
     def end_graph(self, ended: int) -> None:
-        """Record that the graph has ended after ``ended`` exchanges of its own."""
+        """Record that the graph has ended after ``ended`` of its own exchanges."""
         graph, self._graph = self._graph, None
         if graph is not None and ended:
             if self.tracer is not None:
@@ -367,7 +367,8 @@ class Group:
     def graph_failed(self, error: CollectiveError, ended: int) -> CollectiveError:
         """End the group, because an exchange of the graph has failed.
 
-        It had completed ``ended`` exchanges. Returns the root cause of ``error``.
+        The graph had completed ``ended`` exchanges. Returns the root cause of
+        ``error``.
         """
         with self._broken_off(ended):
             return self._failed(error)
@@ -375,8 +376,8 @@ class Group:
     def graph_aborted(self, error: BaseException, reason: str, ended: int) -> None:
         """End the group, because the program has failed within the graph.
 
-        The others would wait for the rest of this rank's exchanges. ``reason`` is the
-        text of ``error`` that they get.
+        Otherwise the other ranks would wait for this rank's remaining exchanges.
+        ``reason`` is the text of ``error`` that they get.
         """
         kind = type(error).__name__
         with self._broken_off(ended):
@@ -385,9 +386,9 @@ class Group:
             self._end(CollectiveError(broken), kind=kind)
 
     def stall_report(self) -> str:
-        """A sentence that names the ranks that this one waits for; empty: unknown.
+        """A sentence that names the ranks for which this one waits; empty if unknown.
 
-        Asks the other ranks, which takes two seconds at most.
+        Asks the other ranks, which takes at most two seconds.
         """
         return "" if self._monitor is None else self._monitor.inquire(self._progress())
 
@@ -397,7 +398,7 @@ class Group:
         try:
             yield
         finally:
-            # It has only now begun to wait for the others.
+            # Only now has this rank begun to wait for the others.
             since = self._clock()
             self._phase = _Phase(inside.number, inside.what, since, inside=True)
 
@@ -409,7 +410,7 @@ class Group:
         self._see = see
 
     def error_in(self, text: str) -> CollectiveError | None:
-        """The group's error that a TensorFlow error message, ``text``, comes from.
+        """The group's error from which the TensorFlow error message ``text`` comes.
 
         None if that error is not from this group.
         """
@@ -425,7 +426,7 @@ class Group:
         return mismatch if mismatch is not None and str(mismatch) in text else None
 
     def waiting(self) -> Waiting | None:
-        """The exchange and the ranks that this rank is waiting for; None if it is not.
+        """The exchange and ranks for which this rank is waiting; None if it is not.
 
         May be called from another thread.
         """
@@ -546,7 +547,7 @@ class Group:
         return weights, notes, any(objections)
 
     def _objection(self) -> CollectiveError:
-        """The first objection of a rank, equal on all ranks; removes it."""
+        """The first rank's objection, equal on all ranks; removes the objection."""
         texts = self._transport.allgather(self.objection.encode())
         self.objection = ""
         error = CollectiveError(next(text.decode() for text in texts if text))

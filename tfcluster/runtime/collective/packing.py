@@ -20,7 +20,7 @@ from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 ALONE_BYTES = 1 << 22
 """A larger array is not packed: that would only add a copy."""
 pool = Pool()
-"""The memory of results; used again once nothing refers to it."""
+"""The memory of results; reused once nothing refers to it."""
 
 
 def reduced(
@@ -34,8 +34,8 @@ def reduced(
     """All-reduce ``scale`` times the arrays; returns new arrays.
 
     Small arrays of one dtype are packed into one vector, which is all-reduced bucket by
-    bucket. A large array is all-reduced in a call of its own. Shapes and dtypes are
-    those of ``arrays``, which are equal on all ranks. Raises what the methods of
+    bucket. A large array is all-reduced in a separate call. Results have the shapes and
+    dtypes of ``arrays``, which are equal on all ranks. Raises what the methods of
     ``Transport`` raise.
     """
     results: list[Array] = [np.empty(0)] * len(arrays)
@@ -66,7 +66,7 @@ def reduced(
 
 
 def _goes_alone(array: Array, count: int) -> bool:
-    """Whether to reduce this array in a call of its own, without packing it.
+    """Whether to reduce this array in a separate call, without packing it.
 
     That saves a copy, which for small arrays costs less than another call. All ranks
     decide the same, because they have compared dtypes and shapes.

@@ -1,8 +1,8 @@
 """The failure and straggler detector: which ranks have left, why, and which are late.
 
-A thread keeps a connection to every other rank, separate from those that carry the
-exchanges. It sleeps as long as all goes well, so it adds no cost to an exchange. The
-messages are worded in ``straggler_messages`` and ``failure_reports``.
+A thread keeps a connection to every other rank, separate from the connections for the
+exchanges. It sleeps as long as there is no problem, so it adds no cost to an exchange.
+The texts of the messages are in ``straggler_messages`` and ``failure_reports``.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class PeerMonitor:
     """The failure detector of one rank.
 
     ``addresses`` are ``host:port`` in rank order. ``say`` prints warnings: they name
-    the missing ranks after ``warning_s`` seconds, and again each time the wait has
-    doubled; None: never. ``join_timeout_s`` is in seconds.
+    the missing ranks after ``warning_s`` seconds (None: never), and again each time the
+    wait has doubled. ``join_timeout_s`` is in seconds.
 
     A rank is lost when its connection breaks, at the latest after TCP_USER_TIMEOUT (RFC
     5482); in the terms of Chandra and Toueg, "Unreliable Failure Detectors for Reliable
@@ -88,7 +88,7 @@ class PeerMonitor:
         warning_s: float | None,
         say: Callable[[str], None] = to_stderr,
     ) -> None:
-        # A separate token tells these connections from those of the transport, which
+        # A separate token distinguishes these connections from the transport's, which
         # are made to the same address.
         token = hmac.digest(me.token, b"peer monitor", "sha256")
         self._me = replace(me, token=token)
@@ -114,7 +114,7 @@ class PeerMonitor:
         self._heard_by: set[int] = set()
         """Ranks that know that this one has left."""
         self._closed = False
-        # The fields below are used by the monitor's thread only.
+        # Only the monitor's thread uses the fields below.
         self._warned_of = (0, 0.0)
         self._asked: tuple[int, float] | None = None
         self._stalled_report = (0, "")
@@ -140,7 +140,7 @@ class PeerMonitor:
             ).start()
 
     def enter(self, generation: int) -> None:
-        """Set the generation of ranks that this one belongs to; before ``start``."""
+        """Set the generation of ranks to which this one belongs; before ``start``."""
         self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
@@ -193,7 +193,8 @@ class PeerMonitor:
         missing = set(range(self._me.size)) - {self._me.rank} - set(self._found)
         if not missing:
             return tuple(sorted(set(self._found) - self._ready))
-        # Lower ranks are dialled in order, so those after the first are not known.
+        # Lower ranks are dialled in order, so ranks after the first missing one are
+        # not known.
         lower = min(missing)
         return (lower,) if lower < self._me.rank else tuple(sorted(missing))
 
@@ -202,7 +203,7 @@ class PeerMonitor:
     ) -> CollectiveError:
         """The root cause of ``error`` in exchange ``number``, or ``error`` itself.
 
-        A timeout is completed by the names of the missing ranks.
+        For a timeout, the names of the missing ranks are added.
         """
         if isinstance(error, CollectiveTimeoutError):
             told_of, text = self._stalled_report
@@ -223,10 +224,11 @@ class PeerMonitor:
                 self._changed.wait(left_s)
 
     def inquire(self, progress: RankProgress) -> str:
-        """Ask all ranks where they are, and name those that ``progress`` waits for.
+        """Ask all ranks where they are, and name the ranks for which this one waits.
 
-        ``progress`` is this rank's. For other threads than the monitor's; takes
-        ``_ANSWER_S`` at most. The names complete a later timeout; see ``verdict``.
+        ``progress`` is this rank's progress. Must not be called by the monitor's
+        thread; takes ``_ANSWER_S`` at most. The names are added to a later timeout; see
+        ``verdict``.
         """
         deadline = time.monotonic() + _ANSWER_S
         with self._changed:
@@ -282,9 +284,9 @@ class PeerMonitor:
             }
 
     def _wait_until_heard(self, ranks: set[int]) -> None:
-        """Wait until every rank has confirmed our report, has left, or a time limit.
+        """Wait until every rank has confirmed our report or left, up to a time limit.
 
-        So if two ranks end, the one that ends later has the report of the other.
+        So if two ranks end, the rank that ends later has the report of the other.
         """
         deadline = time.monotonic() + _ANSWER_S
         with self._changed:
@@ -398,7 +400,7 @@ class PeerMonitor:
         self._say(f"{awaited}. It is here:\n{stacks_text(_thread.get_ident())}")
 
     def _look(self) -> None:
-        """Interrupt the current exchange if hopeless; query other ranks if slow."""
+        """Interrupt the current exchange if it cannot succeed; query if it is slow."""
         progress, now = self._where(), time.monotonic()
         if not progress.inside or not progress.number:
             self._asked = None

@@ -1,7 +1,7 @@
 """Collectives on arrays whose first dimension may differ between ranks.
 
-They are what MPI calls allgatherv and alltoallv. Every rank calls them within an
-exchange of its group (``Group.exchange``). Results are in rank order.
+MPI calls them allgatherv and alltoallv. Every rank calls them within an exchange of its
+group (``Group.exchange``). Results are in rank order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def allgatherv(transport: Transport, array: Array) -> tuple[Array, Array]:
     """All-gather: the ranks' arrays concatenated, and each rank's row count.
 
     ``array`` has shape (rows, ...); dtype and other dimensions are equal on all ranks,
-    and are those of the result. The counts are int64 of shape (ranks,). It is
+    and the result has the same. The counts are int64 of shape (ranks,). This is
     MPI_Allgatherv. Raises what ``Transport.allgather`` raises.
     """
     return _joined(transport.allgather(_packed(array)), array)
@@ -42,7 +42,7 @@ def alltoallv(
     ``array`` has shape (rows, ...); dtype and other dimensions are equal on all ranks.
     ``splits`` has a number for each rank; rows beyond their sum are not sent. Returns
     the rows received here, concatenated in rank order, and each rank's row count: int64
-    of shape (ranks,). It is MPI_Alltoallv. Raises what ``Transport.alltoall`` raises.
+    of shape (ranks,). This is MPI_Alltoallv. Raises what ``Transport.alltoall`` raises.
     """
     ends = np.cumsum([0, *splits])
     parts = [_packed(array[start:end]) for start, end in pairwise(ends)]

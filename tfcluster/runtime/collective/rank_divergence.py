@@ -1,7 +1,7 @@
 """Detects ranks whose models have diverged, and words the messages about it. Pure.
 
 Ranks that average their gradients have bitwise equal weights as long as their programs
-do the same. A program that makes decisions by values of its own rank breaks that.
+do the same. A program that makes decisions based on its rank's values breaks that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SAME_NORM = 1e-6
 _MASK = (1 << 64) - 1
 
 ADVICE = (
-    "A rank decided by values that differ between ranks: the loss of its own rows, a "
-    "clock, random numbers. Use values that are equal on all ranks: metric.result(), "
-    "or tfcluster.runtime.allreduce(loss)"
+    "A rank based a decision on values that differ between ranks: the loss of its own "
+    "rows, a clock, random numbers. Use values that are equal on all ranks: "
+    "metric.result(), or tfcluster.runtime.allreduce(loss)"
 )
 
 Array = NDArray[Any]
@@ -55,7 +55,7 @@ def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Ch
     """The next chunks of tensors with ``sizes`` elements of ``widths`` bytes each.
 
     They start at ``begin``, wrap around after the last tensor, hold each element at
-    most once, and have about ``CHUNK_BYTES`` bytes in all. Equal arguments give equal
+    most once, and have about ``CHUNK_BYTES`` bytes in total. Equal arguments give equal
     chunks on all ranks.
     """
     chunks: list[Chunk] = []
@@ -83,8 +83,9 @@ def rounding_of(itemsize: int) -> float:
 def checksum(array: Array) -> int:
     """The sum of the array's bytes as 64-bit words, modulo 2**64.
 
-    ``array`` has any shape and dtype. An integer sum: it does not depend on the order
-    of addition, as a float sum would. Own; it detects accidents, not attacks.
+    ``array`` has any shape and dtype. The sum is an integer sum, which does not depend
+    on the order of addition as a float sum would. The method is tfcluster's own; it
+    detects accidents, not attacks.
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = data.size // 8 * 8
@@ -96,8 +97,9 @@ def checksum(array: Array) -> int:
 def distance(one: Array, other: Array) -> float:
     """The largest difference relative to the largest finite value of ``one``.
 
-    Both have one shape and a real dtype; compared in float64. NaNs at the same place
-    are equal; a NaN or an infinity at only one of them is ``math.inf``.
+    Both have one shape and a real dtype, and are compared in float64. NaNs at the same
+    position are equal; if only one array has a NaN or an infinity at a position, the
+    result is ``math.inf``.
     """
     a, b = one.astype(np.float64), other.astype(np.float64)
     both = np.isnan(a) & np.isnan(b) | (a == b)
@@ -111,7 +113,8 @@ def distance(one: Array, other: Array) -> float:
 def differing(by_rank: Sequence[Mapping[str, str]]) -> str | None:
     """The first label whose value is not the same on all ranks; None if there is none.
 
-    ``by_rank[r]`` is what rank r has sent. Labels that not all ranks have are ignored.
+    ``by_rank[r]`` has the values that rank r has sent. Labels that some ranks lack are
+    ignored.
     """
     for label, value in by_rank[0].items():
         values = [found.get(label) for found in by_rank]
@@ -212,10 +215,10 @@ def compared_at_end(
     others: Mapping[int, Mapping[str, str]],
     last_equal: Mapping[str, int],
 ) -> Ending:
-    """Compare our model with those of ranks that left before, label by label.
+    """Compare our model with the models of ranks that left before, label by label.
 
     Values are hyperparameters (``text_of``) or weights (``summary``). ``last_equal``
-    holds the step in which each label was last seen to be equal.
+    has the step in which each label was last seen to be equal.
     """
     warning = None
     when = "at the end of the program"
@@ -239,7 +242,7 @@ def compared_at_end(
 
 
 def equal_text(step: int) -> str:
-    """When a value was last seen to be equal on all ranks; step 0: never."""
+    """Say when a value was last seen to be equal on all ranks; step 0 means never."""
     return (
         f"it was the same in step {step}" if step else "it was never seen to be equal"
     )

@@ -1,4 +1,4 @@
-"""Rounding of float32 to two bytes and back, and the errors that it leaves."""
+"""Rounds float32 to two bytes and back, and keeps the rounding errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.tensor_types import Array
 
 pool = Pool()
-"""The memory of numbers that are being converted; used again for the next bucket."""
+"""The memory of numbers that are being converted; reused for the next bucket."""
 _FLOAT16 = "float16"
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """A dtype of two bytes in which numbers are sent: float16 or bfloat16."""
+    """A two-byte dtype in which numbers are sent: float16 or bfloat16."""
 
     dtype: str
 
@@ -27,7 +27,7 @@ class Rounding:
         return pool.empty(count, _dtype(self.dtype))
 
     def to_half(self, values: Array, out: Array) -> None:
-        """Round float32 ``values`` to ``out``; those out of range become infinite.
+        """Round float32 ``values`` to ``out``; values out of range become infinite.
 
         Both are contiguous vectors of equal length.
         """
@@ -47,24 +47,24 @@ class Rounding:
 def _dtype(name: str) -> np.dtype[Any]:
     if name == _FLOAT16:
         return np.dtype(np.float16)
-    import ml_dtypes  # TensorFlow needs it, too.
+    import ml_dtypes  # TensorFlow needs this package, too.
 
     return np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(slots=True)
 class Residual:
-    """What this rank still owes to the sum of one vector, in float32; None: nothing.
+    """What this rank still owes to the sum of one vector: float32, or None for nothing.
 
-    ``sent`` comes from rounding what it sends, ``total`` from rounding the sums that it
-    computes for all ranks.
+    ``sent`` comes from rounding the values that it sends, and ``total`` from rounding
+    the sums that it computes for all ranks.
     """
 
     sent: Array | None = None
     total: Array | None = None
 
     def start(self, sent: int, total: int) -> tuple[Array, Array]:
-        """Both, of these lengths; zeros at first, and if the lengths have changed."""
+        """Both arrays, with these lengths; zeros at first and after a length change."""
         if self.sent is None or len(self.sent) != sent:
             self.sent = np.zeros(sent, np.float32)
         if self.total is None or len(self.total) != total:
@@ -74,12 +74,12 @@ class Residual:
 
 @dataclass(slots=True)
 class Residuals:
-    """The residuals of one set of gradients, by the number of the bucket.
+    """The residuals of one set of gradients, by bucket number.
 
-    Error feedback: what rounding took from a contribution is added to the next one, on
-    the sender and at the rank that sums. See Seide et al., "1-Bit Stochastic Gradient
-    Descent", 2014, Karimireddy et al., arXiv:1901.09847, and for both places Tang et
-    al., "DoubleSqueeze", arXiv:1905.05957.
+    Error feedback: the rounding error of a contribution is added to the next
+    contribution, on the sender and on the rank that sums. See Seide et al., "1-Bit
+    Stochastic Gradient Descent", 2014, Karimireddy et al., arXiv:1901.09847, and for
+    both places Tang et al., "DoubleSqueeze", arXiv:1905.05957.
 
     A residual is a part of the mean itself, after the multiplication by the rank's
     share of the rows. So it stays correct if the shares change from step to step, and a

@@ -2,8 +2,8 @@
 
 A batch has a fixed number of shards, each of which belongs to one rank. Each shard's
 gradient is scaled by its fraction of the rows, and the products are added up in the
-order of ``shard_tree``. The transports add in orders of their own, so the ranks use
-them to add two vectors at most, and otherwise to move the vectors.
+order of ``shard_tree``. Each transport adds in its own order, so the ranks use it to
+add two vectors at most, and otherwise to move the vectors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Transp
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
 _BLOCK = 1 << 16
-"""Numbers that are scaled and added up at a time: they stay in the cache."""
+"""How many numbers are scaled and added up at a time: they stay in the cache."""
 _DIRECT_BYTES = 1 << 14
 """Vectors up to this size are sent to every rank, which is faster than two steps."""
 _pool = Pool()
@@ -47,17 +47,17 @@ def mean_of_shards(
     signature: Signature,
     check: Check | None = None,
 ) -> tuple[list[Array], list[Slices]]:
-    """The weighted mean of all shards' gradients; returns the dense and sparse ones.
+    """The weighted mean of all shards' gradients: the dense and the sparse gradients.
 
     ``dense[i]``, ``sparse[i]`` and ``weights[i]`` belong to the i-th of this rank's
     shards (``shard_bounds``); a weight is a number of rows. The mean is
     ``sum(weight_s / total * x_s)`` with ``total = sum(weight_s)``, in the order of
     ``shard_tree``; if all weights are equal, it is the sum divided by ``shards``. A
-    shard of weight 0 counts as zeros, even if it has NaN. Arrays are
-    float16, bfloat16, float32, float64 or complex, of any shape, with equal shapes and
-    dtypes for all shards; results are new arrays of the same. Half precision is summed
-    in float32. Slices are scaled and concatenated in the order of the shards; their
-    number may differ. ``check`` compares notes of all ranks along with it.
+    shard of weight 0 counts as zeros, even if it has NaN. Arrays are float16, bfloat16,
+    float32, float64 or complex, of any shape, with equal shapes and dtypes for all
+    shards; results are new arrays of the same shapes and dtypes. Half precision is
+    summed in float32. Slices are scaled and concatenated in the order of the shards;
+    their number may differ. ``check`` compares notes of all ranks in the same exchange.
 
     Raises what ``Group.exchange`` and ``check.compared`` raise.
     """
@@ -68,8 +68,8 @@ def mean_of_shards(
         # Numbers of rows are integers, so their sum is exact in any order.
         total = sum(call.weights)
         shares = [weight / total if total else 0.0 for weight in weights]
-        # All ranks find the same: rows are dealt as evenly as possible, so if one
-        # rank's shards have the average number, all do.
+        # All ranks get the same answer: rows are divided as evenly as possible, so if
+        # one rank's shards have the average number, all shards have it.
         equal = total > 0 and all(weight * shards == total for weight in weights)
         means = _means(call, shards, dense, None if equal else shares)
         gathered = [_gathered(call, each, shares) for each in zip(*sparse, strict=True)]
@@ -86,7 +86,7 @@ def of_the_chief(
     signature: Signature,
     check: Check | None = None,
 ) -> tuple[list[Array], list[Slices]]:
-    """The chief's gradients, of a batch that every rank has computed as a whole.
+    """The chief's gradients of a batch that every rank has computed as a whole.
 
     Arguments and results are like those of ``mean_of_shards``, for one shard. Raises
     what ``Group.exchange`` and ``check.compared`` raise.
@@ -106,7 +106,7 @@ def of_the_chief(
 
 
 def _from_the_chief(transport: Transport, array: Array) -> Array:
-    """The chief's array; its first dimension may be another than that of ``array``."""
+    """The chief's array; its first dimension may differ from that of ``array``."""
     sent = np.ascontiguousarray(array).tobytes() if transport.rank == 0 else b""
     found = np.frombuffer(transport.broadcast(sent, 0), array.dtype)
     return found.reshape((-1, *array.shape[1:]) if array.ndim else ()).copy()
@@ -120,7 +120,7 @@ def _means(
 ) -> list[Array]:
     """The means of the dense arrays: those of one dtype are packed into one vector.
 
-    ``shares`` None: all shards have the same share. Then only the sum is scaled.
+    If ``shares`` is None, all shards have the same share, and only the sum is scaled.
     """
     own = shard_bounds(shards, call.transport.rank, call.transport.size)
     first = dense[0]
@@ -151,10 +151,10 @@ def _means(
 
 
 def _places(sizes: Sequence[int], itemsize: int) -> tuple[list[Node], int]:
-    """Where arrays of these sizes are in one vector, and its length.
+    """The positions of arrays of these sizes in one vector, and its length.
 
-    Each begins at a multiple of ``ALIGNMENT`` bytes, so that TensorFlow can use it
-    without a copy.
+    Each array begins at a multiple of ``ALIGNMENT`` bytes, so that TensorFlow can use
+    it without a copy.
     """
     step = max(1, ALIGNMENT // itemsize)
     bounds, length = [], 0
@@ -167,8 +167,8 @@ def _places(sizes: Sequence[int], itemsize: int) -> tuple[list[Node], int]:
 def _add_up(leaves: Sequence[Array], shares: Sequence[float], out: Array) -> None:
     """Write the sum of ``shares[i] * leaves[i]`` into ``out``, block by block.
 
-    All are vectors of one length. The order is that of the subtree with these leaves:
-    halves of a subtree are those of the tree, wherever it begins.
+    All are vectors of one length. The order is the order of the subtree with these
+    leaves: a subtree is halved like the tree, wherever it begins.
     """
     scratch = [
         np.empty(min(_BLOCK, len(out)), out.dtype) for _ in range(_depth(len(leaves)))
@@ -181,7 +181,7 @@ def _add_up(leaves: Sequence[Array], shares: Sequence[float], out: Array) -> Non
 
 
 def _depth(leaves: int) -> int:
-    """How many vectors must be kept while a subtree of so many leaves is added up."""
+    """The number of vectors to keep while a subtree of this many leaves is added up."""
     return max(0, leaves - 1).bit_length()
 
 
@@ -237,9 +237,9 @@ def sum_over_ranks(
 ) -> Array:
     """The sum of all shards, from this rank's sums of its subtrees, in their order.
 
-    All are contiguous vectors of one length and dtype, equal on all ranks; so is the
-    result, which has the same bits on all ranks. It may be one of ``partial``, which
-    are overwritten. Raises what the methods of ``Transport`` raise.
+    All vectors are contiguous, with one length and dtype, equal on all ranks. So is the
+    result, which has the same bits on all ranks. It may be one of the vectors
+    ``partial``, which are overwritten. Raises what the methods of ``Transport`` raise.
     """
     size = transport.size
     nodes = [
@@ -249,7 +249,7 @@ def sum_over_ranks(
     if size == 1 or not len(vector):
         return vector
     if all(len(each) == 1 for each in nodes) and size == 2:
-        # The sum of two does not depend on their order.
+        # The sum of two numbers does not depend on their order.
         transport.allreduce(vector, ReduceOp.SUM)
         return vector
     if vector.nbytes * max(map(len, nodes)) <= _DIRECT_BYTES:
@@ -277,7 +277,7 @@ def _in_order(
     dtype: np.dtype[Any],
     shards: int,
 ) -> Array:
-    """Add up what the ranks have sent: the values of their subtrees, one by one."""
+    """Add up the values of subtrees that the ranks have sent, one by one."""
     known: dict[Node, Array] = {}
     for data, theirs in zip(received, nodes, strict=True):
         values = np.frombuffer(data, dtype).reshape(len(theirs), -1)

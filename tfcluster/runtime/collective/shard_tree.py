@@ -1,9 +1,10 @@
 """The fixed binary tree in which the values of shards are added up. Pure.
 
 Floating-point addition is not associative, so the order of the additions decides the
-last bits of a sum. Here it depends on the number of shards only, not on which rank has
-which shard: shards [first, last) are the sum of their lower and their upper half. A
-rank adds up the largest subtrees that it has completely, and the ranks add up those.
+last bits of a sum. Here the order depends only on the number of shards, not on which
+rank has which shard: the sum of shards [first, last) is the sum of their lower and
+their upper half. A rank adds up the largest subtrees that it has completely, and then
+the ranks add up these sums.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ Node = tuple[int, int]
 def shard_bounds(shards: int, rank: int, size: int) -> Node:
     """The first shard of a rank, and the shard after its last.
 
-    ``rank`` is below ``size``, and ``size`` is at most ``shards``: each rank has one
-    shard or more, and the ranks' numbers of shards differ by one at most.
+    ``rank`` is below ``size``, and ``size`` is at most ``shards``: each rank has at
+    least one shard, and the ranks' numbers of shards differ by at most one.
     """
     return rank * shards // size, (rank + 1) * shards // size
 
 
 def halves(node: Node) -> tuple[Node, Node]:
-    """The two subtrees of a node of two shards or more."""
+    """The two subtrees of a node with two shards or more."""
     first, last = node
     middle = (first + last) // 2
     return (first, middle), (middle, last)
@@ -48,7 +49,7 @@ def _within(node: Node, first: int, last: int) -> list[Node]:
 
 
 def added_up(node: Node, known: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
-    """The value of a node, given those of subtrees that together cover it.
+    """The value of a node, given the values of subtrees that together cover it.
 
     ``add(lower, upper)`` adds the values of two halves. Raises KeyError if the known
     subtrees do not cover the node.

@@ -1,6 +1,6 @@
 """The signature of a collective operation. Ranks compare it before they start. Pure.
 
-Horovod's controller (horovod/common/controller.cc) compares requests likewise.
+Horovod's controller (horovod/common/controller.cc) compares requests in the same way.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _nbytes(signature: Signature) -> int:
 
 
 def _nbytes_of(words: str) -> int:
-    """The bytes of the tensor that ``tensor_words`` describes; 0: unknown."""
+    """The bytes of the tensor that ``tensor_words`` describes; 0 if unknown."""
     if words.startswith("rows of "):
         return 0  # Ranks may have different numbers of rows.
     match = re.search(r" (bool|[a-z]+(\d+)\w*) \(([\d, ]*)\)$", words)
@@ -110,7 +110,7 @@ def _by_rank(words: Sequence[str]) -> str:
 
 
 def _only_somewhere(signatures: Sequence[Signature]) -> str:
-    """Lists the tensors that only some of the ranks have."""
+    """List the tensors that only some of the ranks have."""
     common = set.intersection(*(set(signature.tensors) for signature in signatures))
     extra = [
         f"rank {rank} has {tensor}"

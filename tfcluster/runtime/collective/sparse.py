@@ -1,9 +1,9 @@
-"""Sparse gradients (``tf.IndexedSlices``, as of embeddings) and how to combine them.
+"""Combines sparse gradients (``tf.IndexedSlices``, for example of embeddings).
 
-There are two ways: all-gather the rows, whose cost grows with the number of rows on all
-ranks, or make the gradient dense and all-reduce it, whose cost grows with the size of
-the variable. The choice depends only on numbers that every rank knows, so all ranks
-choose the same. Pure.
+There are two ways. The cost of an all-gather of the rows grows with the number of rows
+on all ranks. The cost of an all-reduce of the dense gradient grows with the size of the
+variable. The choice depends only on numbers that every rank knows, so all ranks choose
+the same way. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Slices:
     values: Array
     indices: Array
     rows: int | None = None
-    """How many rows the larger array has; None: that is not known."""
+    """The number of rows of the larger array; None if it is not known."""
 
 
 def is_dense(counts: Sequence[int], rows: int | None) -> bool:
@@ -38,13 +38,13 @@ def is_dense(counts: Sequence[int], rows: int | None) -> bool:
     In an all-gather each of N ranks receives about (N-1)/N of all rows; in an
     all-reduce it sends and receives 2 (N-1)/N of the dense array. So dense is cheaper
     once the ranks together have more than twice ``rows``. The indices are gathered in
-    both cases. SparCML (Renggli et al., arXiv:1802.08021) switches likewise.
+    both cases. SparCML (Renggli et al., arXiv:1802.08021) switches in the same way.
     """
     return rows is not None and sum(counts) > 2 * rows
 
 
 def densified(slices: Slices, rows: int) -> Array:
-    """The dense array, shape (rows, ...): repeated rows are summed, missing ones are 0.
+    """The dense array, shape (rows, ...): repeated rows are summed, missing rows are 0.
 
     It has the dtype of the values. Raises IndexError for an index outside of
     ``range(rows)``.

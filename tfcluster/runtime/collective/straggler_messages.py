@@ -1,4 +1,4 @@
-"""The progress of each rank, and messages about ranks that others wait for. Pure."""
+"""The progress of each rank, and messages about ranks for which others wait. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """The progress of a rank, as it reports it itself."""
+    """The progress of a rank, as the rank itself reports it."""
 
     number: int
-    """Number of the exchange it is in, or of its last one; counted from 1, 0: none."""
+    """The number of its current or last exchange, counted from 1; 0 if none."""
     what: str
-    """What that exchange does (``Signature.what``); empty before the first one."""
+    """What that exchange does (``Signature.what``); empty before the first exchange."""
     since_s: float
     """Seconds since it entered that exchange (``inside``), or since it left it."""
     inside: bool
@@ -46,12 +46,12 @@ class RankProgress:
         return f"exchange {self.number}: {self.what}"
 
     def has_come_to(self, number: int) -> bool:
-        """Whether it is in exchange ``number``, or has passed it."""
+        """Whether the rank is in exchange ``number``, or has passed it."""
         return self.number >= number
 
 
 def missing(number: int, others: Mapping[int, RankProgress | None]) -> list[int]:
-    """The ranks that have not come to exchange ``number``.
+    """The ranks that have not reached exchange ``number``.
 
     A rank whose progress is None has not answered, and counts as missing.
     """
@@ -65,13 +65,13 @@ def missing(number: int, others: Mapping[int, RankProgress | None]) -> list[int]
 def is_reporter(
     rank: int, number: int, others: Mapping[int, RankProgress | None]
 ) -> bool:
-    """Whether this rank reports the missing ones: the lowest rank that is present."""
+    """Whether this rank reports the missing ranks: it is the lowest rank present."""
     absent = missing(number, others)
     return rank < min(set(others) - set(absent), default=rank + 1)
 
 
 def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) -> str:
-    """A message that names the ranks ``mine`` waits for, and what they did last."""
+    """A message about the ranks for which ``mine`` waits, and what they did last."""
     absent = missing(mine.number, others)
     if not absent:
         return f"{mine.exchange} has taken {mine.since_s:.0f} s; all ranks are in it"
@@ -88,9 +88,9 @@ def inquiry_text(
 ) -> str:
     """Like ``stalled_text``, but a rank that has failed is not late.
 
-    ``failed`` has the errors of ranks that have left. If nobody else is missing, the
-    first of them is the reason: it may have given up because of a rank that is here by
-    now.
+    ``failed`` has the errors of ranks that have left. If no other rank is missing, the
+    first of them is the reason: that rank may have given up because of a rank that has
+    arrived since.
     """
     present = {
         rank: progress
