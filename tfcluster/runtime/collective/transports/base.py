@@ -37,15 +37,15 @@ UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.PRODUCT: np.multiply,
 }
-"""The operations that transports know; averages are made of sums."""
+"""The operations that transports know; averages are computed from sums."""
 
 
 class Transport(Protocol):
     """Collective operations on raw data.
 
-    All raise PeerLostError if a rank is gone, CollectiveTimeoutError if one is late,
-    and CollectiveError if the ranks cannot be connected; after that only ``close`` may
-    be called.
+    All operations raise PeerLostError if a rank is gone, CollectiveTimeoutError if a
+    rank is late, and CollectiveError if the ranks cannot be connected; after that only
+    ``close`` may be called.
     """
 
     @property
@@ -62,8 +62,8 @@ class Transport(Protocol):
     def several_hosts(self) -> bool:
         """Whether large vectors go through a network that this transport drives itself.
 
-        Only then may another thread than the program's use it, and only then does
-        ``allreduce_rounded`` round. Equal on all ranks; False until they are connected.
+        Only in that case may a thread other than the program's use the transport, and
+        does ``allreduce_rounded`` round. Equal on all ranks; False until connected.
         """
         ...
 
@@ -74,7 +74,7 @@ class Transport(Protocol):
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """The ranks that this one is waiting for right now."""
+        """The ranks for which this one is waiting right now."""
         ...
 
     @property
@@ -91,10 +91,10 @@ class Transport(Protocol):
     ) -> None:
         """All-reduce contiguous vectors of equal length and dtype into ``buffer``.
 
-        ``buffer`` has shape (n,) and a dtype of numpy's numbers. ``op`` is one of
+        ``buffer`` has shape (n,) and a numeric numpy dtype. ``op`` is one of
         ``UFUNCS``, else KeyError is raised. This rank contributes ``scale`` times
-        ``source``, a separate vector of the same length and dtype; without one, it
-        contributes ``buffer`` itself, unscaled. The result is bitwise equal on all
+        ``source``, a separate vector of the same length and dtype; without ``source``,
+        it contributes ``buffer`` itself, unscaled. The result is bitwise equal on all
         ranks.
         """
         ...
@@ -107,17 +107,17 @@ class Transport(Protocol):
         rounding: Rounding,
         residual: Residual | None = None,
     ) -> None:
-        """Sum ``shares[r]`` times each rank's ``source``, rounded where hosts send it.
+        """Sum ``shares[r]`` times each rank's ``source``, rounded between hosts.
 
         ``source`` and ``buffer``, which gets the sum, are contiguous vectors of float32
         or float64, of equal length on all ranks; they may be the same memory. A rank
-        with share 0 counts as zeros. With ``residual``, what rounding takes is added to
+        with share 0 counts as zeros. With ``residual``, the rounding error is added to
         the next sum. The result is bitwise equal on all ranks.
         """
         ...
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """Every rank's data, of any lengths, in rank order."""
+        """Every rank's data, of any length, in rank order."""
         ...
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
@@ -125,7 +125,7 @@ class Transport(Protocol):
         ...
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """The data of rank ``root``; that of other ranks is ignored."""
+        """The data of rank ``root``; the data of other ranks is ignored."""
         ...
 
     def barrier(self) -> None:
@@ -133,7 +133,7 @@ class Transport(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Make operations fail that wait for other ranks, and those that wait for us.
+        """Make operations fail that wait for other ranks, here and on other ranks.
 
         Called from another thread, and repeatedly as long as an operation waits: the
         first call may come before the wait. Also called before ``close`` if this rank
@@ -150,15 +150,15 @@ class Transport(Protocol):
 class ScaledVector:
     """A rank's contribution to an all-reduce: ``scale`` times ``vector``.
 
-    Multiplying while the data are copied anyway costs nothing, and saves a separate
-    pass.
+    The data are copied anyway. Multiplying them during the copy costs nothing, and
+    saves a separate pass.
     """
 
     vector: Array
     scale: float = 1.0
 
     def write(self, start: int, end: int, out: Array) -> None:
-        """Write the values from ``start`` to ``end`` into ``out``, of that length."""
+        """Write the values from ``start`` to ``end`` into ``out`` of this length."""
         if self.scale == 1.0:
             out[:] = self.vector[start:end]
         else:

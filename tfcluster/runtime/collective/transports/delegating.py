@@ -1,4 +1,4 @@
-"""The base of transports that delegate all but large vectors to the host transport."""
+"""The base of transports that use the host transport for all but large vectors."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class DelegatingTransport(Generic[Host]):
 
     @property
     def exchanged_bytes(self) -> int:
-        """See ``Transport``; over ``host``, and what went elsewhere."""
+        """See ``Transport``; the bytes over ``host`` plus the bytes sent elsewhere."""
         return self._host.exchanged_bytes + self._elsewhere_bytes
 
     @contextmanager
     def elsewhere(self, nbytes: int) -> Iterator[None]:
-        """While a vector of this size is reduced by other means than ``host``."""
+        """A context in which a vector of this size is reduced without ``host``."""
         self._elsewhere = True
         self._elsewhere_bytes += nbytes
         try:

@@ -1,7 +1,7 @@
 """The ``host`` transport: shared memory within a host, TCP between hosts.
 
-In plain Python and numpy. Small data go to every rank directly. The all-reduce of a
-large vector is hierarchical: a reduce-scatter within each host, a ring all-reduce of
+It uses plain Python and numpy. Small data go to every rank directly. The all-reduce of
+a large vector is hierarchical: a reduce-scatter within each host, a ring all-reduce of
 every shard between the hosts, and an all-gather within each host. Connections are made
 on first use.
 """
@@ -59,9 +59,10 @@ class _Transfer(Protocol):
 class HostTransport:
     """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
 
-    Ranks with equal ``host_key`` share memory; "" shares with nobody, None: the key is
-    detected. Connecting fails after ``join_timeout_s`` seconds, an operation after
-    ``stall_timeout_s`` seconds without progress. The hierarchy is that of Horovod's
+    Ranks with equal ``host_key`` share memory; "" means that the rank shares it with no
+    other rank, and None that the key is detected. Connecting fails after
+    ``join_timeout_s`` seconds, and an operation after ``stall_timeout_s`` seconds
+    without progress. The hierarchy is the same as in Horovod's
     ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
     """
 
@@ -121,7 +122,7 @@ class HostTransport:
         return self._sockets.sent_bytes if self._sockets else 0
 
     def enter(self, generation: int) -> None:
-        """Set the generation of ranks that this one belongs to; before any exchange."""
+        """Set the generation of ranks to which this one belongs; call it first."""
         self._me = replace(self._me, generation=generation)
 
     def join(self) -> None:
@@ -208,8 +209,8 @@ class HostTransport:
     ) -> None:
         """See ``Transport``; within a host nothing is rounded."""
         self._joined()
-        # Ranks of a host send what they have together, not smaller than a gradient:
-        # float16 has few bits for small numbers.
+        # The ranks of a host send their combined values at the scale of a gradient, not
+        # smaller: float16 has few bits for small numbers.
         totals = [sum(shares[rank] for rank in group) for group in self._groups]
         factors = [total or 1.0 / len(totals) for total in totals]
         hosts = [self.rank in group for group in self._groups]
@@ -241,7 +242,7 @@ class HostTransport:
         return sockets.swap(self.rank, [data] * self.size, self._stall_timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
-        """See ``Transport``; over TCP, also within a host."""
+        """See ``Transport``; uses TCP, even within a host."""
         self._exchanged_bytes += sum(map(len, parts))
         return self._joined().swap(self.rank, parts, self._stall_timeout_s)
 
@@ -262,7 +263,7 @@ class HostTransport:
         self.allgather(b"")
 
     def interrupt(self) -> None:
-        """See ``Transport``; connections cannot be used any more."""
+        """See ``Transport``; the connections can no longer be used."""
         self._interrupted.set()
         if sockets := self._sockets:
             sockets.interrupt()

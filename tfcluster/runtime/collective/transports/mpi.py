@@ -46,26 +46,26 @@ _OPS = {
 }
 _REAL = frozenset("bhilqBHILQfd")
 _COMPLEX = frozenset("FD")
-"""numpy's codes of the types that MPI adds up and multiplies like numpy."""
+"""numpy's codes of the types that MPI adds and multiplies like numpy."""
 
 _BUSY_LOOKS = 200
 _BUSY_S = 1.0
 _PAUSE_S = 1e-4
-"""MPI makes progress only while it is polled: at first always, later less often."""
+"""MPI makes progress only while it is polled: at first constantly, later less often."""
 
 _SHARED = "/dev/shm/"
 
 _abandoned: list[object] = []
-"""Operations that were given up: MPI may still write into their vectors."""
+"""Abandoned operations: MPI may still write into their vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class MpiRankInfo:
-    """What each rank tells all others before MPI is initialised."""
+    """The data that each rank sends to all others before MPI is initialised."""
 
     host_key: str
     job: str
-    """A new job name; all ranks use that of rank 0."""
+    """A new job name; all ranks use rank 0's name."""
     library: str = ""
     problem: str = ""
 
@@ -73,9 +73,9 @@ class MpiRankInfo:
 class MpiTransport(DelegatingTransport[Transport]):
     """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
 
-    Ranks with equal ``host_key`` share memory; None: the key is detected. An all-reduce
-    fails after ``stall_timeout_s`` seconds. The first operation raises CollectiveError
-    on all ranks if one of them cannot start MPI.
+    Ranks with equal ``host_key`` share memory; None means that the key is detected. An
+    all-reduce fails after ``stall_timeout_s`` seconds. The first operation raises
+    CollectiveError on all ranks if one of them cannot start MPI.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class MpiTransport(DelegatingTransport[Transport]):
     ) -> None:
         """See ``Transport``; dtypes that MPI does not know are sent over ``host``.
 
-        Raises PeerLostError also for an error of MPI.
+        An MPI error also raises PeerLostError.
         """
         mpi = self._joined()
         fill(buffer, source, scale)
@@ -127,7 +127,7 @@ class MpiTransport(DelegatingTransport[Transport]):
         self._joined()
 
     def interrupt(self) -> None:
-        """See ``Transport``; gives up a running all-reduce, too."""
+        """See ``Transport``; also abandons a running all-reduce."""
         self._interrupted = True
         super().interrupt()
 
@@ -257,14 +257,14 @@ def library(mpi: Any) -> str:
 
 def initialize(mpi: Any) -> None:
     """Initialise MPI for use from any thread. Raises CollectiveError."""
-    # Not by mpi4py's Init_thread: it holds the GIL, and another thread of this process
-    # is MPI's process manager.
+    # Not with mpi4py's Init_thread: it holds the GIL, and another thread of this
+    # process is MPI's process manager.
     provided = ctypes.c_int()
     init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
     code = init(None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(provided))
     if code != mpi.SUCCESS:
         raise CollectiveError(f"transport mpi: MPI_Init_thread failed with {code}")
-    # One exchange at a time, but from any of TensorFlow's threads.
+    # There is one exchange at a time, but from any of TensorFlow's threads.
     if provided.value < mpi.THREAD_SERIALIZED:
         raise CollectiveError(
             f"transport mpi: {library(mpi)} cannot be used from several threads"
@@ -292,7 +292,7 @@ def _shared_files() -> set[str]:
 
 
 def _forget(files: Iterable[str]) -> None:
-    """Unlink MPI's shared files now: all ranks have opened them, and may be killed."""
+    """Unlink MPI's shared files: all ranks have opened them, and may be killed."""
     for path in files:
         with suppress(OSError):
             Path(path).unlink()

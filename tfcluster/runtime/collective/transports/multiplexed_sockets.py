@@ -1,7 +1,7 @@
-"""Transfers bytes over several sockets at once, as each becomes ready.
+"""Transfers bytes over several sockets at once, as each socket becomes ready.
 
 Sources and sinks decide what is sent and where received bytes go. This module only
-knows readiness, deadlines, lost peers and how long it has waited.
+handles readiness, deadlines, lost peers and waiting times.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tfcluster.runtime.errors import peer_lost, peers_late
 
 _BUFFER_BYTES = 1 << 21
 _MAX_PORTION = 1 << 21
-"""Maximal number of bytes per call, so that sending and receiving alternate."""
+"""The maximum number of bytes per call, so that sending and receiving alternate."""
 _LOW_WATER = 1 << 19
 _GROWTH_BYTES = 1 << 24
-"""Wake up for a large message when this many bytes are there, not at every packet."""
+"""Wake up for a large message after this many bytes, not at every packet."""
 
 
 class Source(Protocol):
@@ -35,7 +35,7 @@ class Source(Protocol):
         ...
 
     def view(self) -> memoryview:
-        """The bytes that can be sent now; empty while they depend on data to come."""
+        """The bytes that can be sent now; empty while they depend on later data."""
         ...
 
     def advance(self, count: int) -> None:
@@ -66,12 +66,13 @@ class Sink(Protocol):
 class PeerSockets:
     """The connections to the other ranks.
 
-    ``waited_s``: seconds spent waiting so far. ``waiting_for``: ranks from which bytes
-    are missing right now. ``sent_bytes``: bytes sent so far.
+    ``waited_s`` is the time spent waiting so far, in seconds. ``waiting_for`` has the
+    ranks from which bytes are missing right now. ``sent_bytes`` counts the bytes sent
+    so far.
     """
 
     def __init__(self, connections: Mapping[int, socket.socket]) -> None:
-        """``connections``: TCP sockets by rank; they become non-blocking."""
+        """``connections`` has TCP sockets by rank, which become non-blocking."""
         self._connections = dict(connections)
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
@@ -101,8 +102,8 @@ class PeerSockets:
     def swap(self, me: int, messages: Sequence[bytes], timeout_s: float) -> list[bytes]:
         """All-to-all: send ``messages[r]`` to rank r; return what each rank sent.
 
-        ``messages[me]`` is returned as it is. ``timeout_s`` (seconds) and errors are
-        those of ``transfer``.
+        ``messages[me]`` is returned as it is. ``timeout_s`` (seconds) and errors are as
+        for ``transfer``.
         """
         sinks = {peer: Incoming(peer) for peer in self.peers}
         sources = [Outgoing(peer, framed(messages[peer])) for peer in self.peers]
@@ -194,7 +195,8 @@ class PeerSockets:
     def _wake_at(self, sink: Sink) -> None:
         """Set the number of bytes from a rank that are worth a wakeup (SO_RCVLOWAT).
 
-        At most the rest of the view: the rank may wait for us before it sends more.
+        The number is at most the rest of the view: the rank may wait for us before it
+        sends more.
         """
         wanted = min(len(sink.view()), _LOW_WATER)
         if self._low_water.get(sink.rank, 1) != wanted:
@@ -229,8 +231,8 @@ class Outgoing:
 class Incoming:
     """A sink for one message, preceded by its length (8 bytes, big-endian).
 
-    Memory grows with what has arrived, not with the length that the peer announces: by
-    ``growth_bytes``, or by as much as there is already.
+    Memory grows with the bytes that have arrived, not with the length that the peer
+    announces: by ``growth_bytes``, or to twice its size.
     """
 
     def __init__(self, rank: int, *, growth_bytes: int = _GROWTH_BYTES) -> None:
@@ -246,7 +248,7 @@ class Incoming:
         return self._length is not None and self._position == self._length
 
     def view(self) -> memoryview:
-        """Memory for the next bytes, first those of the length."""
+        """Memory for the next bytes, first for the bytes of the length."""
         return memoryview(self.data)[self._position :]
 
     def advance(self, count: int) -> None:

@@ -3,10 +3,10 @@
 MPICH and its derivatives ask their process manager, by lines of text on a descriptor
 (PMI, wire protocol 1), for their rank, and for the addresses that the other processes
 have put there. Here each rank runs its own server, and at every PMI barrier all ranks
-exchange the values put since the last one. So an MPI job needs no launcher and no extra
-port. Knows nothing of MPI itself. The protocol is that of src/pmi in MPICH (Balaji et
-al., "PMI: A Scalable Parallel Process-Management Interface for Extreme-Scale Systems",
-2010).
+exchange the values put since the last barrier. So an MPI job needs no launcher and no
+extra port. Knows nothing about MPI itself. The protocol is implemented in src/pmi of
+MPICH (Balaji et al., "PMI: A Scalable Parallel Process-Management Interface for
+Extreme-Scale Systems", 2010).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOREIGN = ("PMI_", "PMIX_", "PMI2_")
 """Variables that would lead MPI to another process manager, such as Slurm's."""
 
 Gather = Callable[[bytes], list[bytes]]
-"""An all-gather: every rank's bytes in rank order; all ranks must call it."""
+"""An all-gather: returns every rank's bytes in rank order; all ranks must call it."""
 
 
 class ProcessManager:
@@ -141,8 +141,8 @@ def process_mapping(host_keys: Sequence[str]) -> str:
 def serving(manager: ProcessManager, rank: int, size: int) -> Iterator[None]:
     """Point the MPI library of this process to ``manager`` while it is initialised.
 
-    The manager goes on serving afterwards. The environment is restored on exit, so that
-    children of this process do not take themselves for MPI ranks.
+    The manager continues to serve afterwards. The environment is restored on exit, so
+    that children of this process do not act as MPI ranks.
     """
     ours, theirs = socket.socketpair()
     # The library owns its end, and closes it itself.
@@ -161,7 +161,7 @@ def serving(manager: ProcessManager, rank: int, size: int) -> Iterator[None]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set these variables, and hide those of any other process manager."""
+    """Set these variables, and hide the variables of any other process manager."""
     before = {
         name: value for name, value in os.environ.items() if name.startswith(_FOREIGN)
     }

@@ -3,10 +3,10 @@
 The vector is cut into one part for each rank. Each part travels around the ring once to
 be reduced (reduce-scatter) and once more as the result (all-gather), so that every rank
 sends 2 (N-1)/N of the vector; see Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations", 2009. What a rank receives in one round it
-sends in the next. So both directions are plain streams, and a byte may be forwarded as
-soon as it has been received and combined. Every part is reduced in a fixed order, so
-all ranks get the same bits.
+algorithms for clusters of workstations", 2009. In each round, a rank sends the part
+that it received in the previous round. So both directions are plain streams, and a byte
+may be forwarded as soon as it has been received and combined. Every part is reduced in
+a fixed order, so all ranks get the same bits.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import numpy as np
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 
 _BLOCK_BYTES = 1 << 21
-"""Bytes to receive before combining them.
+"""The number of bytes to receive before combining them.
 
-Larger blocks mean fewer calls and context switches, but should fit a core's cache.
+Larger blocks mean fewer calls and context switches, but should fit in a core's cache.
 """
 
 
 class Ring:
     """One rank's part of one all-reduce of a contiguous vector.
 
-    ``vector`` has shape (n,) and a dtype of numpy's numbers, equal on all ranks.
-    ``ranks`` lists the participants in their order around the ring; ValueError if
-    ``me`` is not one. ``source`` is this rank's contribution; it may be the same memory
-    as ``vector``, which gets the result. ``sources`` and ``sinks`` are for
+    ``vector`` has shape (n,) and a numeric numpy dtype, equal on all ranks. ``ranks``
+    lists the participants in their order around the ring; raises ValueError if ``me``
+    is not one of them. ``source`` is this rank's contribution; it may be the same
+    memory as ``vector``, which gets the result. ``sources`` and ``sinks`` are for
     ``PeerSockets.transfer``.
     """
 
@@ -76,7 +76,7 @@ def _bytes_of(vector: Array) -> memoryview:
 
 
 class RingSource:
-    """Forwards parts as they come in; the first, of ``own_bytes``, is our own."""
+    """Forwards parts as they arrive; the first ``own_bytes`` bytes are our own part."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class RingSource:
 class _Combination:
     """The reduce-scatter half of the incoming stream, combined block by block.
 
-    A block is received at the place of its result, unless our own values are there.
-    Then our own values are read once, and everything else stays in a core's cache.
+    A block is received at the position of its result, unless our own values are there.
+    So our own values are read only once, and everything else stays in a core's cache.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class _Combination:
         self._ufunc = ufunc
 
     def receive_buffer(self, start: int, end: int) -> memoryview:
-        """The memory into which a block is to be received."""
+        """The memory that receives a block."""
         offset = start if self._is_separate else 0
         return self._receive_buffer[offset : offset + end - start]
 
@@ -160,7 +160,7 @@ class _Combination:
 
 
 class RingSink:
-    """Receives parts: first blocks that are then combined, later final values."""
+    """Receives parts: first blocks to be combined, later final values."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class RingSink:
     ) -> None:
         self.rank = rank
         self.processed = 0
-        """Bytes that have come in and may be sent on."""
+        """The number of bytes that have arrived and may be forwarded."""
         self._data = data
         self._combination = combination
         self._combined_blocks = len(combination.blocks)

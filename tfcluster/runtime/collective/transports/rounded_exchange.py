@@ -1,11 +1,12 @@
-"""Sum of float vectors of several hosts, sent in two bytes for each number.
+"""Sums float vectors of several hosts, which are sent in two bytes per number.
 
-A reduce-scatter and an all-gather by direct exchange: each rank gets one part of the
-vector from all others, sums it in float32, rounds the sum once, and sends it to all
-others (Rabenseifner's algorithm; Thakur et al., "Optimization of Collective
-Communication Operations in MPICH", 2005). A ring would send as many bytes, but round
-every sum once for each rank. Numbers are converted in blocks, while the kernel sends
-those before. All ranks get the rounded sums, so they have the same bits.
+This is a reduce-scatter and an all-gather by direct exchange: each rank gets one part
+of the vector from all others, sums it in float32, rounds the sum once, and sends it to
+all others (Rabenseifner's algorithm; Thakur et al., "Optimization of Collective
+Communication Operations in MPICH", 2005). A ring would send the same number of bytes,
+but round every sum once for each rank. Numbers are converted in blocks, while the
+kernel sends the previous blocks. All ranks get the rounded sums, so they have the same
+bits.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from tfcluster.runtime.collective.rounding import Residual, Rounding, pool
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 
 _BLOCK = 1 << 17
-"""Numbers to convert at once; half a MiB of float32 fits a core's cache."""
+"""How many numbers to convert at once; half a MiB of float32 fits a core's cache."""
 
 
 class RoundedExchange:
     """One rank's part of one sum.
 
     ``vector`` has shape (n,) and dtype float32 or float64, equal on all ranks, and gets
-    the sum. ``ranks`` lists the participants, among them ``me``. Rank ``r`` of them
-    contributes ``factors[r]`` times its ``values``; these may be in the memory of
+    the sum. ``ranks`` lists the participants, including ``me``. Rank ``r`` of them
+    contributes ``factors[r]`` times its ``values``, which may be in the memory of
     ``vector``. ``sources`` and ``sinks`` are for ``PeerSockets.transfer``.
     """
 
@@ -70,7 +71,7 @@ def _blocks(start: int, end: int) -> list[tuple[int, int]]:
 
 
 class _Contributions:
-    """This rank's values, as float32, and what it owes to their sum."""
+    """This rank's values, as float32, and the amounts that it owes to their sum."""
 
     def __init__(
         self,
@@ -96,12 +97,12 @@ class _Contributions:
         return narrow
 
     def rounded(self, start: int, end: int, out: Array) -> None:
-        """Write the values to send to ``out``; what is lost is owed from now on."""
+        """Write the values to send to ``out``; rounding errors are owed from now on."""
         values = self.read(start, end)
         if self.owed is None:
             self._rounding.to_half(values, out)
             return
-        # The debt is in units of the sum, and what is sent will be multiplied.
+        # The debt is in units of the sum, and the sent values will be multiplied.
         owed = self.owed[start:end]
         with np.errstate(over="ignore", invalid="ignore"):
             owed += values * self._factor
@@ -113,14 +114,14 @@ class _Contributions:
 
 
 def forget_infinities(owed: Array) -> None:
-    """Set what is not finite to 0: an infinite gradient must not stay forever."""
+    """Set non-finite values to 0: an infinite gradient must not stay forever."""
     finite = np.isfinite(owed)
     if not finite.all():
         owed[~finite] = 0.0
 
 
 class _OwnedPart:
-    """The part that this rank sums: block by block, once all others' have come."""
+    """The part that this rank sums: block by block, once all others have arrived."""
 
     def __init__(
         self,

@@ -43,12 +43,12 @@ class ShmCollectives:
         self._timeout_s = timeout_s
         self._others = [m for m in range(segment.members) if m != me]
         self._written = 0
-        """Number of pieces written so far, which determines the next one's slot."""
+        """The number of pieces written so far, which determines the next slot."""
 
     # --- small data ------------------------------------------------------------------
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """Every member's data, of any lengths, in the order of members."""
+        """Every member's data, of any length, in the order of members."""
         own_data = np.frombuffer(data, np.uint8)
         slot_bytes = self.members * self._segment.piece_bytes
         found: list[list[bytes]] = [[] for _ in range(self.members)]
@@ -86,8 +86,8 @@ class ShmCollectives:
     ) -> None:
         """All-reduce in which every member reduces the whole vector, in member order.
 
-        For two members this moves hardly more bytes than shards would, and each member
-        waits only once.
+        For two members, this moves hardly more bytes than dividing the vector into
+        shards would, and each member waits only once.
         """
         slot = self._written % SLOTS
         self._written += 1
@@ -108,7 +108,7 @@ class ShmCollectives:
     def allreduce(self, vector: Array, ufunc: np.ufunc, source: ScaledVector) -> None:
         """All-reduce ``source`` into ``vector``; they may be the same memory.
 
-        Both are contiguous, of shape (n,) and one dtype, equal on all members. Every
+        Both are contiguous, with shape (n,) and one dtype, equal on all members. Every
         member owns a shard.
         """
         plan = _Plan(len(vector), self._per_piece(vector), self.members)
@@ -136,9 +136,9 @@ class ShmCollectives:
     def reduce_scatter(
         self, vector: Array, ufunc: np.ufunc, source: ScaledVector, owners: int
     ) -> _Bounds:
-        """Reduce this member's shard into ``vector``; returns its start and end.
+        """Reduce this member's shard into ``vector``; return its start and end.
 
-        (0, 0) for members that own no shard: the first ``owners`` members own one.
+        The first ``owners`` members own a shard; the others return (0, 0).
         """
         plan = _Plan(len(vector), self._per_piece(vector), owners)
         slots = _Slots(self._segment, vector.dtype)
@@ -220,7 +220,7 @@ class _Plan:
             for start, end in zip(self._bounds, self._bounds[1:], strict=False)
         )
         self.rounds = -(-longest // per_piece)
-        # Even pieces: a tiny last one would cost as much as a whole round.
+        # Pieces are even: a tiny last piece would cost as much as a whole round.
         self.length = -(-longest // self.rounds) if self.rounds else 0
 
     def shard(self, owner: int) -> _Bounds:

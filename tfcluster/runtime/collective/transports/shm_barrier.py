@@ -2,7 +2,7 @@
 
 Each rank counts its steps in a counter that the others poll. A rank that waits spins
 for a moment, yielding the processor, and then sleeps until it is woken through a pipe.
-Knows nothing of what a step is.
+The module does not know what a step is.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _POLLS = 50
 """Polls before the first yield: the other ranks have usually progressed as far."""
 _DRAIN_BYTES = 4096
 
-# Not os.sched_yield: a call by ctypes also releases the GIL.
+# Not os.sched_yield: a call with ctypes also releases the GIL.
 _sched_yield: Callable[[], int] = ctypes.CDLL(None).sched_yield
 
 
 class ProgressCounters:
     """The progress counters of a segment, for member ``me``; member m is ``ranks[m]``.
 
-    ``wakers[m]`` is the write end of member m's pipe, ``wakeup`` the read end of our
-    own. ``sockets[m]`` is a socket descriptor that reports a hang-up when member m has
-    left. The pipes are closed by ``close``. ``waited_s``: seconds spent waiting so far;
-    ``waiting_for``: ranks that are missing right now.
+    ``wakers[m]`` is the write end of member m's pipe, and ``wakeup`` is the read end of
+    our own pipe. ``sockets[m]`` is a socket descriptor that reports a hang-up when
+    member m has left. ``close`` closes the pipes. ``waited_s`` is the time spent
+    waiting so far, in seconds, and ``waiting_for`` has the ranks missing right now.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ProgressCounters:
         self._ranks = ranks
         self._fence = _Fence()
         self.step = int(self._own_step[0])
-        """Number of steps that this rank has done."""
+        """The number of steps that this rank has done."""
         self.waited_s = 0.0
         self.waiting_for: tuple[int, ...] = ()
         self._poll = select.poll()
@@ -148,8 +148,8 @@ class ProgressCounters:
 class _Fence:
     """A full memory fence.
 
-    Releasing and acquiring a lock is one on every processor. On x86 it is needed only
-    between a write and a read.
+    Releasing and acquiring a lock is a full fence on every processor. On x86 it is
+    needed only between a write and a read.
     """
 
     def __init__(self) -> None:
@@ -173,8 +173,8 @@ def open_waker(pid: int, descriptor: int) -> int:
 
 
 def _wake(waker: int) -> None:
-    # EAGAIN: the pipe is full, so the member will wake anyway. EPIPE: it has left,
-    # which its socket reports.
+    # EAGAIN: the pipe is full, so the member will wake anyway. EPIPE: the member has
+    # left, which its socket reports.
     with suppress(OSError):
         os.write(waker, b"\0")
 

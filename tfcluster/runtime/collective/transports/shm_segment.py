@@ -1,7 +1,7 @@
 """The shared-memory segment of the ranks on one host.
 
-It is a file of the first of these ranks, which the others open: see ``memfd``. Knows
-who writes where, not when.
+It is a file that the first of these ranks creates and the others open: see ``memfd``.
+This module knows who writes where, not when.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PIECE_BYTES = 1 << 19
 _ROUND_BYTES = 1 << 21
 """Upper limit for all pieces of a round, so that they stay in a core's cache."""
 _LINE_BYTES = 64
-"""Size of a cache line. Each word that ranks poll has a line of its own."""
+"""The size of a cache line. Each word that ranks poll has its own line."""
 
 
 class ShmSegment:
-    """The segment of ``members`` ranks; each of them writes only to its own parts.
+    """The segment of ``members`` ranks; each rank writes only to its own parts.
 
     - ``steps[m]``, ``asleep[m]``: one number of member m (uint64, a memoryview)
     - ``lengths[m][slot]``: total bytes that member m has to send in a small all-gather
@@ -59,7 +59,7 @@ class ShmSegment:
 
 
 def create(members: int) -> tuple[int, ShmSegment]:
-    """Create a segment; returns its descriptor, too. Raises OSError if that fails."""
+    """Create a segment; return its descriptor, too. Raises OSError if that fails."""
     with memfd.created("tfcluster-ranks", _size(members)) as descriptor:
         return descriptor, ShmSegment(descriptor, members)
 
@@ -67,14 +67,14 @@ def create(members: int) -> tuple[int, ShmSegment]:
 def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> ShmSegment:
     """Open the segment that process ``pid`` has created.
 
-    Raises OSError if it cannot be opened, or has another size or nonce.
+    Raises OSError if it cannot be opened, or has the wrong size or nonce.
     """
     with memfd.opened(pid, descriptor, _size(members), nonce) as found:
         return ShmSegment(found, members)
 
 
 def piece_bytes(members: int) -> int:
-    """Maximal size of a rank's piece in a round; a multiple of every item size."""
+    """The maximum size of a rank's piece in a round; a multiple of every item size."""
     fair = _ROUND_BYTES // members // mmap.PAGESIZE * mmap.PAGESIZE
     return max(mmap.PAGESIZE, min(_PIECE_BYTES, fair))
 

@@ -33,9 +33,10 @@ def share_memory(
 ) -> tuple[Groups, ShmCollectives | None]:
     """The groups of ranks that share memory, and the transport within our own group.
 
-    Groups are ordered by their first ranks; a rank that shares with nobody is a group
-    of its own, and has no transport (None). ``gather`` is an all-gather. ``host_key``
-    overrides the detected key of this rank; "" means that no other rank shares it.
+    Groups are ordered by their first ranks. A rank that shares memory with no other
+    rank is its own group, and has no transport (None). ``gather`` is an all-gather.
+    ``host_key`` overrides the detected key of this rank; "" means that no other rank
+    shares it.
     """
     here = own_host_key() if host_key is None else host_key
     groups = _grouped(gather((here or f"rank {me}").encode()))
@@ -135,7 +136,7 @@ class _ShmNegotiation:
         return ShmCollectives(memory, me, progress, timeout_s)
 
     def close_offered(self) -> None:
-        """Close what was offered: all ranks have opened it, or given up."""
+        """Close the offered descriptors: all ranks have opened them, or given up."""
         for descriptor in (self._memory, *(self._pipe or ())):
             if descriptor is not None:
                 os.close(descriptor)

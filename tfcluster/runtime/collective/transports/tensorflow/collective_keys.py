@@ -1,7 +1,8 @@
 """Group keys and instance keys, which identify TensorFlow's collective ops.
 
-TensorFlow's own strategies count theirs from 1 (groups) and 100 (instances). Ours come
-from separate ranges, so that both work in one process. Knows no TensorFlow.
+TensorFlow's own strategies count their keys from 1 (groups) and 100 (instances). Our
+keys come from separate ranges, so that both work in one process. This module does not
+use TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Any
 
 GROUP_KEYS = range(1 << 29, 1 << 30)
 NAMED_KEYS = range(1 << 30, 1 << 31)
-"""All that ``instance_key`` returns; keys are signed 32 bit integers."""
+"""The range of ``instance_key``'s results; keys are signed 32-bit integers."""
 
 
 def instance_key(words: Iterable[object]) -> int:
     """The key of the operation named by ``words``.
 
-    It is a hash, so equal words give equal keys in every process and at any time: a
-    rank that retraces its step, or traces it earlier than others, still uses a matching
-    key, which a counter would not ensure. Two descriptions share a key with a
+    The key is a hash, so equal words give equal keys in every process and at any time:
+    a rank that retraces its step, or traces it earlier than others, still uses a
+    matching key. A counter would not ensure this. Two descriptions share a key with a
     probability of about 1e-9.
     """
     digest = hashlib.sha256(json.dumps([*map(str, words)]).encode()).digest()
@@ -32,8 +33,8 @@ def instance_key(words: Iterable[object]) -> int:
 class CollectiveKeys:
     """Keys for groups of devices.
 
-    Processes that ask for the same keys in the same order get equal keys. Thread-safe,
-    and supports deepcopy.
+    Processes that request the same keys in the same order get equal keys. Thread-safe;
+    supports deepcopy.
     """
 
     def __init__(self, group_key_start: int = GROUP_KEYS.start) -> None:

@@ -20,7 +20,7 @@ _WIDENED = {
     "uint16": "int32",
     "uint32": "int64",
 }
-"""Dtypes to widen. Sums and products, truncated again, have the bits of narrow ones."""
+"""Dtypes to widen. Truncated again, sums and products have the bits of narrow ones."""
 _VIEWED_AS = {"complex64": "float32", "complex128": "float64"}
 """A sum of pairs."""
 
@@ -30,11 +30,11 @@ class SupportedArray:
     """An array in a dtype that the ops support."""
 
     array: Array
-    """A vector; of the same memory, where nothing had to be converted."""
+    """A vector, in the same memory where nothing had to be converted."""
     converted: bool = False
 
     def store(self, result: Array, buffer: Array) -> None:
-        """Convert the op's result for ``array`` back, into the original buffer."""
+        """Convert the op's result for ``array`` back into the original buffer."""
         if self.converted:
             np.copyto(buffer, result, casting="unsafe")
         else:

@@ -13,7 +13,7 @@ from tfcluster.runtime.errors import (
 
 _REMOTE = re.compile(r"remote target (/job:\w+/replica:\d+/task:\d+)")
 _NODES = re.compile(r"\[\[\{\{.*?\}\}\]\]|\{\{.*?\}\}|\[Op:\w+\]")
-"""Where TensorFlow puts the names of ops: ours mean nothing to anybody."""
+"""Where TensorFlow puts the names of ops; users do not know the names of our ops."""
 _ABORTED = "Collective ops is aborted by: "
 _BEFORE_REASON = ("Graph execution error:", "Detected at node ")
 _LEFT = ("UNAVAILABLE", "ABORTED", "CANCELLED", "INTERNAL")
@@ -42,7 +42,7 @@ def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
 def reason_of(text: str) -> str:
     """The line of TensorFlow's message that says what has happened.
 
-    In an error of a graph, the node and the lines of the program come before it.
+    In an error from a graph, the node and the program's lines come before this line.
     """
     lines = [line for line in _NODES.sub("", text).splitlines() if line.strip()]
     for line in lines:
@@ -52,7 +52,7 @@ def reason_of(text: str) -> str:
 
 
 def is_of_exchange(text: str, found: CollectiveError, scope: str) -> bool:
-    """Whether an error of a graph comes from a collective op, not from the program.
+    """Whether a graph's error comes from a collective op, not from the program.
 
     ``text`` is TensorFlow's message, ``found`` its translation, and ``scope`` the name
     scope of the ops.

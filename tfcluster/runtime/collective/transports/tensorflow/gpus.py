@@ -1,6 +1,6 @@
-"""Whether each rank has a GPU to itself, from what the ranks say. Pure.
+"""Decides from the ranks' reports whether each rank has its own GPU. Pure.
 
-Only then can NCCL reduce gradients: it refuses two ranks on one GPU.
+Only in that case can NCCL reduce gradients: it refuses two ranks on one GPU.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 def identities(
     host: str, numbers: Sequence[int], visible: str | None
 ) -> tuple[str, ...]:
-    """The GPUs that TensorFlow uses in a process, each by a name in the whole cluster.
+    """The GPUs that TensorFlow uses in a process, by names unique in the cluster.
 
-    ``numbers`` are TensorFlow's own of these GPUs; ``visible`` is the process's
-    CUDA_VISIBLE_DEVICES, which lists the GPUs that have a number; None if it is not
+    ``numbers`` are TensorFlow's numbers of these GPUs. ``visible`` is the process's
+    CUDA_VISIBLE_DEVICES, which lists the GPUs that have a number, or None if it is not
     set.
     """
     if visible is None:
@@ -27,7 +27,7 @@ def identities(
 
 
 def obstacle(gpus: Sequence[Sequence[str]]) -> str:
-    """Why not every rank has a GPU to itself; empty if each has one.
+    """The reason why not every rank has its own GPU; empty if each has one.
 
     ``gpus[r]`` are the identities of the GPUs of rank r.
     """

@@ -1,9 +1,9 @@
-"""Collective ops in the graph of a step, and how far this rank has come in them.
+"""Collective ops in the graph of a step, and this rank's progress in them.
 
 No Python runs in such a step. So the graph itself counts, in variables on the CPU, the
-ops that it has begun and ended; other threads read them. The ops of one ``OrderedOps``
-run in the order in which they were written, as NCCL needs: like those of
-``MultiWorkerMirroredStrategy``, they share a resource, the ordering token.
+ops that it has begun and ended; other threads read these variables. The ops of one
+``OrderedOps`` run in the order in which they were written, which NCCL needs: like the
+ops of ``MultiWorkerMirroredStrategy``, they share a resource, the ordering token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
 from tfcluster.runtime.tensor_types import DType, Tensor, Variable
 
 SCOPE = "tfcluster_exchange"
-"""The name scope of the ops, by which error messages of TensorFlow are recognised."""
+"""The name scope of the ops, by which TensorFlow's error messages are recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Groups:
     """The groups of devices of the ops."""
 
     large: ops.Devices
-    """For gradients: GPUs if every rank has one to itself, else CPUs."""
+    """For gradients: GPUs if every rank has its own, else CPUs."""
     cpus: ops.Devices
-    """For what the CPUs need: row counts, digests, indices."""
+    """For the data on CPUs: row counts, digests, indices."""
 
 
 class OrderedOps:
@@ -52,8 +52,8 @@ class OrderedOps:
         """The sum of the ranks' tensors; ``words`` identify it on all ranks.
 
         ``tensor`` has one shape and dtype on all ranks: float32, float64, int32 or
-        int64. The result has the same. From the moment when ``ready`` has a value, this
-        rank counts as waiting for the others.
+        int64. The result has the same. Once ``ready`` has a value, this rank counts as
+        waiting for the others.
         """
 
         def reduce() -> Tensor:
@@ -77,10 +77,10 @@ class OrderedOps:
     ) -> Tensor:
         """The sum of the ranks' vectors times their factors, sent in two bytes.
 
-        ``tensor`` is a vector of float32 of one length on all ranks, so is the result;
-        ``half`` is float16 or bfloat16. ``factors``, float32, are those of all ranks in
-        TensorFlow's order, in which this rank has the index ``place``. A factor of 0
-        leaves the rank's vector out, also if it is not finite. As in
+        ``tensor`` is a float32 vector with the same length on all ranks; so is the
+        result. ``half`` is float16 or bfloat16. ``factors`` (float32) has the factors
+        of all ranks in TensorFlow's order, in which this rank has the index ``place``.
+        A factor of 0 leaves the rank's vector out, even if it is not finite. As in
         ``rounded_exchange``, each rank sums one part in float32, and rounds the sum
         once; its own values are not rounded before.
         """
@@ -90,7 +90,7 @@ class OrderedOps:
             length = -(-count // size)
             padded = tf.pad(tensor, [[0, length * size - count]])
             own = tf.reshape(padded, [size, length])
-            # Not all of these ops support bfloat16, and none looks at the values.
+            # Not all of these ops support bfloat16, and none interprets the values.
             sent = tf.bitcast(tf.cast(own, half), tf.float16)
 
             def exchange() -> Tensor:
@@ -122,7 +122,7 @@ class OrderedOps:
 
         Shapes, dtypes and ``ready`` are as for ``all_reduce``. Without ``ready``, this
         rank never counts as waiting in this op. ``rows``, an int64 scalar, is needed if
-        it is not the same in each step: TensorFlow remembers the shape for each key.
+        it differs between steps: TensorFlow remembers the shape for each key.
         """
         key = instance_key(words)
 
@@ -137,8 +137,8 @@ class OrderedOps:
         return gather() if ready is None else self._counted(gather, ready)
 
     def counts(self) -> tuple[int, int]:
-        """How many ops this rank has begun, and how many have ended; for any thread."""
-        # The other order could count an op that ends meanwhile as ended only.
+        """The numbers of ops that this rank has begun and ended; for any thread."""
+        # In the other order, an op that ends meanwhile could count as ended only.
         ended = int(self._ended.numpy())
         return int(self._begun.numpy()), ended
 
@@ -153,22 +153,22 @@ class OrderedOps:
 
 
 class GraphCollectives:
-    """The ops of this process; made once, when the groups are known."""
+    """The ops of this process; created once, when the groups are known."""
 
     def __init__(self, groups: Groups, rank: int) -> None:
         self.size = groups.cpus.size
         self.rank = rank
         self.contexts = OrderedOps(groups.cpus)
-        """What ranks compare before each exchange of gradients."""
+        """For the data that ranks compare before each exchange of gradients."""
         self.buckets = OrderedOps(groups.large)
-        """Gradients. If they are reduced by NCCL, all that NCCL does."""
+        """For gradients; if NCCL reduces them, NCCL does nothing else."""
         on_gpus = groups.large.hint == ops.NCCL
         self.forward = self.buckets if on_gpus else OrderedOps(groups.cpus)
-        """What layers reduce. On CPUs it does not delay the buckets."""
+        """For the layers' reductions. On CPUs these do not delay the buckets."""
 
     def counts(self) -> tuple[tuple[int, int], ...]:
         """The counts of each kind of ops; see ``OrderedOps.counts``."""
-        # Not built by a generator: Python's collector may see half of such a tuple.
+        # Not built with a generator: Python's collector may see half of such a tuple.
         return self.contexts.counts(), self.buckets.counts(), self.forward.counts()
 
 
@@ -193,14 +193,14 @@ def vector(dtype: tf.DType) -> Variable:
 
 
 def assign(variable: Variable, value: Tensor) -> object:
-    """Set one of these variables; like ``increment``."""
+    """Set one of these variables, as ``increment`` does."""
     return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def increment(variable: Variable, by: Tensor | None = None) -> object:
-    """Add ``by``, an int64 scalar, by default 1, to a counter; returns the op.
+    """Add ``by`` (an int64 scalar, 1 by default) to a counter; return the op.
 
-    Not ``assign_add``, which a ``tf.custom_gradient`` would watch.
+    Does not use ``assign_add``, which a ``tf.custom_gradient`` would watch.
     """
     with tf.device("CPU:0"):
         value = tf.constant(1, tf.int64) if by is None else by
@@ -208,9 +208,9 @@ def increment(variable: Variable, by: Tensor | None = None) -> object:
 
 
 def rounded_up(rows: Tensor) -> Tensor:
-    """At least ``rows``, an int64 scalar above 0, and at most an eighth more.
+    """Round up ``rows``, a positive int64 scalar, by at most an eighth.
 
-    There are only eight results for each power of two, hence as many keys.
+    There are only eight results for each power of two, and therefore few keys.
     """
     exponent = tf.math.log(tf.cast(rows, tf.float64)) / tf.constant(
         math.log(2.0), tf.float64
@@ -220,7 +220,7 @@ def rounded_up(rows: Tensor) -> Tensor:
 
 
 def _key_for(key: int, rows: Tensor) -> Tensor:
-    """The key of an op whose key is ``key``, for tensors of so many rows."""
+    """The key of an op whose base key is ``key``, for tensors with ``rows`` rows."""
     spread = rows * 2654435761  # Knuth's multiplicative hash.
     place = (spread + (key - NAMED_KEYS.start)) % len(NAMED_KEYS)
     return tf.cast(place + NAMED_KEYS.start, tf.int32)

@@ -2,8 +2,7 @@
 
 So a program can still configure threads, devices and memory growth after its imports.
 The transport calls ``configure_collective_ops`` and ``enable_collective_ops`` of the
-eager context as MultiWorkerMirroredStrategy does, with the performance settings of
-DTensor.
+eager context like MultiWorkerMirroredStrategy, with DTensor's performance settings.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from tfcluster.runtime import tf_internals, tf_patches, tf_server
 from tfcluster.runtime.errors import CollectiveError
 
 _CHUNK_BYTES = 1 << 16
-"""recv_buf_max_chunk: size of the fields in which a buffer is sent, not 4 KiB. A single
-field for a whole buffer (-1) is slower for large ones."""
+"""recv_buf_max_chunk: the size of the fields in which a buffer is sent, instead of 4
+KiB. A single field for a whole buffer (-1) is slower for large buffers."""
 _CHANNELS = 4
-"""Connections to each other task: large messages don't hold up small ones."""
+"""Connections to each other task, so that large messages do not delay small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def is_running() -> bool:
 
 
 def arrange(task: Task, before: Callable[[], bool]) -> None:
-    """At TensorFlow's first op, call ``before``, and start the server if it says so.
+    """At TensorFlow's first op, call ``before``; start the server if it returns True.
 
     Raises CollectiveError if TensorFlow has already executed an op, or lacks something
     that the server needs.
@@ -100,7 +99,7 @@ def arrange(task: Task, before: Callable[[], bool]) -> None:
 
 
 def started() -> None:
-    """Initialise TensorFlow's context, and with it the server, if not done already."""
+    """Initialise TensorFlow's context, and with it the server, unless already done."""
     tf_internals.context().ensure_initialized()
 
 

@@ -17,7 +17,7 @@ from tfcluster.runtime.tensor_types import Tensor, TensorLike
 
 RING = "ring"
 NCCL = "nccl"
-"""Communication hints. In capitals, TensorFlow ignores them and uses a ring."""
+"""Communication hints. TensorFlow ignores hints in capitals, and uses a ring."""
 
 MERGE_OPS = {
     ReduceOp.SUM: "Add",
@@ -37,10 +37,10 @@ class Devices:
     """The group of devices, as one of its members sees it."""
 
     key: int
-    """The group's, from ``collective_keys.CollectiveKeys``."""
+    """The group's key, from ``collective_keys.CollectiveKeys``."""
     size: int
     own: str
-    """This rank's device, in full."""
+    """The full name of this rank's device."""
     hint: str = RING
     """The method: a ring of gRPC connections, or NCCL between GPUs."""
 
@@ -57,9 +57,9 @@ def all_reduce(
     """All-reduce ``tensor`` over the group; its shape and dtype are equal on all ranks.
 
     The result has that shape and dtype. Raises TypeError for dtypes other than float32,
-    float64, int32 and int64, tf.errors.DeadlineExceededError if a rank is not there
+    float64, int32 and int64, tf.errors.DeadlineExceededError if a rank does not arrive
     within ``timeout_s`` seconds, and other OpErrors if a rank is gone. A ``timeout_s``
-    of 0 waits forever; with another one TensorFlow 2.21 may crash when it expires. In a
+    of 0 waits forever; any other may crash TensorFlow 2.21 when it expires. In a
     tf.function, ops with the same ``ordering_token``, the handle of a variable, run in
     the order in which they were written.
     """
@@ -94,9 +94,9 @@ def all_gather(
     """All-gather: the group's tensors, concatenated along the first axis.
 
     ``tensor`` has shape (rows, ...), equal on all ranks; the result has shape (ranks *
-    rows, ...) and the same dtype. The order is that of TensorFlow (``task:10`` comes
-    before ``task:2``), and equal on all ranks. Dtypes, and float16, ``timeout_s``
-    (seconds), ``ordering_token`` and errors are those of ``all_reduce``.
+    rows, ...) and the same dtype. The order is TensorFlow's (``task:10`` comes before
+    ``task:2``), and equal on all ranks. Dtypes, ``timeout_s`` (seconds),
+    ``ordering_token`` and errors are as for ``all_reduce``; float16 is supported, too.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(
@@ -118,12 +118,12 @@ def all_to_all(
     timeout_s: float = 0.0,
     ordering_token: Sequence[Tensor] = (),
 ) -> Tensor:
-    """All-to-all: the i-th row of the result is what the i-th task has for this one.
+    """All-to-all: the i-th row of the result is the i-th task's row for this task.
 
     ``tensor`` has shape (ranks, ...), equal on all ranks, and a row for each task in
     the order of ``all_gather``; the result has the same shape and dtype. float16 is
-    supported as well. ``timeout_s`` (seconds), ``ordering_token`` and errors are those
-    of ``all_reduce``.
+    supported as well. ``timeout_s`` (seconds), ``ordering_token`` and errors are as for
+    ``all_reduce``.
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveAllToAllV2(

@@ -10,9 +10,9 @@ from tfcluster.runtime.collective.transports.base import Array
 
 
 def padded(array: Array, rows: int) -> Array:
-    """``array`` padded with zeros to ``rows`` rows; itself if it has that many.
+    """``array`` padded with zeros to ``rows`` rows; unchanged if it has that many.
 
-    Raises ValueError for a scalar, and if it has more rows.
+    Raises ValueError for a scalar, and if the array has more rows.
     """
     if array.ndim == 0:
         raise ValueError("a scalar has no rows")

@@ -1,7 +1,7 @@
-"""Sends large vectors through TensorFlow's collective ops, all else over ``host``.
+"""Sends large vectors through TensorFlow's collective ops, other data over ``host``.
 
-The ops run eagerly on numpy arrays. TensorFlow starts its server on the port that the
-ranks used for their rendezvous, after it.
+The ops run eagerly on numpy arrays. After the ranks' rendezvous, TensorFlow starts its
+server on the port that they used for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DIRECT_BYTES = 1 << 20
 """Up to this size ``host`` is many times faster."""
 
 _WHOLE, _LENGTH = b"\0", b"\1"
-"""First byte of an all-gather message: it holds all of the data, or only its length."""
+"""The first byte of an all-gather message: it has all of the data, or its length."""
 
 
 class TensorFlowTransport(DelegatingTransport[HostTransport]):
@@ -52,11 +52,10 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
 
     The context manager ``joining`` is entered while ``host`` connects; its argument is
     the reason for connecting. An op fails after ``stall_timeout_s`` seconds. With
-    ``unless``, the ranks agree whether each of them has a GPU to itself. If not,
+    ``unless``, the ranks agree on whether each of them has its own GPU. If not,
     ``host`` carries everything, no server starts, and ``unless`` is called with the
-    reason. Raises CollectiveError if TensorFlow has already executed an op, without
-    ``unless``. Follows the start of
-    ``MultiWorkerMirroredStrategy``
+    reason. Without ``unless``, raises CollectiveError if TensorFlow has already
+    executed an op. Follows the start of ``MultiWorkerMirroredStrategy``
     (tensorflow/python/distribute/collective_all_reduce_strategy.py).
     """
 
@@ -73,13 +72,13 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self._task = task
         self._watched = joining
         self.stall_timeout_s = stall_timeout_s
-        """How many seconds an op may wait for other ranks."""
+        """The number of seconds that an op may wait for other ranks."""
         self._keys = CollectiveKeys()
         self._groups: Groups | None = None
         self._joining = threading.Lock()
         self._has_joined = False
         self.carried_bytes = 0
-        """Total bytes passed to TensorFlow's ops."""
+        """The total number of bytes passed to TensorFlow's ops."""
         self._unless = unless
         self._uses_ops: bool | None = None if unless else True
         if unless is None or not lazy_server.is_running():
@@ -89,8 +88,8 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
     def uses_ops(self) -> bool:
         """Whether TensorFlow's ops carry anything.
 
-        With ``unless`` the ranks agree on it when they connect. The first call is a
-        collective operation then, unless TensorFlow has executed an op. Raises what
+        With ``unless``, the ranks agree on this when they connect. Then the first call
+        is a collective operation, unless TensorFlow has executed an op. Raises what
         ``Transport.allgather`` raises.
         """
         if self._uses_ops is None:
@@ -117,7 +116,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return self._groups
 
     def wait_no_longer(self, waited_s: float) -> None:
-        """Make the ops fail that have waited this long; see ``lazy_server.abort``."""
+        """Abort the ops, which have waited this long; see ``lazy_server.abort``."""
         waited = f"rank {self.rank} has waited {waited_s:.0f} s"
         lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
 
@@ -128,7 +127,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         source: Array | None = None,
         scale: float = 1.0,
     ) -> None:
-        """See ``Transport``; above 1 MiB by TensorFlow's ops, as ``to_supported``."""
+        """See ``Transport``; above 1 MiB uses TensorFlow's ops and ``to_supported``."""
         if buffer.nbytes <= _DIRECT_BYTES or not self.uses_ops:
             self._joined().allreduce(buffer, op, source, scale)
             return
@@ -158,7 +157,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         )
 
     def allgather(self, data: bytes) -> list[bytes]:
-        """See ``Transport``; above 1 MiB by TensorFlow's ops."""
+        """See ``Transport``; above 1 MiB uses TensorFlow's ops."""
         if not self.uses_ops:
             return self._joined().allgather(data)
         whole = len(data) <= _DIRECT_BYTES
@@ -172,8 +171,8 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
             else int.from_bytes(other[1:], "big")
             for other in answers
         ]
-        # The ops take no bytes, and only vectors of equal length. They order the tasks
-        # in their own way, so each rank adds its number.
+        # The ops accept no bytes, and only vectors of equal length. They order the
+        # tasks in their own way, so each rank adds its number.
         words = -(-max(lengths) // 8)
         array = np.empty(1 + words, np.int64)
         array[0] = self.rank
@@ -196,8 +195,8 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
     def interrupt(self) -> None:
         """See ``Transport``; TensorFlow runs no collective op after that."""
         super().interrupt()
-        # Even if this rank is in no op: others may wait for it in one, and their own
-        # abort misses an op that has only just begun to receive.
+        # Abort even if this rank is not in an op: others may wait for it in an op, and
+        # their own abort misses an op that has only just begun to receive.
         if self._groups is not None:
             lazy_server.abort(f"rank {self.rank} was interrupted")
 
@@ -206,7 +205,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return self._host
 
     def _join(self) -> bool:
-        """Connect, unless connected; returns ``uses_ops``."""
+        """Connect, unless connected; return ``uses_ops``."""
         # The program's first op may run in another thread than the first exchange.
         with self._joining:
             if not self._has_joined:
@@ -218,7 +217,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
             return bool(self._uses_ops)
 
     def _agreed_on_ops(self) -> bool:
-        """Whether each rank has a GPU to itself, and can still start a server."""
+        """Whether each rank has its own GPU, and can still start a server."""
         late = lazy_server.is_running()
         ours = json.dumps([late, () if late else visible_gpus()])
         said = [json.loads(other) for other in self._host.allgather(ours.encode())]
@@ -231,7 +230,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return not why
 
     def _agreed_groups(self) -> Groups:
-        """One device of each rank: GPUs if every rank has one to itself, else CPUs."""
+        """One device of each rank: GPUs if every rank has its own, else CPUs."""
         lazy_server.started()
         gpus = visible_gpus() if tf.config.list_logical_devices("GPU") else ()
         # This is also a barrier: after it, every rank's server is running.
@@ -247,7 +246,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
 
     def _run(self, act: Callable[[], Any], count: int) -> Array:
         self.carried_bytes += count
-        # Not the ops' own timeout: it ends them while bytes are still in transit, and
+        # Not the ops' own timeout: it ends an op while bytes are still in transit, and
         # TensorFlow then uses memory that it has already freed.
         limit = threading.Timer(self.stall_timeout_s, self._give_up)
         limit.daemon = True
@@ -286,7 +285,7 @@ _STATUSES = {
 def visible_gpus() -> tuple[str, ...]:
     """The GPUs that TensorFlow uses in this process; see ``gpus.identities``.
 
-    Does not start TensorFlow: GPUs can still be hidden from it, and configured.
+    Does not start TensorFlow: GPUs can still be configured, and hidden from it.
     """
     devices = tf.config.get_visible_devices("GPU")
     numbers = [int(device.name.rpartition(":")[2]) for device in devices]
