@@ -50,8 +50,9 @@ __all__ = [
 ]
 
 Pack: TypeAlias = Callable[[Sequence[Piece], str], bytes]
-"""Serialises the update of one ps' pieces (``update_graph.serialised``) for gradients
-of these kinds: a letter for each piece, ``d`` an array, ``s`` Slices, ``-`` none."""
+"""Serialises the update of one ps's pieces (``update_graph.serialised``) for gradients
+of these kinds. Each piece has a letter: ``d`` for an array, ``s`` for Slices, ``-`` for
+no gradient."""
 
 
 _ERRORS = {"mismatch": CollectiveMismatchError, "lost": PeerLostError}
@@ -64,9 +65,9 @@ class OpenResult:
     values: list[Array]
     """The variables' current values, in the model's order."""
     version: int
-    """Number of steps that had been applied before."""
+    """The number of steps that had been applied before."""
     defined: bool
-    """Whether this task's values became the initial ones."""
+    """Whether this task's values became the initial values."""
     placement: Placement
 
 
@@ -78,9 +79,9 @@ class _Model:
     placement: Placement
     pack: Pack
     versions: list[int]
-    """The version of each ps that this task has seen last."""
+    """The last version of each ps that this task has seen."""
     known: set[tuple[int, str]] = field(default_factory=set)
-    """Pairs of a ps and kinds of gradients for which it has an update."""
+    """Pairs: a ps, and kinds of gradients for which it has an update."""
 
     @property
     def used(self) -> list[int]:
@@ -91,10 +92,11 @@ class _Model:
 class ParameterServerClient:
     """A client of all ps tasks.
 
-    All methods raise PeerLostError if a ps is gone, CollectiveTimeoutError if one does
+    All methods raise PeerLostError if a ps is gone, CollectiveTimeoutError if a ps does
     not answer for ``stall_timeout_s`` seconds (None: never), and CollectiveError for
     failures on a ps. After a lost connection or a timeout, all later calls raise the
-    same error. Those with a ``model`` raise KeyError if this client has not opened it.
+    same error. Methods with a ``model`` raise KeyError if this client has not opened
+    it.
     """
 
     def __init__(
@@ -107,11 +109,12 @@ class ParameterServerClient:
         timeout_s: float = 60.0,
         stall_timeout_s: float | None = None,
     ) -> None:
-        """Connect to all. Raises CollectiveTimeoutError after ``timeout_s`` seconds.
+        """Connect to all ps tasks.
 
         ``addresses`` are ``host:port`` in the order of the ps tasks; ``rank`` of
-        ``size`` is this task, and ``token`` the run's secret. Raises CollectiveError
-        for a malformed address.
+        ``size`` is this task, and ``token`` is the run's secret. Raises
+        CollectiveTimeoutError after ``timeout_s`` seconds, and CollectiveError for a
+        malformed address.
         """
         self._lock = threading.Lock()
         self._tracer = tracer()
@@ -132,7 +135,7 @@ class ParameterServerClient:
 
     @property
     def exchanged_bytes(self) -> int:
-        """Bytes of arrays sent and received, in shared memory as well."""
+        """Bytes of arrays sent and received, including those in shared memory."""
         return self._connections.exchanged_bytes
 
     @property
@@ -155,12 +158,12 @@ class ParameterServerClient:
         """Create ``model`` on the ps tasks; the first task to call gives the values.
 
         ``values[i]`` has the shape and dtype of ``variables[i]``, and so have the
-        results. ``kinds`` are those of the gradients expected to be pushed, a letter
-        for each variable: see ``Pack``. ``pack`` is called now, and later for other
-        kinds, if a ps lacks the update; what it raises is passed on. ``synchronous``: a
-        step applies the mean over all tasks. ``splittable``: rows may be updated
-        separately, so variables may be sharded. ``together``: the update needs all
-        gradients at once, so one ps gets them all.
+        results. ``kinds`` are the kinds of the expected gradients, a letter for each
+        variable: see ``Pack``. ``pack`` is called now, and later for other kinds, if a
+        ps lacks the update; its exceptions are passed on. ``synchronous``: a step
+        applies the mean over all tasks. ``splittable``: rows may be updated separately,
+        so variables may be sharded. ``together``: the update needs all gradients at
+        once, so one ps gets them all.
 
         Raises CollectiveMismatchError if the variables or options differ from those of
         other tasks.
@@ -177,7 +180,7 @@ class ParameterServerClient:
         )
         request = Message({"op": "open", "model": model, "facts": facts})
         with self._lock:
-            # ps:0 decides which task defines the model: one task gives all values.
+            # ps:0 decides which task defines the model, so one task gives all values.
             answers = self._request({0: request})
             defined = answers[0].header["do"] == "define"
             if defined:
@@ -197,17 +200,17 @@ class ParameterServerClient:
     def push(
         self, model: str, gradients: Sequence[Gradient], *, weight: float = 1.0
     ) -> list[Array | Rows | None]:
-        """Push gradients to be applied; returns the variables after that.
+        """Push gradients to be applied; return the updated variables.
 
         Arguments and results are in the model's order; a gradient has the shape and
         dtype of its variable, or is the Slices of some of its rows. An item of the
         result is the whole variable, the Rows that changed, or None if nothing has
         changed since this task last saw it. In a synchronous model, this returns after
-        all tasks have pushed and their weighted mean has been applied; ``weight``, the
-        number of rows, is used there only. Raises IndexError for an index beyond a
+        all tasks have pushed and their weighted mean has been applied; only there is
+        ``weight``, the number of rows, used. Raises IndexError for an index beyond a
         variable's rows, and CollectiveMismatchError if the ranks' gradients are of
-        different kinds. Synchronous steps are those of Chen et al., arXiv:1604.00981,
-        without backup workers; the others those of Downpour SGD (Dean et al., 2012).
+        different kinds. Synchronous steps follow Chen et al., arXiv:1604.00981, without
+        backup workers; other steps follow Downpour SGD (Dean et al., 2012).
         """
         with self._lock:
             state = self._models[model]
@@ -254,9 +257,9 @@ class ParameterServerClient:
     def slots(self, model: str) -> dict[str, Array]:
         """The optimizer's slot variables by path, with shards joined.
 
-        Each has the shape and dtype of the optimizer's own. Slots of a split variable
-        are recognised by the variable's path (with ``_`` for ``/``) within their own,
-        which is how Keras names them.
+        Each has the shape and dtype of the optimizer's own slot. Slots of a split
+        variable are recognised by the variable's path (with ``_`` for ``/``), which
+        Keras includes in the slot's path.
         """
         with self._lock:
             state = self._models[model]
@@ -276,8 +279,8 @@ class ParameterServerClient:
     def assign(self, model: str, path: str, value: Array) -> None:
         """Set a model variable or a slot variable on the ps tasks that hold it.
 
-        ``value`` has its shape and dtype. Raises KeyError if there is none with that
-        path.
+        ``value`` has the variable's shape and dtype. Raises KeyError if no variable has
+        that path.
         """
         value = np.asarray(value)
         with self._lock:
@@ -319,7 +322,7 @@ class ParameterServerClient:
         values: Sequence[Array],
         kinds: str,
     ) -> None:
-        """Send the model to all ps; ps:0 last, because then other tasks may proceed."""
+        """Send the model to all ps; ps:0 comes last, as it lets other tasks proceed."""
         servers = self._connections.count
         for ps in [*(ps for ps in state.used if ps != 0), 0][:servers]:
             pieces = state.placement[ps]
@@ -374,7 +377,7 @@ class ParameterServerClient:
 
 
 def _named(requests: Mapping[int, Message]) -> str:
-    """What is requested, for the tracer; empty: notes, which are read repeatedly."""
+    """The request's name for the tracer; empty for notes, which are read repeatedly."""
     for request in requests.values():
         model = request.header.get("model")
         return "" if model is None else f"{request.header['op']} {model}"

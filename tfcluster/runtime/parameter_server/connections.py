@@ -1,6 +1,6 @@
 """A training task's connections to all ps tasks: concurrent requests and answers.
 
-Knows nothing of what the messages mean.
+The module does not know what the messages mean.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Connections:
         join_timeout_s: float,
         stall_timeout_s: float | None,
     ) -> None:
-        """Raises CollectiveTimeoutError if a ps is not reached in ``join_timeout_s``.
+        """Connect; raises CollectiveTimeoutError after ``join_timeout_s`` seconds.
 
         ``stall_timeout_s`` limits the wait for any byte of an answer; None: no limit.
         """
@@ -53,7 +53,7 @@ class Connections:
         self.waited_s = 0.0
         self.sent_bytes = 0
         self.exchanged_bytes = 0
-        """The bytes of arrays sent and received, in shared memory as well."""
+        """The bytes of arrays sent and received, including those in shared memory."""
         deadline = time.monotonic() + join_timeout_s
         try:
             for index, address in enumerate(addresses):

@@ -13,7 +13,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.sharding import Gradient
 
 _PORTION = 1 << 16
-"""Number of items added at a time, so that they stay in a core's cache."""
+"""The number of items added at a time, so that they stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ Header: TypeAlias = Mapping[str, Any]
 _PREFIX = struct.Struct(">IQ")
 _MAX_HEADER = 1 << 26
 _MAX_VIEWS = 512
-"""Buffers per sendmsg call; Linux takes at most 1024 (IOV_MAX)."""
+"""Buffers per sendmsg call; Linux accepts at most 1024 (IOV_MAX)."""
 _MAX_PORTION = 1 << 22
 _MAX_DIMENSIONS = 32
 _MAX_ITEMS = 1 << 48
@@ -52,11 +52,12 @@ class Message:
     header: Header
     arrays: Sequence[Array] = field(default_factory=tuple)
     shared_buffer: int | None = None
-    """Number of the shared buffer that already holds the arrays; None: the socket."""
+    """The number of the shared buffer that already has the arrays; None if they are
+    sent over the socket."""
 
     @property
     def size(self) -> int:
-        """Bytes that the arrays take in a message, padding included."""
+        """The bytes that the arrays take in a message, including padding."""
         return sum(padded(array.nbytes) for array in self.arrays)
 
     def moved_to(self, buffer: Bytes, number: int) -> Message:
@@ -111,7 +112,7 @@ class Outgoing:
         return self._next == len(self._views)
 
     def send(self, connection: socket.socket) -> int:
-        """Send some of it; returns the number of bytes.
+        """Send a part of the message; return the number of bytes.
 
         Raises OSError; BlockingIOError if a non-blocking socket is not ready.
         """
@@ -132,7 +133,7 @@ class Incoming:
     def __init__(
         self, pool: Pool, shared_buffers: Mapping[int, Bytes] | None = None
     ) -> None:
-        """``shared_buffers``: where the peer may have put arrays, by number."""
+        """``shared_buffers`` has the buffers with the peer's arrays, by number."""
         self._pool = pool
         self._shared_buffers = shared_buffers or {}
         self._buffer = np.empty(_PREFIX.size, np.uint8)
@@ -153,7 +154,7 @@ class Incoming:
         return self._stage == 3
 
     def receive(self, connection: socket.socket) -> None:
-        """Receive some of it.
+        """Receive a part of the message.
 
         Raises EOFError if the peer has disconnected, MessageError if it violates the
         protocol, and OSError; BlockingIOError if a non-blocking socket is not ready.
@@ -167,7 +168,7 @@ class Incoming:
             self._advance()
 
     def message(self) -> Message:
-        """The received message, once ``done``; its arrays are views of the buffer."""
+        """The received message, once ``done``. Its arrays are views of the buffer."""
         arrays = []
         offset = 0
         number = self._header.pop("buffer", None)
@@ -225,7 +226,7 @@ def _parsed(
 
 
 def _size(name: object, shape: object) -> int:
-    """The bytes of such an array. Raises TypeError or ValueError if there is none."""
+    """The bytes of such an array. Raises TypeError or ValueError if it cannot exist."""
     dtype = np.dtype(name) if isinstance(name, str) else None
     if dtype is None or dtype.name != name or dtype.hasobject or not dtype.itemsize:
         raise ValueError(f"{name!r} is not a dtype of arrays")

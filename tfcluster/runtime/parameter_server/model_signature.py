@@ -1,4 +1,4 @@
-"""The signature of a model, and how a task's differs from that on the ps. Pure."""
+"""A model's signature, and how a task's signature differs from the ps's. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tfcluster.runtime.parameter_server.placement import Variable
 
 _MAX_LISTED = 8
-"""Maximal number of differences listed in a message."""
+"""The maximum number of differences listed in a message."""
 _OPTIONS = ("synchronous", "splittable", "together", "servers", "rows_only")
 
 
@@ -34,9 +34,9 @@ def facts_of(
 def differing(
     server_facts: Mapping[str, Any], rank_facts: Mapping[str, Any], rank: int
 ) -> str | None:
-    """A sentence on how the model of ``rank`` differs from that on the ps, or None.
+    """A sentence on how the model of ``rank`` differs from the ps's model, or None.
 
-    Both arguments are results of ``facts_of``, perhaps by way of JSON.
+    Both arguments are results of ``facts_of``, perhaps converted to JSON and back.
     """
     if server_facts == rank_facts:
         return None

@@ -1,4 +1,4 @@
-"""Variable sharding: which variables, or rows of them, live on which ps. Pure.
+"""Variable sharding: which variables, or which rows, are on which ps. Pure.
 
 Every training task computes the placement from the same list, with the same result.
 """
@@ -17,8 +17,8 @@ _SPLIT_DIVISOR = 16
 class Variable:
     """One trainable variable of a model.
 
-    ``dtype`` is the name that numpy and TensorFlow use, such as "bfloat16";
-    ``item_bytes`` its bytes per item.
+    ``dtype`` is the name that numpy and TensorFlow use, such as "bfloat16", and
+    ``item_bytes`` is its number of bytes per item.
     """
 
     path: str
@@ -26,11 +26,11 @@ class Variable:
     shape: tuple[int, ...]
     item_bytes: int = 4
     rows_only: bool = False
-    """A sparse gradient changes only its rows, so only these have to be sent back."""
+    """Whether a sparse gradient changes only its rows, so only these are sent back."""
 
     @property
     def rows(self) -> int:
-        """Size of the first dimension; 1 for a scalar."""
+        """The size of the first dimension; 1 for a scalar."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -44,7 +44,7 @@ class Piece:
     """A shard of a variable: its rows ``start`` to ``end``."""
 
     variable: int
-    """Index of the variable in the model's list."""
+    """The index of the variable in the model's list."""
     start: int
     end: int
     whole: bool
@@ -64,10 +64,10 @@ def placed(
 ) -> Placement:
     """Place each variable, largest first, on the ps that has the fewest bytes so far.
 
-    Of equally loaded ps tasks, the first is chosen: greedy scheduling by longest
-    processing time (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
-    ``splittable``: large variables are first split by rows, evenly among all ps.
-    ``together``: all variables are placed on the first ps.
+    Among equally loaded ps tasks, the first is chosen: greedy scheduling by longest
+    processing time (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). With
+    ``splittable``, large variables are first split by rows, evenly among all ps. With
+    ``together``, all variables are placed on the first ps.
     """
     if together or servers == 1:
         everything = tuple(_whole(v, i) for i, v in enumerate(variables))
@@ -98,7 +98,7 @@ def placed(
 
 
 def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
-    """Number of bytes of a piece."""
+    """The number of bytes of a piece."""
     variable = variables[piece.variable]
     row = variable.bytes // max(1, variable.rows)
     return row * (piece.end - piece.start)
@@ -117,7 +117,7 @@ def _split(
 ) -> None:
     """Split a variable: fill the emptiest ps up to ``target`` bytes, then the next.
 
-    No ps gets two pieces; the last one gets the rest.
+    No ps gets two pieces; the last ps gets the rest.
     """
     row = variable.bytes // variable.rows
     start = 0

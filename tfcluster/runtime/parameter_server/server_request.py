@@ -1,8 +1,8 @@
 """Asks a ps to start TensorFlow's server, which Keras does not need.
 
-That server executes whatever anyone sends, so its port stays closed until a training
-task of the run has proven that it knows the run's token. The connection is the request;
-the ps answers with one byte once its server listens.
+That server executes anything that anyone sends, so its port stays closed until a
+training task of the run has proven that it knows the run's token. The connection is the
+request; the ps answers with one byte once its server listens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ def request_server(
 ) -> bool:
     """Whether ps ``index`` has started its server; False if it does not answer now.
 
-    ``addresses`` are those of all ps tasks' own services, and ``size`` is the number of
-    training tasks. Raises CollectiveError if the ps could not start the server.
+    ``addresses`` are the addresses of all ps tasks' own services, and ``size`` is the
+    number of training tasks. Raises CollectiveError if the ps could not start the
+    server.
     """
     identity = member(index, rank, size, token, asks=True)
     names = (f"rank {rank}", f"ps:{index}")

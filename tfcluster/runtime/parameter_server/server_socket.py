@@ -28,7 +28,8 @@ from tfcluster.runtime.parameter_server.shm_channel import ServerChannel
 _BUFFER_BYTES = 1 << 22
 _FREE_CHECKS, _FREE_CHECK_S = 20, 0.0005
 _PS_GENERATION = 1 << 32
-"""A generation that ranks never have: proofs for a ps are not valid between ranks."""
+"""A generation that ranks never have, so that proofs for a ps are not valid between
+ranks."""
 
 
 STARTED = b"\1"
@@ -40,8 +41,8 @@ def member(
 ) -> Member:
     """The handshake identity of ps ``index`` (rank None), or of a rank that dials it.
 
-    The ps is member 0, rank r is member r + 1, and member size + r + 1 if it only asks
-    for TensorFlow's server: such a connection is none of a client's.
+    The ps is member 0, and rank r is member r + 1. If rank r only asks for TensorFlow's
+    server, it is member size + r + 1, because its connection is not a client's.
     """
     number = 0 if rank is None else rank + 1 + (size if asks else 0)
     return Member(number, 2 * size + 1, token, generation=_PS_GENERATION + index)
@@ -63,7 +64,8 @@ class _Client:
     connection: socket.socket
     channel: ServerChannel = field(default_factory=ServerChannel)
     copied_models: set[str] = field(default_factory=set)
-    """Models whose optimizer keeps references to gradients, and so gets copies."""
+    """Models whose optimizer keeps references to gradients, and therefore gets copies.
+    """
 
 
 class ServerSocket:
@@ -79,10 +81,10 @@ class ServerSocket:
         token: bytes,
         start_server: Callable[[], bool] | None = None,
     ) -> None:
-        """Raises CollectiveError if it cannot listen on the address.
+        """Listen on the address; raises CollectiveError if that fails.
 
-        ``start_server`` starts TensorFlow's server, unless it runs, and returns whether
-        it runs now. It is called by several threads.
+        ``start_server`` starts TensorFlow's server, unless it is running, and returns
+        whether it is running now. Several threads call it.
         """
         self._service = service
         self._size = size
@@ -117,7 +119,7 @@ class ServerSocket:
             ).start()
 
     def _answer_request(self, rank: int, connection: socket.socket) -> None:
-        """Start TensorFlow's server for a rank; closing means that it does not run."""
+        """Start TensorFlow's server for a rank; closing unanswered means failure."""
         with connection, suppress(OSError):
             if self._start_server is not None and self._start_server():
                 connection.sendall(STARTED)
@@ -133,7 +135,7 @@ class ServerSocket:
             while True:
                 self._serve_request(client)
         except (OSError, EOFError, MessageError):
-            # The client is gone or violates the protocol; the other clients go on.
+            # The client is gone or violates the protocol; the other clients continue.
             pass
         finally:
             self._service.disconnected(rank, connection)
@@ -175,7 +177,7 @@ class ServerSocket:
 def _wait_until_free(buffers: BufferTable, number: int) -> bool:
     """Whether no array refers to a buffer any more.
 
-    Waits a moment, because TensorFlow's threads may be about to release theirs.
+    Waits a moment, because TensorFlow's threads may be about to release their arrays.
     """
     for _ in range(_FREE_CHECKS):
         if buffers.is_free(number):

@@ -24,7 +24,7 @@ from tfcluster.runtime.parameter_server.sharded_model import (
 from tfcluster.runtime.parameter_server.sharding import Gradient
 
 MakeEngine: TypeAlias = Callable[[Sequence[Array]], Engine]
-"""Makes an engine whose variables have these initial values."""
+"""Creates an engine whose variables have these initial values."""
 
 _DONE = Message({})
 
@@ -82,13 +82,13 @@ class Service:
         }
 
     def connected(self, rank: int, connection: object) -> None:
-        """A task has connected; ``connection`` identifies the connection."""
+        """Record that a task has connected; ``connection`` identifies it."""
         with self._lock:
             self._connections[rank] = connection
             self._disconnected.discard(rank)
 
     def disconnected(self, rank: int, connection: object) -> None:
-        """A task has disconnected: wake those that wait for it."""
+        """Record that a task has disconnected, and wake the tasks that wait for it."""
         with self._lock:
             if self._connections.get(rank) is connection:
                 del self._connections[rank]
@@ -106,9 +106,9 @@ class Service:
     ) -> Message:
         """The answer to a request. Raises RefusedError if it cannot be fulfilled.
 
-        Raises KeyError and ValueError for a malformed one, and what an update raises.
-        ``copy_arrays`` is called with the answer while the lock is held, and may copy
-        its arrays before another update is applied.
+        Raises KeyError and ValueError for a malformed request, and what an update
+        raises. ``copy_arrays`` is called with the answer while the lock is held, and
+        may copy its arrays before another update is applied.
         """
         handler = self._handlers.get(request.header.get("op", ""))
         if handler is None:
@@ -128,8 +128,8 @@ class Service:
         """Statistics of all models together: gradients, their staleness, bytes held.
 
         ``applied`` and ``dropped`` count gradients; ``staleness_mean`` and
-        ``staleness_max`` are counted in updates; ``bytes`` are those of variables and
-        slots.
+        ``staleness_max`` are measured in updates; ``bytes`` counts the bytes of
+        variables and slots.
         """
         with self._lock:
             return _totals([model.shards for model in self._models.values()])
@@ -139,7 +139,7 @@ class Service:
     def _open(self, rank: int, connection: object, request: Message) -> Message:
         """Answer with the values, or tell the first task to define the model.
 
-        Other tasks wait here until it has done so.
+        Other tasks wait here until the first task has done so.
         """
         name = request.header["model"]
         while name not in self._models:
@@ -200,7 +200,7 @@ class Service:
         return _changes_since(model.shards, since)
 
     def _push_in_step(self, rank: int, model: _Model, pushed: Pushed) -> None:
-        """Add a rank's gradients to the current step; return when that is complete."""
+        """Add a rank's gradients to the current step; return when it is complete."""
         step = model.step
         step.pushed[rank] = pushed
         if len(step.pushed) == self._size:
@@ -265,7 +265,7 @@ class Service:
 def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
     """The gradients of these kinds (see ``client.Pack``), from their arrays.
 
-    ``d`` takes one array, ``s`` two (values, indices), ``-`` none.
+    ``d`` takes one array, ``s`` takes two (values, indices), and ``-`` takes none.
     """
     rest = iter(arrays)
     found: list[Gradient] = []

@@ -1,7 +1,7 @@
 """One model's variable shards on one ps, and their version.
 
-All methods are called with the lock of the ps held, so that others see an update as a
-whole or not at all. Returned arrays do not change when later updates are applied.
+All methods are called with the lock of the ps held, so that other threads see an update
+as a whole or not at all. Returned arrays do not change when later updates are applied.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MANY_ROWS = 0.5
 class Engine(Protocol):
     """Holds variables and applies updates to them: see ``update_graph.Engine``.
 
-    ``kinds`` has a letter for each variable (see ``client.Pack``); an ``index`` is that
-    of a variable. Methods that take kinds raise KeyError if their update is unknown.
+    ``kinds`` has a letter for each variable (see ``client.Pack``); an ``index`` is a
+    variable's index. Methods that take kinds raise KeyError if their update is unknown.
     """
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the variables and of the optimizer's slot variables."""
+        """The bytes of the variables and of the optimizer's slot variables."""
         ...
 
     def knows(self, kinds: str) -> bool:
@@ -69,13 +69,13 @@ class Engine(Protocol):
         ...
 
     def slots(self) -> dict[str, Array]:
-        """The values of all slot variables, by path, of their shapes and dtypes."""
+        """The values of all slot variables, by path, with their shapes and dtypes."""
         ...
 
     def assign_slot(self, path: str, value: Array) -> None:
-        """Set a slot variable, to a value of its shape and dtype.
+        """Set a slot variable to a value of its shape and dtype.
 
-        Raises KeyError if there is none with that path.
+        Raises KeyError if no slot variable has that path.
         """
         ...
 
@@ -109,7 +109,7 @@ class ShardedModel:
         self.pieces = tuple(pieces)
         self.engine = engine
         self.version = 0
-        """Number of updates that have been applied."""
+        """The number of updates that have been applied."""
         self.counts = Counts()
         self._tracer = tracer()
         self._changed = [
@@ -154,7 +154,7 @@ class ShardedModel:
                 changed[:] = self.version
 
     def changes_since(self, since: int) -> tuple[str, list[Array]]:
-        """What has changed since a version: a letter for each shard, and arrays.
+        """The changes since a version: a letter for each shard, and arrays.
 
         ``d``: the whole value; ``s``: the changed rows, then their indices; ``-``: no
         change and no array.
@@ -193,5 +193,5 @@ class ShardedModel:
 
 
 def _with_own_indices(slices: Slices) -> Slices:
-    """With a copy of the indices, because they are kept after this update."""
+    """The slices with a copy of the indices, which are kept after this update."""
     return Slices(slices.values, slices.indices.copy(), slices.rows)

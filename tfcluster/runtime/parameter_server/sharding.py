@@ -14,7 +14,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 
 Gradient: TypeAlias = Array | Slices | None
-"""None: the variable has no gradient in this step."""
+"""None if the variable has no gradient in this step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Rows:
 
 
 Part = tuple[Sequence[Piece], str, Sequence[Array]]
-"""One ps' answer: its pieces, a letter for each, and arrays.
+"""One ps's answer: its pieces, a letter for each piece, and arrays.
 
 See ``ShardedModel.changes_since``."""
 
@@ -47,8 +47,8 @@ def pushed_part(
 ) -> tuple[str, list[Array]]:
     """The kinds and arrays to push to the ps that has ``pieces``.
 
-    Kinds are a letter for each piece: ``d`` an array, ``s`` values and indices, ``-``
-    no gradient. Raises IndexError for an index beyond a variable's rows.
+    Kinds are a letter for each piece: ``d`` for an array, ``s`` for values and indices,
+    ``-`` for no gradient. Raises IndexError for an index beyond a variable's rows.
     """
     kinds, arrays = "", []
     for piece in pieces:
@@ -82,7 +82,7 @@ def joined(
     """Join the answers of all ps, in the order of the variables.
 
     An item is a whole variable, its changed Rows, or None if it has not changed. If
-    only some shards of a variable came whole, their rows are part of the Rows.
+    only some shards of a variable arrived as a whole, their rows are part of the Rows.
     """
     found: list[list[tuple[Piece, Array | Rows | None]]] = [[] for _ in variables]
     for pieces, kinds, arrays in parts.values():
@@ -122,9 +122,9 @@ def joined_slots(
     variables: Sequence[Variable],
     parts: Mapping[int, tuple[Sequence[Piece], Mapping[str, Array]]],
 ) -> dict[str, Array]:
-    """Slots by path; those of split variables are joined.
+    """Slots by path; the slots of split variables are joined.
 
-    Of other slots that several ps have, such as the step counter, the first is taken.
+    If several ps have another slot, such as the step counter, the first is used.
     """
     whole: dict[str, Array] = {}
     split: dict[str, list[tuple[int, Array]]] = {}
@@ -145,9 +145,10 @@ def joined_slots(
 def part_of(
     variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
 ) -> tuple[int | str | None, Array]:
-    """Where a variable or slot is to be set on the ps that has ``pieces``, and to what.
+    """The target to set on the ps that has ``pieces``, and its value.
 
-    The target is the number of a piece, the path of a slot, or None: not on this ps.
+    The target is the number of a piece, the path of a slot, or None if the variable or
+    slot is not on this ps.
     """
     for index, piece in enumerate(pieces):
         if variables[piece.variable].path == path:
@@ -166,7 +167,7 @@ def part_of(
 def _piece_of(
     variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
 ) -> Piece | None:
-    """The piece of a split variable that a slot belongs to; None if there is none."""
+    """The piece of a split variable to which a slot belongs; None if there is none."""
     candidates = [
         piece
         for piece in pieces

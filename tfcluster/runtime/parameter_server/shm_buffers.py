@@ -1,8 +1,9 @@
 """Shared memory between a training task and a ps on its host, for arrays of messages.
 
-It is a file of the training task, which the ps opens: see ``net.memfd``. It is divided
-into buffers. Client and ps take turns, so that neither reads a buffer while the other
-writes to it. If shared memory is not available, everything goes through the socket.
+It is a file that the training task creates and the ps opens: see ``net.memfd``. It is
+divided into buffers. Client and ps take turns, so that neither reads a buffer while the
+other writes to it. If shared memory is not available, everything goes through the
+socket.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class ShmBuffers:
-    """The buffers of one file: arrays of dtype uint8 and shape (size,).
+    """The buffers of one file: arrays with dtype uint8 and shape (size,).
 
     Each size is rounded up to whole pages. The first page of the file holds a nonce.
     """
@@ -77,7 +78,7 @@ class BufferTable(Mapping[int, Bytes]):
 
 
 def create(sizes: Sequence[int]) -> tuple[int, ShmBuffers]:
-    """Create buffers of these sizes in bytes, and return their descriptor, too.
+    """Create buffers of these sizes in bytes; return their descriptor, too.
 
     Raises OSError if there is not enough memory.
     """
@@ -100,7 +101,7 @@ def offer(
 def attach(offered: Mapping[str, Any]) -> ShmBuffers:
     """Open the buffers that another process on this host has offered.
 
-    Raises OSError if they cannot be opened, or are not the offered ones.
+    Raises OSError if they cannot be opened, or are not the offered buffers.
     """
     sizes = [int(size) for size in offered["sizes"]]
     pid, descriptor = int(offered["pid"]), int(offered["descriptor"])

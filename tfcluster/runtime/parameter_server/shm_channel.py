@@ -15,7 +15,7 @@ from tfcluster.runtime.parameter_server.shm_buffers import (
 
 _ANSWERS = 3
 """Answer buffers for each model: arrays of an answer may still be in use when the next
-answer comes, and may stay in use for long."""
+answer arrives, and may stay in use for a long time."""
 _MIN_BYTES = 1 << 15
 """Messages smaller than this are as fast through the socket."""
 
@@ -31,8 +31,8 @@ class ClientChannel:
     def offer(self, size: int) -> tuple[Message, int] | None:
         """A message that offers buffers of ``size`` bytes to the ps, and a descriptor.
 
-        ``accept_answer`` closes the descriptor. None if buffers are impossible or would
-        not help.
+        ``accept_answer`` closes the descriptor. Returns None if buffers are impossible
+        or would not help.
         """
         if size < _MIN_BYTES:
             return None
@@ -46,7 +46,7 @@ class ClientChannel:
         return Message(header), descriptor
 
     def accept_answer(self, model: str, answer: Message, descriptor: int) -> None:
-        """Take the answer of the ps to the last offer."""
+        """Process the ps's answer to the last offer."""
         os.close(descriptor)
         buffers, self._offered = self._offered, None
         if buffers is not None and answer.header.get("shared"):
@@ -54,7 +54,7 @@ class ClientChannel:
             self.buffers.add(buffers, 1 + _ANSWERS)
 
     def with_shared_buffers(self, model: str, message: Message) -> Message:
-        """A push whose arrays are in our buffer, and which names one for its answer."""
+        """A push whose arrays are in our buffer, and which names an answer buffer."""
         first = self._first_buffer.get(model)
         if first is None:
             return message
@@ -67,7 +67,7 @@ class ClientChannel:
 
 
 class ServerChannel:
-    """The end of the ps for one training task."""
+    """The ps's end for one training task."""
 
     def __init__(self) -> None:
         self.buffers = BufferTable()
@@ -92,7 +92,7 @@ class ServerChannel:
 
 
 def _in_buffer(message: Message, number: int, buffer: Bytes) -> Message:
-    """The message with its arrays in the buffer, if they fit and it is worthwhile."""
+    """The message, with its arrays in the buffer if they fit and this is worthwhile."""
     if _MIN_BYTES <= message.size <= len(buffer):
         return message.moved_to(buffer, number)
     return message

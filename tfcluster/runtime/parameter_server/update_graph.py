@@ -1,8 +1,8 @@
 """An optimizer's update as a serialised graph: traced by a worker, run by a ps.
 
-It consists of the graph of a ``tf.function`` with its function library, and a list of
-which inputs are which variables. So a ps can apply every optimizer that TensorFlow can
-trace, including the user's own classes, and needs neither Keras nor the user's modules.
+It consists of the graph of a ``tf.function`` with its function library, and a list that
+maps inputs to variables. So a ps can apply every optimizer that TensorFlow can trace,
+including the user's own classes, and needs neither Keras nor the user's modules.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ def serialised(
 
     ``variables`` are tf.Variables with the shapes and dtypes of the pieces, in order;
     their values are not sent. ``slots`` are the optimizer's variables by path, sent
-    with their initial values. ``kinds`` are those of the gradients: see
-    ``client.Pack``. Other variables that the update uses (random seeds) are sent like
-    slots, by name. An update that adds to rows is sent as two graphs: see
-    ``fast_scatter``.
+    with their initial values. ``kinds`` are the gradients' kinds: see ``client.Pack``.
+    Other variables that the update uses (random seeds) are sent like slots, by name. An
+    update that adds to rows is sent as two graphs: see ``fast_scatter``.
 
     Raises UntraceableError if the update needs Python, a table or an iterator to run,
     and what ``apply`` raises.
@@ -81,12 +80,13 @@ def _traced(
 ) -> tuple[bytes, int]:
     """One serialised graph, and the number of scatters replaced by faster ones.
 
-    The graph for ``distinct`` rows omits the slots' values: it is sent with the other.
+    The graph for ``distinct`` rows omits the slots' values, because it is sent together
+    with the other graph.
     """
     specs = _specs(kinds, variables)
     additions: dict[int, Addition] = {}
     own: dict[int, Addition] = {}
-    """The additions whose indices are those of the variable's own gradient."""
+    """The additions whose indices are the indices of the variable's own gradient."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(*flat: Tensor) -> None:
@@ -158,7 +158,7 @@ def _refuse_python(definition: Message) -> None:
 
 
 def _clear_devices(definition: Message) -> None:
-    """Clear device names: a ps has other devices than the worker."""
+    """Clear device names, because a ps has other devices than the worker."""
     for node in nodes_of(definition):
         node.device = ""
 
@@ -178,7 +178,7 @@ def _specs(kinds: str, variables: Sequence[Variable]) -> list[tf.TypeSpec]:
 def _structured(
     kinds: str, flat: Sequence[Tensor], variables: Sequence[Variable]
 ) -> list[Gradient]:
-    """The gradients of these kinds, from their tensors in order: see ``_specs``."""
+    """The gradients of these kinds, from their tensors in the order of ``_specs``."""
     tensors = iter(flat)
     gradients: list[Gradient] = []
     for kind, variable in zip(kinds, variables, strict=True):
@@ -199,7 +199,7 @@ class _Update:
     """Takes the gradients' tensors; returns values of ``dense``, then new ``rows``."""
     dense: list[int]
     rows: list[int]
-    """Variables for which it returns the new values of the rows in the gradient."""
+    """Variables for which it returns the new values of the gradient's rows."""
     executor: str | None
 
 
@@ -216,15 +216,15 @@ class Engine:
             ]
         self._slots: dict[str, Variable] = {}
         self._updates: dict[tuple[str, bool], _Update] = {}
-        """By the kinds of gradients, and whether their indices must be distinct."""
+        """Updates by the gradients' kinds and whether indices must be distinct."""
         self._unread: dict[int, Tensor] = {}
         """Values that the last update returned and that have not been read yet."""
         self._unread_rows: dict[int, tuple[Array, Tensor]] = {}
-        """Rows that the last update set: their indices and values."""
+        """The indices and values of the rows that the last update set."""
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes of the variables and slots."""
+        """The number of bytes of the variables and slots."""
         every = [*self._variables, *self._slots.values()]
         return sum(v.dtype.size * (v.shape.num_elements() or 0) for v in every)
 
@@ -282,7 +282,7 @@ class Engine:
             )
             controls = len(header["controls"])
             with tf.control_dependencies(done[:controls]):
-                # Reading them here costs less than a separate read of each.
+                # Reading the variables here costs less than a separate read of each.
                 values = [self._variables[index].read_value() for index in dense]
             return [*values, *done[controls:]]
 
@@ -309,7 +309,7 @@ class Engine:
         A gradient has the shape and dtype of its variable; Slices have values of shape
         (n, ...) and indices of shape (n,). Their memory must not be written to
         afterwards. Raises KeyError if no update is defined for these kinds, and the
-        ``tf.errors.OpError`` of one that fails.
+        ``tf.errors.OpError`` of an update that fails.
         """
         flat = []
         for gradient in gradients:
@@ -348,8 +348,8 @@ class Engine:
     def rows(self, index: int, indices: Array) -> Array:
         """The current values of some rows: shape (len(indices), ...).
 
-        ``indices`` are int64 of shape (n,). Cached if they are the very array of the
-        last gradient.
+        ``indices`` are int64 of shape (n,). The result is cached if they are the same
+        array object as in the last gradient.
         """
         numbers, values = self._unread_rows.get(index, (None, None))
         if values is not None and numbers is indices:
@@ -357,7 +357,7 @@ class Engine:
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
-        """Set a variable to a value of its shape and dtype, else raise ValueError."""
+        """Set a variable; raise ValueError if the value's shape or dtype differs."""
         self._unread.pop(index, None)
         self._unread_rows.pop(index, None)
         self._variables[index].assign(tf.constant(value))
@@ -367,14 +367,14 @@ class Engine:
         return {path: array_of(slot.read_value()) for path, slot in self._slots.items()}
 
     def assign_slot(self, path: str, value: Array) -> None:
-        """Set a slot variable, to a value of its shape and dtype.
+        """Set a slot variable to a value of its shape and dtype.
 
-        Raises KeyError if there is none with that path.
+        Raises KeyError if no slot variable has that path.
         """
         self._slots[path].assign(tf.constant(value))
 
     def release(self) -> None:
-        """Copy every variable to memory of its own.
+        """Copy every variable to its own memory.
 
         An optimizer that stores a gradient unchanged (``previous.assign(gradient)``)
         makes its variable share the memory in which the gradient was received.
