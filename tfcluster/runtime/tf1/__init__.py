@@ -1,7 +1,7 @@
 """For TensorFlow 1 programs: clusters, servers, sessions, graphs. Does not need Keras.
 
 ``docs/v1.md`` has examples. Importing this package is cheap: TensorFlow is imported
-with the first name that needs it.
+when the first name that needs it is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Average all workers' gradients on the parameter servers.
+"""Averages all workers' gradients on the parameter servers.
 
 Each worker adds its gradients to conditional accumulators there; the chief takes the
 means and applies them once, as in ``SyncReplicasOptimizer``.
@@ -36,8 +36,8 @@ def applied_mean(
 ) -> tuple[Operation, Tensor]:
     """The op that applies the workers' mean gradient, and whether any worker has left.
 
-    On workers other than the chief the op only contributes. After a worker has left,
-    the mean is that of the remaining ones.
+    On workers other than the chief, the op only contributes gradients. After a worker
+    has left, the mean is the mean of the remaining workers' gradients.
     """
     pairs = [
         (gradient, variable) for gradient, variable in pairs if gradient is not None
@@ -54,7 +54,7 @@ def applied_mean(
             )
         ],
     )
-    # All workers build it, so that all have the same optimizer variables; only the
+    # All workers build this op, so that all have the same optimizer variables; only the
     # chief runs it.
     with tf1.control_dependencies([pushed.op]):
         means = [
@@ -99,7 +99,7 @@ def _pushed(
 def _taken(
     accumulator: Accumulator, gradient: Gradient, variable: Variable
 ) -> Gradient:
-    """The mean of all gradients received so far: after the barrier, all workers'."""
+    """The mean of all gradients received so far; after the barrier, of all workers."""
     with tf1.device(variable.device):
         if isinstance(gradient, tf.IndexedSlices):
             return accumulator.take_indexed_slices_grad(1)

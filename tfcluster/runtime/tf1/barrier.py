@@ -1,8 +1,8 @@
-"""Barriers between workers, made of queues on the parameter servers.
+"""Barriers between workers, built from queues on the parameter servers.
 
 Each worker has a queue there. To pass, it puts a token into every other worker's queue
-and takes as many tokens out of its own as there are other workers. When it passes for
-the k-th time, it has received k tokens from each of them. So no worker is ever more
+and takes as many tokens out of its own queue as there are other workers. When it passes
+for the k-th time, it has received k tokens from each of them. So no worker is ever more
 than one step ahead.
 
 A token says whether its sender has left for good; then no worker waits for it again.
@@ -21,12 +21,13 @@ from tfcluster.runtime.tf1.cluster_members import Workers
 tf1 = tf.compat.v1
 
 _TOKENS_A_WORKER = 4
-"""The most tokens of one sender in a queue: two steps' and that of its departure."""
+"""The most tokens of one sender in a queue: one for each of two steps, and one for its
+departure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """``op`` is what later ops should depend on."""
+    """A barrier; later ops should depend on its ``op``."""
 
     op: Operation
     left: Tensor
@@ -37,9 +38,9 @@ class Barriers:
     """The barriers of one graph. They are spread over the ps tasks in turn.
 
     All workers must create the same barriers in the same order. ``scope`` separates
-    them from those of another graph in the same run. Follows
+    them from the barriers of another graph in the same run. Follows
     ``_add_sync_queues_and_barrier`` of tensorpack/graph_builder/distributed.py; the
-    token that says goodbye is our own.
+    token for a departure is our own addition.
     """
 
     def __init__(self, workers: Workers, scope: str = "") -> None:
@@ -54,8 +55,8 @@ class Barriers:
         """A barrier that a worker reaches when ``dependencies`` are done.
 
         It can be run again in every step. ``name`` identifies it in the whole cluster:
-        equal names denote the same barrier, in whichever session. Raises ValueError if
-        this graph already has a barrier of that name, ContextError if there is no
+        equal names denote the same barrier, in any session. Raises ValueError if this
+        graph already has a barrier of that name, and ContextError if there is no
         parameter server.
         """
         if name in self._queues:
@@ -79,7 +80,7 @@ class Barriers:
     def departure(self) -> Operation:
         """An op that tells all other workers that this one has left for good.
 
-        They pass each barrier once more and then know that it has left.
+        The others pass each barrier once more and then know that this worker has left.
         """
         puts = [
             put

@@ -1,4 +1,4 @@
-"""Which device caches the variables that a worker reads once per step."""
+"""Chooses the device that caches the variables that a worker reads once per step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import tensorflow as tf
 from tfcluster.runtime.tensor_types import DType, Shape, Variable
 
 THRESHOLD_BYTES = 64 * 1024
-"""Smaller variables stay on one device: spreading them gains nothing."""
+"""Smaller variables stay on one device, because spreading them gains nothing."""
 
 
 class Caches:
-    """Choose caching devices: all small variables go to one, each large one to the
-    device with the fewest bytes so far."""
+    """Choose caching devices: all small variables go to one device, and each large
+    variable to the device with the fewest bytes so far."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from tfcluster.runtime.tf1_types import ConfigProto, Server
 tf1 = tf.compat.v1
 
 _THREADS = 64
-"""Each exchange that waits for other ranks holds a thread."""
+"""Each exchange that waits for other ranks occupies a thread."""
 
 
 def cluster_spec(cluster: object = None) -> tf.train.ClusterSpec:
@@ -30,9 +30,9 @@ def cluster_spec(cluster: object = None) -> tf.train.ClusterSpec:
 def server() -> Server:
     """A running ``tf.distribute.Server`` for this task, on its own address.
 
-    With parameter servers it is always the same one. Raises ContextError if TF_CONFIG
-    has no address for it, and a ``tf.errors.OpError`` if TensorFlow cannot listen
-    there.
+    With parameter servers, this is always the same server. Raises ContextError if
+    TF_CONFIG has no address for it, and a ``tf.errors.OpError`` if TensorFlow cannot
+    listen there.
     """
     return tf_server.start(process_group.context())
 
@@ -40,19 +40,19 @@ def server() -> Server:
 def device_filters() -> list[str]:
     """The devices that sessions of this task see; an empty list means all.
 
-    If there are parameter servers, only these and this task are visible. So no session
+    If there are parameter servers, only they and this task are visible. So no session
     waits for a missing worker. Raises ContextError if TF_CONFIG is invalid.
     """
     return list(tf_server.filters_of(process_group.context()))
 
 
 def session_config(config: ConfigProto | None = None) -> ConfigProto:
-    """A copy of a ``tf.compat.v1.ConfigProto`` with what a rank's sessions need.
+    """A copy of a ``tf.compat.v1.ConfigProto`` with the settings of a rank's sessions.
 
-    Values set in ``config`` are kept. Added are the device filters, this local rank's
-    GPU if several are visible, and enough threads for exchanges that wait. Raises
-    ContextError if TF_CONFIG is invalid and, with GPUs, NoRankError in a ps or data
-    task.
+    Values set in ``config`` are kept. The added settings are the device filters, this
+    local rank's GPU if several are visible, and enough threads for exchanges that wait.
+    Raises ContextError if TF_CONFIG is invalid and, with GPUs, NoRankError in a ps or
+    data task.
     """
     made: ConfigProto = tf1.ConfigProto()
     if config is not None:

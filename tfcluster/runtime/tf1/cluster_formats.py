@@ -1,6 +1,6 @@
-"""Convert TensorFlow's forms of a cluster: dict, ClusterSpec, ClusterDef.
+"""Converts TensorFlow's forms of a cluster: dict, ClusterSpec, ClusterDef.
 
-Does not import TensorFlow: it recognises the objects by their attributes.
+Does not import TensorFlow, because it recognises the objects by their attributes.
 """
 
 from __future__ import annotations

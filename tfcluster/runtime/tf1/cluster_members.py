@@ -1,4 +1,4 @@
-"""The tasks that train together in a TensorFlow 1 cluster, and which one this is."""
+"""The tasks that train together in a TensorFlow 1 cluster, and this task's place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Workers:
     task_type: str
     task_index: int
     attempt: int = 0
-    """How often this task was started before. The parameter servers did not restart."""
+    """How often this task was started before; the parameter servers did not restart."""
 
     def __post_init__(self) -> None:
         if self.task_type not in RANKED_TYPES:
@@ -43,7 +43,7 @@ class Workers:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Their names in rank order: ``chief:0``, ``worker:0``, ..."""
+        """The tasks' names in rank order: ``chief:0``, ``worker:0``, ..."""
         return tuple(
             f"{job}:{index}"
             for job in RANKED_TYPES
@@ -89,7 +89,7 @@ class Workers:
 
 
 def workers(server: Server | tf.train.ServerDef | None = None) -> Workers:
-    """The workers in TF_CONFIG, or those of ``server`` if given.
+    """The workers in TF_CONFIG, or in the cluster of ``server`` if given.
 
     ``server`` may be a ``tf.distribute.Server`` or a ``ServerDef``. Raises ContextError
     if this task does not train, is not in the cluster, or if TF_CONFIG is invalid.

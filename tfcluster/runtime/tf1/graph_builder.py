@@ -1,4 +1,4 @@
-"""The parts that all training graphs have in common, whichever copies they train."""
+"""The parts that all training graphs have in common, whichever copies they train on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GraphBuilder:
             self._global_step = tf1.train.get_or_create_global_step()
 
     def setter(self, device: str) -> Callable[[Operation], str]:
-        """Puts variables on the parameter servers and everything else on ``device``."""
+        """Put variables on the parameter servers and everything else on ``device``."""
         return tf1.train.replica_device_setter(
             cluster=tf1.train.ClusterSpec(
                 {job: list(found) for job, found in self.workers.cluster.items()}
@@ -60,8 +60,8 @@ class GraphBuilder:
     ) -> tuple[Operation, Tensor]:
         """The op that applies the mean gradient of ``towers`` to ``variables``.
 
-        With ``mean`` it is the mean over all workers. Also returns a tensor: whether
-        any worker has left.
+        With ``mean`` it is the mean over all workers. Also returns a tensor that says
+        whether any worker has left.
         """
         gradients = mean_gradients(towers, self.cpu)
         pairs = list(zip(gradients, variables, strict=True))
@@ -84,9 +84,9 @@ class GraphBuilder:
     ) -> Training:
         """The finished graph. A step ends with the op ``last``.
 
-        ``left`` is a tensor: whether any worker has left. ``variables`` are those on
-        the parameter servers. ``initial`` and ``model_variables`` are the ops for
-        ``Training.sync_initial`` and ``Training.sync_model_variables``.
+        ``left`` is a tensor that says whether any worker has left. ``variables`` are
+        the variables on the parameter servers. ``initial`` and ``model_variables`` are
+        the ops for ``Training.sync_initial`` and ``Training.sync_model_variables``.
         """
         with tf1.device(self.setter(self.cpu)):
             any_left, set_flag = departure_flag(left, self.cpu)

@@ -21,8 +21,8 @@ tf1 = tf.compat.v1
 class Training:
     """``train_op`` is one step, including its last barrier.
 
-    ``loss`` is a scalar of the dtype that the program's ``loss`` returns,
-    ``global_step`` an int64 scalar variable.
+    ``loss`` is a scalar of the dtype that the program's ``loss`` returns, and
+    ``global_step`` is an int64 scalar variable.
     """
 
     train_op: Operation
@@ -37,18 +37,18 @@ class Training:
     """Sets this worker's copies to the values on the parameter servers."""
     sync_model_variables: Operation | None = None
     """Copies the chief's non-trainable variables to the parameter servers. None on
-    other workers, and if there are none."""
+    other workers, and if there are no such variables."""
     bytes_held: tuple[int, ...] = ()
-    """Bytes of the placed variables by ps task, without the optimizer's slots."""
+    """The bytes of the placed variables by ps task, without the optimizer's slots."""
     masters: tuple[Variable, ...] = field(default=(), repr=False)
     """The variables on the parameter servers."""
 
 
 class TrainingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
-    """Workers start with the same weights and end in the same step.
+    """Makes workers start with the same weights and end in the same step.
 
-    When one of them ends, the others end after their next step. Its last tokens let
-    them through that step, so no worker waits for it.
+    When a worker ends, the others end after their next step. The worker's last tokens
+    let them finish that step, so no worker waits for it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TrainingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # 
             session.run(self._initial)
 
     def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
-        # In a separate call: within the same one it could be read before it is written.
+        # In a separate call: in the same call it could be read before it is written.
         if run_context.session.run(self._left):
             run_context.request_stop()
 
@@ -75,7 +75,7 @@ class TrainingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # 
 def departure_flag(left: Tensor, device: str) -> tuple[Tensor, Operation]:
     """The value of a local variable that records ``left``, and the op that sets it.
 
-    ``left`` is a boolean scalar: whether a worker has left.
+    ``left`` is a boolean scalar that says whether a worker has left.
     """
     with tf1.device(device):
         variable = tf1.get_variable(

@@ -1,4 +1,4 @@
-"""Master copies, on the parameter servers, of variables that each worker has itself."""
+"""Master copies, on the parameter servers, of variables that each worker also has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def scope_of(tower: int) -> str:
 
 
 def local(getter: Callable[..., Variable], name: str, **options: Any) -> Variable:
-    """A ``custom_getter`` for variable scopes: makes variables local to the worker."""
+    """A ``custom_getter`` for variable scopes; makes variables local to the worker."""
     wanted = list(options.get("collections") or [tf1.GraphKeys.GLOBAL_VARIABLES])
     options["collections"] = [
         tf1.GraphKeys.LOCAL_VARIABLES if key == tf1.GraphKeys.GLOBAL_VARIABLES else key
@@ -63,7 +63,7 @@ class MasterCopies:
         return list(self._towers[0])
 
     def of(self, name: str) -> list[Variable]:
-        """The variable of that name in each tower."""
+        """The variable with that name in each tower."""
         return [found[name] for found in self._towers]
 
     def in_tower(self, tower: int) -> list[Variable]:
@@ -85,21 +85,21 @@ def create_master_copy(copy: Variable, name: str, *, trainable: bool) -> Variabl
 def read(master: Variable) -> Tensor:
     """The value of ``master`` at this point of the graph.
 
-    Read on its own device: otherwise the value may be sent before the ops that this
-    depends on have run.
+    The value is read on the variable's own device: otherwise it may be sent before the
+    ops on which this read depends have run.
     """
     with tf1.device(master.device):
         return tf1.identity(master.read_value())
 
 
 def copied(master: Variable, copies: Sequence[Variable]) -> list[Operation]:
-    """Ops that set each of ``copies`` to ``master``."""
+    """Ops that set each of ``copies`` to the value of ``master``."""
     value = read(master)
     return [copy.assign(value).op for copy in copies]
 
 
 def pushed(copy: Variable, master: Variable) -> Operation:
-    """An op that sets ``master`` to ``copy``."""
+    """An op that sets ``master`` to the value of ``copy``."""
     with tf1.device(copy.device):
         value = tf1.identity(copy.read_value())
     assignment: Operation = master.assign(value).op

@@ -1,8 +1,8 @@
-"""Check that all workers have variables of the same names and shapes.
+"""Checks that all workers have variables with the same names and shapes.
 
 A worker whose variables have other names than the chief's would wait forever for their
 initialisation. So the chief writes a list of its variables to a parameter server, and
-the other workers compare it with their own.
+the other workers compare it with their own list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add(workers: Workers) -> None:
     ):
         variable = tf1.Variable(
             "",
-            # In no collection, so that it is neither saved nor waited for.
+            # In no collection, so that it is not saved, and nothing waits for it.
             collections=[],
             trainable=False,
             use_resource=True,
@@ -59,12 +59,12 @@ def add(workers: Workers) -> None:
             variable.read_value(),
             variable.assign(text).op,
         )
-    # In no collection: TensorFlow warns of those that it cannot save.
+    # Not in a collection: TensorFlow warns about collections that it cannot save.
     contract.mark(graph, _KEY, variable_list)
 
 
 def of(graph: Graph) -> VariableList | None:
-    """The list of a graph that ``add`` was called for, or None."""
+    """The list of a graph for which ``add`` was called, or None."""
     found: VariableList | None = getattr(graph, _KEY, None)
     return found
 

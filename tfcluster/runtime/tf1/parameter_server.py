@@ -38,18 +38,18 @@ def parameter_server_graph(
     ``loss(tower)`` builds the model with ``get_variable`` and returns the mean loss of
     that tower's rows, a scalar of a floating dtype. ``towers`` are devices of this
     task, such as "gpu:0". Each variable goes to the ps with the fewest bytes. A worker
-    reads it once per step, into host memory (``caching='cpu'``) or that of its towers
-    (``'gpu'``); variables of less than ``caching_threshold_bytes`` bytes stay on one
-    device.
+    reads it once per step, into host memory (``caching='cpu'``) or into the memory of
+    its towers (``'gpu'``); variables with fewer than ``caching_threshold_bytes`` bytes
+    stay on one device.
 
-    Each worker's gradient is the mean over its towers. It is applied on its own, so
-    that N workers make N updates per step. With ``mean=True`` the mean over all workers
-    is applied as one update. ``barrier=False`` lets a worker continue without waiting
-    for the others. A second graph in the same run needs another ``name``, because
-    tokens of the first graph's barriers may remain on the parameter servers.
+    Each worker's gradient is the mean over its towers. It is applied separately, so
+    that N workers make N updates per step. With ``mean=True``, the mean over all
+    workers is applied as one update. ``barrier=False`` lets a worker continue without
+    waiting for the others. A second graph in the same run needs another ``name``,
+    because tokens of the first graph's barriers may remain on the parameter servers.
 
-    Raises ValueError for ``mean=True`` without a barrier, another ``caching``, and
-    towers of another form; ContextError if this task does not train or there is no ps;
+    Raises ValueError for ``mean=True`` without a barrier, for another ``caching``, and
+    for malformed towers; ContextError if this task does not train or there is no ps;
     CollectiveMismatchError if a variable has a gradient in some towers only. Follows
     ``DistributedParameterServerBuilder`` of tensorpack/graph_builder/distributed.py.
     """

@@ -1,7 +1,7 @@
-"""Place each variable on the parameter server that holds the fewest bytes.
+"""Places each variable on the parameter server that holds the fewest bytes.
 
-Only the order of creation decides, and it is the same on every worker. So all workers
-find the same places without communication.
+The placement depends only on the order of creation, which is the same on every worker.
+So all workers compute the same placement without communication.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tfcluster.runtime.tensor_types import Message, Operation
 from tfcluster.runtime.tf1.shapes import dtype_and_shape
 
 _SHARE_SLACK = 1.1
-"""The balance that is promised: within a tenth of an even share."""
+"""The promised balance: within a tenth of an even share."""
 
 _MIN_SAID_BYTES = 1 << 20
-"""Warn only of larger variables: smaller ones do not matter."""
+"""Warn only about larger variables: smaller ones do not matter."""
 
 
 def byte_size(op: Operation | Message) -> int:
@@ -47,7 +47,7 @@ class ByBytes:
         self._largest = ("", 0)
 
     def __call__(self, op: Operation) -> int:
-        """Choose a ps for the variable that ``op`` creates; returns its index."""
+        """Choose a ps for the variable that ``op`` creates; return the ps's index."""
         size = self._size(op)
         task = least(self._bytes, self._counts)
         self._bytes[task] += size
@@ -68,7 +68,7 @@ class ByBytes:
 
 
 def least(bytes_held: Sequence[int], counts: Sequence[int]) -> int:
-    """The task with the fewest bytes; among equals, with the fewest variables."""
+    """The task with the fewest bytes and, among equals, the fewest variables."""
     return min(
         range(len(bytes_held)), key=lambda task: (bytes_held[task], counts[task], task)
     )

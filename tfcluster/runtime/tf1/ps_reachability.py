@@ -1,7 +1,7 @@
-"""Wait until the parameter servers listen before a session uses them; notice a loss.
+"""Waits until the parameter servers listen before a session uses them; notices a loss.
 
-TensorFlow itself waits forever for a server, be it late or dead. A ps starts
-TensorFlow's server only when it is asked to.
+TensorFlow itself waits forever for a late or dead server. A ps starts TensorFlow's
+server only on request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class PsReachability:
-    """Which parameter servers of ``cluster`` have been reached so far.
+    """Tracks which parameter servers of ``cluster`` have been reached so far.
 
-    ``ask`` asks the ps of an index to start its server; see ``request_server``.
+    ``ask(index)`` asks that ps to start its server; see ``request_server``.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class PsReachability:
         self._reached: set[str] = set()
 
     def require(self) -> None:
-        """Return when all of them listen.
+        """Return when all parameter servers listen.
 
-        Raises PeerLostError for one that was reached before and is gone,
-        CollectiveTimeoutError for one that does not come in time, and CollectiveError
-        for one that cannot start TensorFlow's server.
+        Raises PeerLostError if a ps was reached before and is gone,
+        CollectiveTimeoutError if a ps does not listen in time, and CollectiveError if a
+        ps cannot start TensorFlow's server.
         """
         for index, (task, address) in enumerate(self._addresses.items()):
             waiting = wait_policy(f"waiting for {task} ({address}) to listen")
@@ -52,13 +52,13 @@ class PsReachability:
                         "scope: job} does so automatically)"
                     )
                 if ask is not None and ask(index):
-                    ask = None  # It has started the server, which answers now or soon.
+                    ask = None  # The ps has started the server, which answers soon.
                 else:
                     waiting.wait()
             self._reached.add(task)
 
     def lost(self) -> bool:
-        """Whether one that was reached before does not answer now."""
+        """Whether a ps that was reached before does not answer now."""
         return any(
             probe(self._addresses[task]) is not Answer.READY for task in self._reached
         )
@@ -76,9 +76,9 @@ class Answer(enum.Enum):
 def probe(address: str) -> Answer:
     """Connect to the gRPC server at ``host:port`` and wait for its first bytes.
 
-    A connection alone proves nothing: the kernel still accepts some for a killed
-    process whose sockets it is closing. A gRPC server first sends its HTTP/2 settings
-    (RFC 9113, section 3.4).
+    A connection alone proves nothing: the kernel still accepts connections for a killed
+    process while it closes the process's sockets. A gRPC server first sends its HTTP/2
+    settings (RFC 9113, section 3.4).
     """
     host, _, port = address.rpartition(":")
     endpoint = (host.strip("[]"), int(port))

@@ -1,7 +1,7 @@
 """A copy of the model on each tower, and the master copy on the parameter servers.
 
 Gradients are averaged over a worker's towers and applied to the master copy. When all
-workers have done so, each of them copies it back.
+workers have done so, each worker copies the master copy back.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def replicated_graph(
 
     Non-trainable variables in ``tf.GraphKeys.MODEL_VARIABLES``, such as moving
     averages, stay different in each tower. ``sync_model_variables`` copies the chief's
-    to the parameter servers whenever the caller runs it.
+    values to the parameter servers whenever the caller runs it.
 
     ``mean=True`` applies the mean of all workers' gradients as one update; otherwise
-    each worker's gradient is applied on its own. A second graph in the same run needs
+    each worker's gradient is applied separately. A second graph in the same run needs
     another ``name``, as for ``parameter_server_graph``.
 
-    Raises CollectiveMismatchError if the towers have different variables, if one
+    Raises CollectiveMismatchError if the towers have different variables, if a tower
     creates variables outside of its scope, and if a variable has a gradient in some
     towers only; otherwise what ``parameter_server_graph`` raises for the same
     arguments. Follows ``DistributedReplicatedBuilder`` of
@@ -83,12 +83,12 @@ def replicated_graph(
         statistics = _master_copies(found, others, trainable=False)
         variables = [variable for variable, _ in weights]
         applied, left = graph.applied(gradients, variables, mean=mean)
-        # One barrier for all variables: none is read before all workers have applied
-        # theirs.
+        # There is one barrier for all variables: none is read before all workers have
+        # applied their gradients.
         all_applied = graph.barriers.after("gradients_applied", [applied])
         with tf1.control_dependencies([all_applied.op]):
             updated = _copied(weights)
-        # And no worker applies its next gradients before all have read.
+        # No worker applies its next gradients before all workers have read.
         all_copied = graph.barriers.after("post_copy_barrier", updated)
         left = tf1.reduce_any([left, all_applied.left, all_copied.left])
         master_copies = weights + statistics
@@ -127,5 +127,5 @@ def _master_copies(
 def _copied(
     master_copies: Iterable[tuple[Variable, Sequence[Variable]]],
 ) -> list[Operation]:
-    """Ops that set the towers' variables to those on the parameter servers."""
+    """Ops that set the towers' variables to the values on the parameter servers."""
     return [op for variable, copies in master_copies for op in copied(variable, copies)]

@@ -1,8 +1,8 @@
-"""Hooks that give a TensorFlow 1 script written for a cluster the run's cluster.
+"""Hooks that give the run's cluster to a TensorFlow 1 script written for a cluster.
 
-What the script specifies is kept. What it omits is added: the cluster and this task's
-device for ``replica_device_setter``, a running server, whether it is the chief, device
-filters. Sessions wait for late tasks, and errors name lost tasks.
+Everything that the script specifies is kept. The hooks add what it omits: the cluster
+and this task's device for ``replica_device_setter``, a running server, whether the task
+is the chief, device filters. Sessions wait for late tasks, and errors name lost tasks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _GRACE_POSITION = 5
 
 
 def install(context: Context) -> None:
-    """Install the hooks in this process. Opens no port before the script does.
+    """Install the hooks in this process. They open no port before the script does.
 
     Raises CollectiveError if TensorFlow lacks something that the hooks need.
     """
@@ -82,7 +82,7 @@ class ScriptHooks:
     placed: weakref.WeakKeyDictionary[Graph, ByBytes] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    """One per graph, however many device setters it has."""
+    """One entry per graph, however many device setters it has."""
     synchronised: bool = False
     """Whether the script has a SyncReplicasOptimizer."""
 
@@ -109,7 +109,7 @@ class ScriptHooks:
         ps_ops: Sequence[str] | None = None,
         ps_strategy: Callable[[Operation], int] | None = None,
     ) -> DeviceSetter | None:
-        """``replica_device_setter`` with this run's cluster and balanced bytes."""
+        """Call ``replica_device_setter`` with this run's cluster and balanced bytes."""
         if cluster is None and not ps_tasks:
             jobs = self.context.cluster.items()
             cluster = tf1.train.ClusterSpec({job: list(at) for job, at in jobs})
@@ -138,7 +138,7 @@ class ScriptHooks:
         *args: Any,
         **kwargs: Any,
     ) -> Session:
-        """``MonitoredTrainingSession`` on this task's server."""
+        """Create a ``MonitoredTrainingSession`` on this task's server."""
         master = master or self.server.start().target
         if not self.server.is_target(master):
             chief = True if is_chief is None else is_chief
@@ -172,7 +172,7 @@ class ScriptHooks:
         graph: Graph | None = None,
         config: ConfigProto | None = None,
     ) -> None:
-        """``Session.__init__``: a session on our server first waits for the ps."""
+        """Call ``Session.__init__``; a session on our server first waits for the ps."""
         if target and self.server.is_target(target):
             claim(self.context.task)
             program_kind.claim_tf1_script()
@@ -188,7 +188,7 @@ class ScriptHooks:
     def run(
         self, original: Callable[..., Any], session: Session, *args: Any, **kwargs: Any
     ) -> Any:
-        """``Session.run`` that raises CollectiveTimeoutError after a stall."""
+        """Call ``Session.run``; raise CollectiveTimeoutError after a stall."""
         try:
             result = original(session, *args, **kwargs)
             self._note_exchange(session)
@@ -204,7 +204,7 @@ class ScriptHooks:
             ) from error
 
     def close(self, original: Callable[..., None], session: Session) -> None:
-        """``Session.close`` that does not wait for lost parameter servers."""
+        """Call ``Session.close``, but do not wait for lost parameter servers."""
         on_cluster = hasattr(session, _TIMEOUT_MS)
         if on_cluster and not sys.is_finalizing() and self.reachability.lost():
             # TensorFlow would wait forever for the lost server.
@@ -219,7 +219,7 @@ class ScriptHooks:
         *args: Any,
         **kwargs: Any,
     ) -> SessionRunHook:
-        """``SyncReplicasOptimizer.make_session_run_hook`` with the run's chief."""
+        """Call ``SyncReplicasOptimizer.make_session_run_hook`` with the run's chief."""
         chief = self._is_chief(is_chief)
         self.synchronised = True
         inner = original(optimizer, chief, *args, **kwargs)
@@ -228,20 +228,20 @@ class ScriptHooks:
     def supervisor(
         self, original: Callable[..., None], *args: Any, **kwargs: Any
     ) -> None:
-        """``Supervisor.__init__`` with the run's chief."""
+        """Call ``Supervisor.__init__`` with the run's chief."""
         bound = inspect.signature(original).bind(*args, **kwargs)
         given = bound.arguments.get("is_chief")
         bound.arguments["is_chief"] = self._is_chief(given)
         graph = bound.arguments.get("graph") or tf1.get_default_graph()
         with graph.as_default():
             session_manager.guard(self.workers)
-        # Only now, since the original finalises the graph.
+        # Only now, because the original function finalises the graph.
         original(*bound.args, **bound.kwargs)
 
     def connect(
         self, original: Callable[..., object], *args: Any, **kwargs: Any
     ) -> object:
-        """``tf.config.experimental_connect_to_cluster`` to servers that listen."""
+        """Call ``experimental_connect_to_cluster`` once the servers listen."""
         self.reachability.require()
         return original(*args, **kwargs)
 
@@ -278,7 +278,7 @@ class ScriptHooks:
         return options
 
     def _is_chief(self, given: bool | None) -> bool:
-        """Whether this is the chief, whatever the script says: there must be one."""
+        """Whether this is the chief, whatever the script says; a run needs a chief."""
         if given is not None and bool(given) != self.workers.is_chief:
             self._warn(
                 f"the script treats {self.context.task} as "

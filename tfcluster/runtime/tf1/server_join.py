@@ -1,4 +1,4 @@
-"""Wait for the end of another task: when its port no longer accepts connections."""
+"""Waits for the end of another task: until its port no longer accepts connections."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tfcluster.runtime.tf1.ps_reachability import Answer, probe
 from tfcluster.runtime.tf1.wait_policy import wait_policy
 
 _RECONNECT_S = 5.0
-"""A connection that stays silent is reopened after this time."""
+"""A silent connection is reopened after this time."""
 
 
 def wait_until_closed(address: str) -> None:
     """Return once the server at ``host:port`` has been reachable and then closed.
 
-    Raises CollectiveTimeoutError if it never comes.
+    Raises CollectiveTimeoutError if the server is never reachable.
     """
     waiting = wait_policy(f"waiting for the chief ({address}) to listen")
     while probe(address) is Answer.CLOSED:
@@ -25,9 +25,9 @@ def wait_until_closed(address: str) -> None:
 
 
 def _wait_for_close(address: str) -> bool:
-    """Return when the server closes the connection, or after it has sent nothing.
+    """Return when the server closes the connection, or has been silent for a while.
 
-    Returns whether it was reachable.
+    Returns whether the server was reachable.
     """
     host, _, port = address.rpartition(":")
     try:

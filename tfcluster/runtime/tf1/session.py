@@ -23,7 +23,7 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
     Its config is ``session_config(config)``. Without a ``target`` the session belongs
     to this process alone, and the graph's variables and tables are initialised at once.
     A server's variables may be shared with other workers and are not touched. ``run``
-    raises the errors of exchanges unchanged. Making one raises what ``init`` and
+    raises the errors of exchanges unchanged. The constructor raises what ``init`` and
     ``session_config`` raise.
     """
 
@@ -36,7 +36,8 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
         process_group.init()
         options = session_config(config)
         if not target:
-            # The filters name devices of a cluster that this session is not part of.
+            # The filters name devices of a cluster to which this session does not
+            # belong.
             del options.device_filters[:]
             options.use_per_session_threads = True
         super().__init__(target, graph, config=options)
@@ -44,10 +45,10 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             _initialise(self)
 
     def run(self, fetches: Nest, *args: Any, **kwargs: Any) -> Any:
-        """Like TensorFlow's; integers such as ``rank()`` are returned as they are.
+        """Like TensorFlow's method; integers such as ``rank()`` are returned unchanged.
 
         Returns values in the structure of ``fetches``. Raises the CollectiveError of an
-        exchange instead of TensorFlow's text of it.
+        exchange instead of TensorFlow's error with its text.
         """
         flat = tf.nest.flatten(fetches)
         if not any(map(_is_number, flat)):
@@ -97,6 +98,6 @@ class BroadcastGlobalVariablesHook(
             self._op = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: V1Session, coord: Coordinator) -> None:
-        """Run the op. Raises CollectiveError, as raised by the exchange."""
+        """Run the op. Raises the CollectiveError of the exchange."""
         with translated():
             session.run(self._op)

@@ -1,7 +1,7 @@
-"""Workers wait for the chief to initialise the variables, but not forever.
+"""Lets workers wait for the chief to initialise the variables, but not forever.
 
-Patches the methods of ``SessionManager`` that do this; all managed sessions of
-TensorFlow 1 use them.
+Patches the methods of ``SessionManager`` that wait; all managed sessions of TensorFlow
+1 use them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RECOVERY_WAIT_S = 1.0
 
 
 def guard(workers: Workers) -> None:
-    """Compare the variables that the default graph has now, in its managed sessions."""
+    """Make managed sessions compare the variables that the default graph has now."""
     model_check.add(workers)
     watch()
 
@@ -51,7 +51,7 @@ def _prepare(
 ) -> Session:
     found = model_check.of(tf_internals.graph_of_manager(manager))
     if found is not None and found.workers.attempt and _is_known(found, master):
-        # This task was restarted: its peers train on the variables, so keep them.
+        # This task was restarted, and its peers train on the variables, so keep them.
         wait: Callable[..., Session] = contract.original_of(patches.WAIT_FOR_SESSION)
         return wait(manager, master, kwargs.get("config"))
     session = original(manager, master, *args, **kwargs)

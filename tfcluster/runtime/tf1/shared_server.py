@@ -1,4 +1,4 @@
-"""The one TensorFlow server of this task; asking for it again returns the same one.
+"""The only TensorFlow server of this task; later requests return the same server.
 
 Its port can be opened only once. Either the script creates the server, or a session
 without another target does.
@@ -25,7 +25,7 @@ ServerDefinition: TypeAlias = (
     "tf.train.ServerDef | tf.train.ClusterSpec | tf.train.ClusterDef | "
     "Mapping[str, Sequence[str]]"
 )
-"""What the constructor of ``tf.distribute.Server`` takes."""
+"""The types that the constructor of ``tf.distribute.Server`` accepts."""
 
 
 class SharedServer:
@@ -67,7 +67,7 @@ class SharedServer:
         config: ConfigProto | None = None,
         start: bool = True,  # TensorFlow's own signature
     ) -> None:
-        """``Server.__init__``: all objects for this task's address share one server."""
+        """Replaces ``Server.__init__``: all objects for our address share a server."""
         if address_of(definition, job_name, task_index) != self._address:
             original(server, definition, job_name, task_index, protocol, config, start)
         elif self._server is None:
@@ -76,17 +76,17 @@ class SharedServer:
             tf_server.report(self._address)
             self._server = server
         else:
-            # These two attributes are all that its clients use.
+            # Clients use only these two attributes.
             tf_internals.share_server(server, self._server)
 
     def join(self, original: Callable[..., None], server: tf_internals.Server) -> None:
-        """``Server.join``: except on the chief, returns when the chief is gone."""
+        """Replaces ``Server.join``: other tasks than the chief return when it is gone."""
         ours = self._server is not None and tf_internals.is_same_server(
             server, self._server
         )
         if ours and not self._context.is_chief:
-            # Serve as long as the chief needs it: a TensorFlow server never ends by
-            # itself.
+            # Serve as long as the chief needs the server: a TensorFlow server never
+            # ends by itself.
             wait_until_closed(self._context.addresses[0])
         else:
             original(server)
@@ -104,7 +104,7 @@ class SharedServer:
 def address_of(
     definition: ServerDefinition, job_name: str | None, task_index: int | None
 ) -> str | None:
-    """The address that a server of this definition would use; None if it is unclear.
+    """The address that a server with this definition would use; None if it is unclear.
 
     ``definition`` is a ``ServerDef``, or a cluster in one of its forms.
     """

@@ -1,4 +1,4 @@
-"""Report the steps of a TensorFlow 1 session to the agent."""
+"""Reports the steps of a TensorFlow 1 session to the agent."""
 
 from __future__ import annotations
 

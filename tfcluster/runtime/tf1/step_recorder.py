@@ -1,9 +1,9 @@
 """Records the steps of TensorFlow 1 optimizers, for ``tfcluster verify``.
 
 A step is an update that an optimizer applies, in a graph or eagerly. In a graph, ops
-that read the variables run after the update in the same ``session.run``: with
-synchronised replicas the chief's update runs in a thread of its own, and no worker gets
-a token before the update has been recorded. Changes nothing that the program computes.
+that read the variables run after the update in the same ``session.run``. With
+synchronised replicas, the chief's update runs in its own thread, and no worker gets a
+token before the update has been recorded. Changes nothing that the program computes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tfcluster.runtime.tf1_types import Session, V1Optimizer
 tf1 = tf.compat.v1
 
 _TAKEN = "AccumulatorTakeGradient"
-"""How the types of ops end that take a mean of several workers' gradients."""
+"""How the names of op types end that take a mean of several workers' gradients."""
 _MOST_NAMES = 3
 STOP_GRACE_PLACE = 10
 """The position of ``stop_grace_period_secs`` in ``MonitoredTrainingSession``."""
@@ -140,7 +140,7 @@ class StepRecorder:
             tf1.get_default_graph().seed = self._seed
 
     def _clip(self, *_: Any, **__: Any) -> None:
-        # Others are Keras's, or in a step of Keras's recorder.
+        # Other clips belong to Keras, or to a step of Keras's recorder.
         if not tf.executing_eagerly() and not tf.inside_function():
             self._files.note_once({"kind": "clip", "line": user_line()})
 
@@ -193,7 +193,7 @@ class StepRecorder:
         """An op that runs ``applied`` and records the variables after it."""
         graph = tf1.get_default_graph()
         self._graphs.setdefault(graph, set()).update(map(_name, variables))
-        # Recorded in this process, wherever the variables are.
+        # Record in this process, wherever the variables are.
         cluster = self._on_cluster and any("/job:" in v.device for v in variables)
         with (
             tf1.name_scope("tfcluster_recorder"),
@@ -208,7 +208,7 @@ class StepRecorder:
         return cast(Operation, recorded)
 
     def _note_method(self, gradients: Sequence[Gradient]) -> None:
-        """Say how the updates of workers combine."""
+        """Record how the updates of workers combine."""
         method = "independent"
         if getattr(self._inside, "sync", False):
             method = "sync_replicas"
@@ -217,7 +217,7 @@ class StepRecorder:
         self._files.note_once({"kind": "tf1", "method": method})
 
     def _note_others(self, graph: Graph) -> None:
-        """Name variables that change otherwise: they are not read in order."""
+        """Record variables that change in other ways: they are not read in order."""
         if graph in self._looked_at:
             return
         self._looked_at.add(graph)
@@ -236,7 +236,7 @@ class StepRecorder:
 
 
 def _read(variable: Variable) -> Tensor:
-    # On its own device: otherwise the value may be sent before the update.
+    # Read on its own device: otherwise the value may be sent before the update.
     with tf1.device(variable.device):
         return tf1.identity(variable.read_value())
 
@@ -254,7 +254,7 @@ def _is_taken(gradient: Gradient) -> bool:
 def _numbers(fetches: Any, result: Any) -> Iterator[tuple[str, float]]:
     """The floating-point scalars among fetched values, by the names of their tensors.
 
-    Of a managed session's fetches, only those of the program.
+    For a managed session, only the program's own fetches count.
     """
     if isinstance(fetches, Mapping):
         if "caller" in fetches:

@@ -1,7 +1,7 @@
-"""Let training with ``SyncReplicasOptimizer`` end with the chief, and soon.
+"""Lets training with ``SyncReplicasOptimizer`` end soon after the chief ends.
 
-TensorFlow's own hook leaves workers without a token for their next step, and the chief
-with a thread that waits for their gradients.
+TensorFlow's own hook leaves the workers without a token for their next step. On the
+chief, it leaves a thread that waits for their gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfcluster.runtime.tf1_types import (
 )
 
 STOP_GRACE_S = 2
-"""Seconds given to the chief session's threads, which do not end; default: 120."""
+"""Seconds to wait for the chief session's threads, which do not end; default: 120."""
 
 
 class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped

@@ -50,7 +50,7 @@ def differences(expected: Sequence[str], found: Sequence[str]) -> str:
 def mean_gradients(towers: Sequence[Gradients], device: str) -> list[Gradient]:
     """The mean of each variable's gradients over the towers; None if no tower has one.
 
-    Raises CollectiveMismatchError if only some towers have one.
+    Raises CollectiveMismatchError if only some towers have a gradient.
     """
     with tf1.device(device):
         return [

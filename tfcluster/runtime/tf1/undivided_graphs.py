@@ -1,7 +1,8 @@
-"""Warns of a graph of TensorFlow 1 that every rank trains with all of its data.
+"""Warns about a TensorFlow 1 graph that every rank trains with all of the data.
 
-A session on no cluster gets its data from the program, in ways that are not known here,
-so nothing is divided. The result is that of one machine, and so is the time.
+A session outside of a cluster gets its data from the program in ways that the runtime
+does not know, so nothing is divided. The result and the time are the same as on one
+machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class UndividedGraphs:
     def _apply(
         self, original: Callable[..., Operation | None], *args: Any, **kwargs: Any
     ) -> Operation | None:
-        # In a tf.function, the default graph is that of the function.
+        # In a tf.function, the default graph is the function's graph.
         in_session = (
             not tf.executing_eagerly()
             and not tf.compat.v1.get_default_graph().building_function

@@ -1,4 +1,4 @@
-"""Wait for another task: warn after a while, and give up in the end."""
+"""Waits for another task: warns after a while, and gives up in the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_PAUSE_S = 0.5
 
 @dataclass
 class WaitPolicy:
-    """How long to wait for ``what``, and when to warn."""
+    """Defines how long to wait for ``what``, and when to warn."""
 
     what: str
     warning_s: float | None
