@@ -1,4 +1,4 @@
-"""Gradient accumulation: sum the gradients of several passes before one exchange."""
+"""Gradient accumulation: sums the gradients of several passes before one exchange."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ class Accumulation:
         gradients: Sequence[Gradient],
         apply: Callable[[list[Gradient]], object],
     ) -> None:
-        """Add one pass's gradients; on every ``passes``-th call, ``apply`` on the sums.
+        """Add one pass's gradients; on every ``passes``-th call, ``apply`` the sums.
 
         A None stays None. IndexedSlices become tensors. All shapes must be known.
-        Raises ValueError if a variable has a gradient in some passes and none in
-        others.
+        Raises ValueError if a variable has a gradient in some passes but not in others.
         """
         dense = [
             None if gradient is None else tf.convert_to_tensor(gradient)
@@ -67,7 +66,7 @@ class Accumulation:
     def _prepared(
         self, dense: Sequence[Tensor | None]
     ) -> tuple[list[Variable | None], Variable]:
-        """The sums and the number of passes; both are created at the first pass."""
+        """The sums and the number of passes; both are created in the first pass."""
         if self._sums is None or self._count is None:
             with tf.init_scope():
                 self._sums = [

@@ -22,15 +22,15 @@ def gloo_enabled() -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether this run uses ``transport: mpi``; otherwise MPI is not looked for.
+    """Whether this run uses ``transport: mpi``; does not search for MPI itself.
 
-    ``verbose`` is ignored. Raises ContextError if the environment contradicts itself.
+    ``verbose`` is ignored. Raises ContextError if the environment is inconsistent.
     """
     return mpi_enabled()
 
 
 def mpi_enabled() -> bool:
-    """Whether this run communicates by MPI. Raises ContextError."""
+    """Whether this run communicates with MPI. Raises ContextError."""
     return context().options.transport == "mpi"
 
 
@@ -68,15 +68,14 @@ def is_homogeneous() -> bool:
     """Whether all hosts have the same number of ranks.
 
     Hosts are distinguished by their names in TF_CONFIG. Raises ContextError if the
-    environment contradicts itself. Follows ``is_homogeneous`` of
-    horovod/common/basics.py.
+    environment is inconsistent. Follows ``is_homogeneous`` of horovod/common/basics.py.
     """
     hosts = Counter(address.rpartition(":")[0] for address in context().addresses)
     return len(set(hosts.values())) <= 1
 
 
 def check_extension(*args: object, **kwargs: object) -> None:
-    """Does nothing: there is no extension to build."""
+    """Do nothing: there is no extension to build."""
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:

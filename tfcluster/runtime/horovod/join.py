@@ -13,13 +13,13 @@ _TIME = struct.Struct(">d")
 
 
 def join(device: object = None) -> int:
-    """Wait until all ranks have called it; return the rank that called it last.
+    """Wait until all ranks have called this; return the rank that called it last.
 
-    That is by the clocks of their hosts. ``device`` is ignored. Raises
+    The clocks of the hosts decide which rank was last. ``device`` is ignored. Raises
     CollectiveMismatchError on all ranks if some of them still train, and another
     CollectiveError before ``init`` or if a rank is lost or late. Horovod's ``join``
     (horovod/tensorflow/mpi_ops.py) lets a rank without data contribute zeros to the
-    others' exchanges, so that the last batches give other results than in a single
+    others' exchanges, so that the last batches give different results than in a single
     process.
     """
     arrival = _TIME.pack(time.time())
@@ -30,7 +30,7 @@ def join(device: object = None) -> int:
             f"{error}. A rank without more data cannot wait in join() while others "
             "train: give all ranks the same number of steps, for instance "
             "int(hvd.allreduce(steps, op=hvd.Min)); or let tfcluster divide the "
-            "batches, which also handles uneven ones"
+            "batches, which also handles uneven batches"
         ) from error
     times = [_TIME.unpack(data)[0] for data in found]
     return times.index(max(times))

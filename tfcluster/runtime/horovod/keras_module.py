@@ -1,4 +1,4 @@
-"""The API of ``horovod.keras``: functions whose arguments differ from the others.
+"""The API of ``horovod.keras``: functions whose arguments differ from other modules'.
 
 They exchange values: a tensor, an array or a number becomes a numpy array.
 """
@@ -33,10 +33,10 @@ def allreduce(
     compression: Compressor | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine the ranks' values, of equal shape and dtype; by default their average.
+    """Combine the ranks' values, of equal shape and dtype; average them by default.
 
-    Returns an array of that shape and dtype; in a graph, unless there is a default
-    session, a tensor. The other arguments and the errors are those of
+    Returns an array of that shape and dtype, or a tensor in a graph without a default
+    session. The other arguments and the errors are as for
     ``tfcluster.runtime.allreduce``. Follows ``allreduce`` of horovod/keras/__init__.py.
     """
     return _value(
@@ -60,8 +60,8 @@ def allgather(
 ) -> Tensor:
     """Concatenate the ranks' values along the first dimension.
 
-    The other dimensions and the dtype have to be equal on all ranks. Returns an array
-    as ``allreduce``. Raises what ``tfcluster.runtime.allgather`` raises. Follows
+    The other dimensions and the dtype must be equal on all ranks. Returns an array like
+    ``allreduce``. Raises what ``tfcluster.runtime.allgather`` raises. Follows
     ``allgather`` of horovod/keras/__init__.py.
     """
     return _value(runtime.allgather(value, 0, name, process_set=process_set))
@@ -75,7 +75,7 @@ def broadcast(
 ) -> Tensor:
     """The value of rank ``root_rank``, of equal shape and dtype on all ranks.
 
-    Returns an array as ``allreduce``. Raises what ``tfcluster.runtime.broadcast``
+    Returns an array like ``allreduce``. Raises what ``tfcluster.runtime.broadcast``
     raises. Follows ``broadcast`` of horovod/keras/__init__.py.
     """
     return _value(runtime.broadcast(value, root_rank, name, process_set=process_set))
@@ -87,9 +87,9 @@ def reducescatter(
     op: ReduceOp | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Combine the ranks' values and return this rank's rows, of the first dimension.
+    """Combine the ranks' values and return this rank's rows of the first dimension.
 
-    Returns an array as ``allreduce``. The rows and the errors are those of
+    Returns an array like ``allreduce``. The rows and the errors are as for
     ``tfcluster.runtime.reducescatter``. Follows ``reducescatter`` of
     horovod/keras/__init__.py.
     """

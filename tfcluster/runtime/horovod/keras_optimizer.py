@@ -1,4 +1,4 @@
-"""Turn a Keras optimizer into a distributed one.
+"""Turns a Keras optimizer into a distributed optimizer.
 
 The hook is on the instance, not on its class. So its class, its config and its saved
 form remain Keras's own.
@@ -31,7 +31,7 @@ _ACCUMULATION = "_tfcluster_accumulation"
 def distribute(optimizer: AnOptimizer, settings: Settings) -> AnOptimizer:
     """Make ``optimizer`` exchange gradients before it applies them, and return it.
 
-    It replaces the settings of an optimizer that is already distributed.
+    Replaces the settings of an optimizer that is already distributed.
     """
     patches.TABLE.install({patches.MODEL_COMPILE: _compile})
     contract.mark(optimizer, _SETTINGS, settings)
@@ -53,7 +53,7 @@ def _apply(
     grads: Sequence[Gradient],
     trainable_variables: Sequence[Variable] | None = None,
 ) -> None:
-    """``Optimizer.apply`` preceded by an exchange."""
+    """Call ``Optimizer.apply`` after an exchange."""
     grads = list(grads)
     settings: Settings = vars(optimizer)[_SETTINGS]
     apply = functools.partial(type(optimizer).apply, optimizer)
@@ -76,7 +76,7 @@ def _built(
 ) -> list[Any]:
     """The variables of the gradients. Builds the optimizer if necessary."""
     if trainable_variables is None:
-        # Without names if the original has to report what is missing.
+        # Use no names if the original method has to report what is missing.
         known = internals.trained_variables(optimizer) if optimizer.built else []
         return known if len(known) == count else list(range(count))
     variables = list(trainable_variables)
@@ -105,7 +105,7 @@ def _adapt(model: Model) -> None:
     outer = getattr(model, "optimizer", None)
     inner = getattr(outer, "inner_optimizer", None)
     if outer is not None and is_distributed(inner):
-        # The outer one checks for infinities first; ranks might disagree on the result.
+        # The outer optimizer checks for infinities first, and ranks might disagree.
         settings = vars(inner).pop(_SETTINGS)
         patches.TABLE.restore(patches.ONE_OPTIMIZER_APPLY, inner)
         patches.TABLE.restore(patches.ONE_OPTIMIZER_LOCAL, inner)

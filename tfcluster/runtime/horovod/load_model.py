@@ -1,4 +1,4 @@
-"""Load a Keras model and distribute its optimizer."""
+"""Loads a Keras model and distributes its optimizer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def load_model(
     compression: Compressor | None = None,
     **loading: Any,
 ) -> Model:
-    """``keras.models.load_model`` that makes the optimizer a distributed one.
+    """Like ``keras.models.load_model``, but makes the optimizer a distributed one.
 
-    ``custom_optimizers`` are the program's own optimizer classes; ``compression`` is
-    that of ``DistributedOptimizer``, and ``loading`` has further arguments of Keras's
+    ``custom_optimizers`` are the program's own optimizer classes, ``compression`` is
+    passed to ``DistributedOptimizer``, and ``loading`` has further arguments of Keras's
     function. A distributed optimizer was saved under its original class. Raises what
-    Keras's function raises, and CollectiveError as ``DistributedOptimizer``. Follows
+    Keras's function raises, and CollectiveError like ``DistributedOptimizer``. Follows
     ``load_model`` of horovod/_keras/__init__.py.
     """
     known: dict[str, object] = {kind.__name__: kind for kind in custom_optimizers or ()}

@@ -1,4 +1,4 @@
-"""Local variables: each rank trains its own, and their gradients are not exchanged."""
+"""Local variables: each rank trains its own, and does not exchange their gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 
 Source: TypeAlias = Variable | TfVariable | Tensor
-"""A variable of Keras or TensorFlow, or a tensor that a tape watches."""
+"""A Keras or TensorFlow variable, or a tensor that a tape watches."""
 
 
 class LocalSources:
-    """A set of variables. A Keras variable and its TensorFlow variable are the same.
+    """A set of variables; a Keras variable equals its TensorFlow variable.
 
     With ``scale``, their gradients are divided by the number of ranks, as if the other
     ranks' gradients were zero.
@@ -35,7 +35,7 @@ class LocalSources:
         return bool(self._known) and _key(source) in self._known
 
     def scaled(self, gradient: Gradient, size: int) -> Gradient:
-        """The gradient of a local variable as it is to be applied.
+        """The gradient of a local variable as it should be applied.
 
         ``size`` is the number of ranks. Shape, dtype and kind stay.
         """
@@ -50,7 +50,7 @@ class LocalSources:
 def weights_of(
     layers: Layer | list[Layer] | tuple[Layer, ...] | None,
 ) -> list[Variable]:
-    """The trainable weights of one layer or of several.
+    """The trainable weights of one or several layers.
 
     Raises ValueError if a layer is not built.
     """

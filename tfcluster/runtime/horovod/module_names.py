@@ -1,4 +1,4 @@
-"""Make ``import horovod`` find tfcluster's API in a task without Horovod installed.
+"""Makes ``import horovod`` find tfcluster's API in a task without Horovod installed.
 
 So scripts written for Horovod run unchanged. Importing one of these modules declares
 that the program distributes its training itself. Does not import TensorFlow.

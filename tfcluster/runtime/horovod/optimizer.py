@@ -46,7 +46,7 @@ def DistributedOptimizer(
     Gradients, of the dtypes of ``allreduce``, are averaged, or summed with ``op=Sum``,
     all in one exchange; all ranks have equal weight. Shapes, dtypes and kinds (tensor,
     IndexedSlices, None) must be the same on all ranks; a variable without a gradient is
-    skipped. ``compression`` defaults to that of the run's configuration.
+    skipped. ``compression`` defaults to the setting in the run's configuration.
     ``sparse_as_dense`` converts IndexedSlices to tensors. With
     ``backward_passes_per_step`` of n, the gradients of n calls are summed on each rank
     (or averaged: ``average_aggregated_gradients``), and every n-th call exchanges and
@@ -110,7 +110,7 @@ def PartialDistributedOptimizer(
     """A ``DistributedOptimizer`` except for the layers that each rank trains alone.
 
     ``local_layers`` is a layer or a list of layers, which must be built. The other
-    arguments are those of ``DistributedOptimizer``. Raises ValueError if a layer is not
+    arguments are as for ``DistributedOptimizer``. Raises ValueError if a layer is not
     built, and what ``DistributedOptimizer`` raises. Follows
     ``PartialDistributedOptimizer`` of horovod/tensorflow/keras/__init__.py.
     """

@@ -1,4 +1,4 @@
-"""How a distributed optimizer or tape exchanges gradients."""
+"""Defines how a distributed optimizer or tape exchanges gradients."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _step_rate: tuple[Group, StepRate] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the gradients of ``label``, an optimizer or a tape, are exchanged."""
+    """Defines how the gradients of ``label``, an optimizer or a tape, are exchanged."""
 
     label: str
     reduction: Reduction
     sparse_as_dense: bool = False
     passes: int = 1
-    """How many gradients each rank sums before one exchange."""
+    """The number of gradients that each rank sums before one exchange."""
     average_passes: bool = False
     among: ProcessSet = global_process_set
     local: LocalSources = field(default_factory=LocalSources)
@@ -47,7 +47,8 @@ class Settings:
         """Combine gradients (None, tensors or IndexedSlices) over the ranks.
 
         None stays None. Raises CollectiveMismatchError on all ranks if their gradients
-        differ in kind, dtype or shape, or if only some ranks have one for a variable.
+        differ in kind, dtype or shape, or if only some ranks have a gradient for a
+        variable.
         """
         chosen = [
             tf.convert_to_tensor(gradient)
@@ -100,7 +101,7 @@ def settings(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Settings:
-    """The settings of a program, which from now on counts as distributing itself.
+    """The settings of a program, which now counts as distributing itself.
 
     Raises ValueError for invalid settings.
     """

@@ -16,11 +16,11 @@ from tfcluster.runtime.tensor_types import Tensor
 class SyncBatchNormalization(
     keras.layers.BatchNormalization  # type: ignore[misc]  # untyped
 ):
-    """A ``BatchNormalization`` over the rows of all ranks, each with its own batch.
+    """A ``BatchNormalization`` over the rows of all ranks, which have separate batches.
 
     Follows ``SyncBatchNormalization`` of horovod/tensorflow/sync_batch_norm.py: mean
     and variance, of shape (channels,) and the inputs' dtype, come from one exchange of
-    the sums, the sums of squares and the number of entries. The arguments are those of
+    the sums, the sums of squares and the number of entries. The arguments are as for
     Keras's layer. Loading a saved model requires this class. If tfcluster divides the
     batches, use ``BatchNormalization(synchronized=True)`` instead.
 
@@ -50,6 +50,6 @@ class SyncBatchNormalization(
         )
         total = allreduce(sums, op=Sum, name=f"moments of {self.name}")
         mean = total[0] / total[2]
-        # Rounding errors could make it negative.
+        # Rounding errors could make the variance negative.
         variance = tf.maximum(total[1] / total[2] - mean * mean, 0.0)
         return mean, variance

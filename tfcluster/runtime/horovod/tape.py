@@ -36,8 +36,8 @@ def DistributedGradientTape(
 ) -> tf.GradientTape:
     """A copy of ``gradtape`` whose ``gradient`` combines the ranks' gradients.
 
-    ``gradtape`` may have recorded already or not, and is not changed. The arguments and
-    the errors that they raise are those of ``DistributedOptimizer``. ``gradient`` has
+    ``gradtape`` may or may not have recorded already, and is not changed. The arguments
+    and their errors are as for ``DistributedOptimizer``. ``gradient`` has
     TensorFlow's arguments; its results have the shapes and dtypes of the sources, and
     it raises what ``allreduce`` raises. A source without a gradient (None) is skipped,
     and must have none on any rank. Sources passed to ``register_local_source`` are not
@@ -69,7 +69,7 @@ def PartialDistributedGradientTape(
     """A ``DistributedGradientTape`` except for the layers that each rank trains alone.
 
     ``local_layers`` is a layer or a list of layers, which must be built. The other
-    arguments are those of ``DistributedGradientTape``. Raises ValueError if a layer is
+    arguments are as for ``DistributedGradientTape``. Raises ValueError if a layer is
     not built, and what ``DistributedGradientTape`` raises. Follows
     ``PartialDistributedGradientTape`` of horovod/tensorflow/__init__.py.
     """
@@ -88,7 +88,7 @@ def _gradient_by(chosen: Settings) -> Callable[..., Nest]:
         output_gradients: Nest = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
     ) -> Nest:
-        """``tf.GradientTape.gradient``, with the result combined over the ranks."""
+        """Call ``tf.GradientTape.gradient``; combine the result over the ranks."""
         local = type(self).gradient(
             self, target, sources, output_gradients, unconnected_gradients
         )

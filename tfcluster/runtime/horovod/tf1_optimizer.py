@@ -39,7 +39,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untype
     def compute_gradients(
         self, *args: Any, **kwargs: Any
     ) -> list[tuple[Gradient, Variable]]:
-        """The wrapped optimizer's, combined over the ranks; None stays None."""
+        """The wrapped optimizer's gradients, combined over ranks; None stays None."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         variables = [variable for _, variable in pairs]
         gradients = self._settings.exchanged([g for g, _ in pairs], variables)

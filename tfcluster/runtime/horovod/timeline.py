@@ -1,7 +1,7 @@
-"""Record the exchanges and their times in a file for Chrome's trace viewer.
+"""Records the exchanges and their times in a file for Chrome's trace viewer.
 
-``start_timeline`` and ``stop_timeline`` are Horovod's. They are called on every rank,
-but only rank 0 writes.
+``start_timeline`` and ``stop_timeline`` are functions of Horovod. They are called on
+every rank, but only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _timeline: Timeline | None = None
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Record exchanges from now on; ``stop_timeline`` or the exit writes the file.
 
-    Rank 0 writes ``file_path``, in the Trace Event Format of Chrome (times in
-    microseconds, by the group's clock); on other ranks it does nothing. ``mark_cycles``
+    Rank 0 writes ``file_path`` in Chrome's Trace Event Format (times in microseconds,
+    by the group's clock); other ranks do nothing. ``mark_cycles``
     is ignored: there are no cycles. Raises ValueError if a timeline is already being
     recorded, OSError if the file cannot be written, CollectiveError before ``init``.
     Follows ``start_timeline`` of horovod/common/basics.py.
