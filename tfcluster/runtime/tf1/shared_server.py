@@ -80,7 +80,7 @@ class SharedServer:
             tf_internals.share_server(server, self._server)
 
     def join(self, original: Callable[..., None], server: tf_internals.Server) -> None:
-        """Replaces ``Server.join``: other tasks than the chief return when it is gone."""
+        """Replaces ``Server.join``: except on the chief, waits until the chief ends."""
         ours = self._server is not None and tf_internals.is_same_server(
             server, self._server
         )
