@@ -1,7 +1,7 @@
 """Entry point of a task: prepares the interpreter, then runs the program or a server.
 
 ``docs/protocols.md`` ("Bootstrap") lists the arguments. TensorFlow is not imported
-here, so that a program that does not need it does not pay for it.
+here, because a program that does not need it should not have to wait for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIBRARIES = ("tensorflow", "keras")
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Run what ``argv`` says; the return value is for ``sys.exit``.
+    """Run the program or server in ``argv``; the return value is for ``sys.exit``.
 
     Raises SystemExit for wrong arguments and an environment that contradicts itself.
     Exceptions of the user's program are passed on, so that Python exits as usual.
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def _show(what: str) -> None:
-    """Set the process title, so that ``ps`` shows the task and what it runs."""
+    """Set the process title, so that ``ps`` shows the task and its program."""
     if task := os.environ.get("TFCLUSTER_TASK"):
         set_title(f"{task} {what}", task)
 
@@ -150,7 +150,7 @@ def _warn_of_keras_2(name: str) -> None:
 def _run(program: Program, context: Context) -> None:
     surround(program, context)
     recording = context.recording
-    # Before the program's first line, which may set its own seed.
+    # Do this before the program's first line, which may set its own seed.
     if program_kind.is_tf1_script():
         if recording is not None:
             injection.seed_generators(recording.seed)
@@ -160,7 +160,7 @@ def _run(program: Program, context: Context) -> None:
 
 
 def _tell(context: Context, text: str) -> None:
-    """Print a line at the console, from the chief only."""
+    """Print a line on the console, from the chief only."""
     if context.is_chief:
         sys.stderr.write(f"tfcluster: {text}\n")
 

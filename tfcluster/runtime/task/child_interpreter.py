@@ -1,7 +1,7 @@
 """The runtime in a Python that a task's command starts; ``sitecustomize`` calls it.
 
 This interpreter may or may not be the one that trains. So it reports nothing to the
-agent, and takes over nothing of the task, before it claims the task's rank.
+agent, and takes over no function of the task, before it claims the task's rank.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tfcluster.runtime.telemetry.exit_cause import cause
 def begin(*, seed_random: bool) -> None:
     """Install the runtime, at the beginning of the import of TensorFlow or Keras.
 
-    ``seed_random``: whether to seed Python's generator, as it has not been used yet.
-    Raises SystemExit if the environment contradicts itself.
+    ``seed_random`` says whether to seed Python's generator, because it has not been
+    used yet. Raises SystemExit if the environment contradicts itself.
     """
     be_silent()
     context = bootstrap.own_context()
@@ -33,7 +33,7 @@ def begin(*, seed_random: bool) -> None:
 
 
 def _program() -> Program:
-    """The program that this interpreter runs, as far as it is known."""
+    """The program that this interpreter runs, as far as known."""
     words = list(sys.orig_argv)
     if sys.argv[:1] == ["-c"] and "-c" in words:
         # In the rare case of joined flags (-uc) the code is unknown.
@@ -44,7 +44,7 @@ def _program() -> Program:
 
 
 def _report_end() -> None:
-    """Report why the program ends; the agent gets it if this process has the rank."""
+    """Report why the program ends; reaches the agent if this process has the rank."""
     error = getattr(sys, "last_value", None)
     if isinstance(error, BaseException) and (sentence := cause(error)):
         reporter().failure(sentence)

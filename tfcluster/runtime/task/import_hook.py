@@ -1,6 +1,7 @@
 """Calls functions before and after a library is imported, without importing it.
 
-A program that never imports it pays nothing. Knows nothing of the libraries.
+This costs nothing in a program that never imports the library. The module does not know
+the libraries.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ def around_import(
     """Call ``before(name)`` and ``after()`` around the first import of ``names``.
 
     If these libraries import each other, the outermost import counts: once it is done,
-    all are. ``after`` is called at once if one of them is imported already, and not at
-    all for an import that fails. The import statement raises what ``after`` raises.
+    all libraries are imported. ``after`` is called at once if one of them is already
+    imported, and not at all for an import that fails. The import statement raises what
+    ``after`` raises.
     """
     if any(name in sys.modules for name in names):
         after()

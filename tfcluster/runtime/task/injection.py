@@ -1,7 +1,8 @@
-"""Installs the training runtime for a program that knows nothing of it.
+"""Installs the training runtime for a program that does not know about it.
 
-``begin`` is called before the program's first line, ``install`` once TensorFlow or
-Keras is imported. Neither imports them; their patches are in ``runtime.keras``.
+``begin`` is called before the program's first line, and ``install`` once TensorFlow or
+Keras is imported. Neither function imports these libraries; their patches are in
+``runtime.keras``.
 """
 
 from __future__ import annotations
@@ -137,9 +138,9 @@ def record(context: Context) -> None:
 
 
 def warn_of_unknown_versions(context: Context) -> None:
-    """Tell of imported libraries that are newer than those that were tested; once.
+    """Warn once about imported libraries that are newer than the tested versions.
 
-    The chief does, for all ranks.
+    Only the chief warns, for all ranks.
     """
     found = [text for text in versions.imported_unknown() if text not in _warned]
     if not found or not context.is_chief or context.strategy is Strategy.NONE:
@@ -153,7 +154,7 @@ def warn_of_unknown_versions(context: Context) -> None:
 def refuse_other_backends(backend: str) -> None:
     """Raise CollectiveError for a Keras backend other than TensorFlow."""
     if backend != "tensorflow":
-        # Not at the top: it imports numpy, which not every program needs.
+        # Not at the top: this imports numpy, which not every program needs.
         from tfcluster.runtime.collective import CollectiveError
 
         raise CollectiveError(
@@ -189,7 +190,7 @@ def _concerns(context: Context) -> bool:
         return False
     remote = context.data_service is not None
     if context.options.shards is not None:
-        return True  # Weights get the same bits on one rank as on several.
+        return True  # Weights must get the same bits on one rank as on several ranks.
     return context.size > 1 or remote or context.strategy in _PS_STRATEGIES
 
 

@@ -51,8 +51,8 @@ class ParameterService:
 def start(context: Context, reporter: Reporter) -> ParameterService:
     """Start to serve on the address of this ps, and TensorFlow's server on request.
 
-    Raises ContextError if the environment has no address for it, and CollectiveError if
-    it cannot listen there.
+    Raises ContextError if the environment has no address for this ps, and
+    CollectiveError if it cannot listen there.
     """
     addresses = context.parameter_servers
     if context.task_index >= len(addresses):

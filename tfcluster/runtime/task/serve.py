@@ -1,6 +1,6 @@
 """The built-in server of a ps or data task, or of a worker that another task controls.
 
-It serves until it is stopped, and knows nothing of what its clients do.
+It serves until it is stopped, and does not know what its clients do.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def serve(context: Context) -> NoReturn:
 
     Raises ContextError if the environment has no address for it.
     """
-    # Blocked before TensorFlow and numpy start threads, which inherit the mask: so only
-    # sigwait gets the signals, whatever the threads do in C++.
+    # Block the signals before TensorFlow and numpy start threads, which inherit the
+    # mask. So only sigwait gets the signals, whatever the threads do in C++.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     reporter().listen()
     reporter().phase("importing tensorflow")
@@ -45,7 +45,7 @@ def _parameters(context: Context) -> ParameterService | None:
     """The parameter service, if this task has to run one."""
     if context.task_type != "ps" or not context.parameter_servers:
         return None
-    # Not at the top: it imports numpy, which other servers do not need.
+    # Not at the top: this imports numpy, which other servers do not need.
     from tfcluster.runtime.task import ps_task
 
     return ps_task.start(context, reporter())

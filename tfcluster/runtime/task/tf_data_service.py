@@ -1,6 +1,7 @@
 """The built-in tf.data service: data:0 is the dispatcher, all data tasks are workers.
 
-Clients reach the dispatcher at TFCLUSTER_DATA_SERVICE; it tells them the workers.
+Clients reach the dispatcher at TFCLUSTER_DATA_SERVICE; it sends them the list of
+workers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def start(context: Context) -> list[object]:
 
     servers: list[object] = []
     if context.task_index == 0:
-        # The journal lets a restarted dispatcher know what it has given out already.
+        # From the journal, a restarted dispatcher knows what it has already given out.
         journal = _private(journal_of(context))
         config = service.DispatcherConfig(
             port=int(port),
@@ -71,7 +72,7 @@ def start(context: Context) -> list[object]:
 def _held_port() -> Iterator[int]:
     """A free port, which only servers of the same user can open meanwhile.
 
-    TensorFlow does not tell which port it chooses itself, and the agent has to know.
+    If TensorFlow chooses a port, it does not report it, but the agent has to know it.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -94,7 +95,7 @@ def journal_of(context: Context) -> Path:
 def _private(folder: Path) -> Path:
     """Create ``folder`` with access for this user only, if it does not exist.
 
-    Raises ContextError if somebody else owns it or has access to it.
+    Raises ContextError if another user owns it or has access to it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

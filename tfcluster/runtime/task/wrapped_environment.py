@@ -1,15 +1,15 @@
-"""What a wrapper of the interpreter, such as a container, must leave as it is. Pure."""
+"""The environment that a wrapper of Python, such as a container, must keep. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 MARK = "TFCLUSTER_RUN"
-"""By this variable, processes of a run are found and ended."""
+"""The variable by which processes of a run are found and ended."""
 
 
 def lost_variables(environ: Mapping[str, str]) -> str | None:
-    """Why nothing can run in an environment from which variables were removed."""
+    """Why nothing can run in an environment without its variables; None if it can."""
     if MARK in environ:
         return None
     return (
