@@ -1,1 +1,1 @@
-"""What a task reports to its agent: events, step rate, stack dumps, why it ended."""
+"""A task's reports to its agent: events, step rate, stack dumps, why it ended."""

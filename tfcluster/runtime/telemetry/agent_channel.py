@@ -1,8 +1,8 @@
 """Reports events to the task's agent, as lines of JSON on an inherited socket.
 
 ``docs/protocols.md`` ("Task and agent") lists the events. Reporting never blocks, never
-raises, and does nothing if there is no agent. Knows neither TensorFlow nor what a step
-is.
+raises, and does nothing if there is no agent. The module does not use TensorFlow, and
+does not know what a step is.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, WireError, encode
 
 STEP_INTERVAL_S = 1.0
-"""Minimal time between two reports of steps."""
+"""The minimum time between two reports of steps."""
 
 TOTALS_INTERVAL_S = 10.0
-"""Minimal time between two reports of what exchanges have cost."""
+"""The minimum time between two reports of the cost of exchanges."""
 
 _MAX_TEXT = 64 * 1024
 _MAX_NAME = 64
@@ -39,7 +39,7 @@ _Position = Callable[[], Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A rank that waits: how long, in which operation, for which ranks if known.
+    """A rank that waits: how long, in which operation, and for which ranks if known.
 
     ``since_s`` is the time waited so far, in seconds.
     """
@@ -86,7 +86,7 @@ class Reporter:
     """The task's end of its events socket; thread-safe. No method raises or blocks.
 
     ``clock`` returns seconds. In a child forked from the task, the copy stops
-    reporting: it is not the task.
+    reporting, because the child is not the task.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Reporter:
     ) -> None:
         self._connection = connection
         self._clock = clock
-        # Reentrant: a signal handler may interrupt a report with another one.
+        # Reentrant: a signal handler may interrupt a report with another report.
         self._lock = threading.RLock()
         self._pending = bytearray()
         self._step_sent = _NEVER
@@ -104,15 +104,15 @@ class Reporter:
         self._epoch_sent = self._totals_sent = _NEVER
         self._epoch_held_back: dict[str, object] | None = None
         self.position: _Position = dict
-        """Keys for the next ``step`` event: where in ``fit`` the program is."""
+        """Keys for the next ``step`` event: the program's position in ``fit``."""
         self.totals: Callable[[], Sequence[Mapping[str, object]]] = tuple
-        """What exchanges have cost so far; for ``exchanges`` events."""
+        """The cost of the exchanges so far, for ``exchanges`` events."""
         self._waiting: Callable[[], Waiting | None] | None = None
         self._listening = False
         self._exchanged = False
 
     def phase(self, text: str) -> None:
-        """Report what the task does before it trains: ``joining``."""
+        """Report the task's activity before it trains: ``joining``."""
         self._say({"type": "phase", "phase": _cut(text)})
 
     def versions(self, versions: Mapping[str, str]) -> None:
@@ -129,8 +129,9 @@ class Reporter:
         """Report ``step`` finished steps.
 
         ``wait_share`` is the fraction (0 to 1) of time spent waiting; it and
-        ``steps_per_s`` may be NaN. ``exchanged_bytes`` is the total so far. Held back
-        until ``flush`` if the last report was less than STEP_INTERVAL_S seconds ago.
+        ``steps_per_s`` may be NaN. ``exchanged_bytes`` is the total so far. The report
+        is delayed until ``flush`` if the last report was less than STEP_INTERVAL_S
+        seconds ago.
         """
         made = _Step(step, steps_per_s, wait_share, exchanged_bytes, self.position)
         now = self._clock()
@@ -147,8 +148,8 @@ class Reporter:
     def epoch(self, epoch: int, metrics: Mapping[str, object]) -> None:
         """Report the end of an epoch, counted from 1, and its metrics.
 
-        If the last such report was less than STEP_INTERVAL_S seconds ago, it is held
-        back: until ``flush``, or until another one replaces it.
+        If the last such report was less than STEP_INTERVAL_S seconds ago, this report
+        is delayed until ``flush``, or until another report replaces it.
         """
         event = {"type": "epoch", "epoch": int(epoch), "metrics": numbers(metrics)}
         now = self._clock()
@@ -163,7 +164,7 @@ class Reporter:
 
     @contextmanager
     def keeping_position(self) -> Iterator[None]:
-        """A context that may set ``position``; what it was before holds after it."""
+        """A context that may set ``position``; its old value is restored at the end."""
         before = self.position
         try:
             yield
@@ -180,19 +181,19 @@ class Reporter:
         self._say({"type": "serving", **said})
 
     def server(self, port: int) -> None:
-        """Report a server of TensorFlow, which the agent then guards."""
+        """Report a TensorFlow server, which the agent then guards."""
         self._say({"type": "server", "port": port})
 
     def waiting(self, waiting: Waiting) -> None:
-        """Report that the task has been waiting for other ranks for long."""
+        """Report that the task has been waiting for other ranks for a long time."""
         self._say({"type": "waiting", **waiting.as_event()})
 
     def warning(self, text: str) -> None:
-        """Report a warning, which is shown at the console."""
+        """Report a warning, which is shown on the console."""
         self._say({"type": "warning", "text": _cut(text)})
 
     def note(self, text: str) -> None:
-        """Report what does not affect the result, which is shown at the console."""
+        """Report a note that affects no result; it is shown on the console."""
         self._say({"type": "note", "text": _cut(text)})
 
     def failure(self, cause: str) -> None:
@@ -200,7 +201,7 @@ class Reporter:
         self._say({"type": "failure", "cause": _cut(cause)})
 
     def trace(self, batch: Mapping[str, object]) -> None:
-        """Report what the task has done, as ``tracer.encoded`` gives it."""
+        """Report the task's activities, as encoded by ``tracer.encoded``."""
         self._say({"type": "trace", **batch})
 
     def exchanged(self) -> None:
@@ -210,7 +211,7 @@ class Reporter:
             self._say({"type": "exchanged"}, always=True)
 
     def flush(self) -> None:
-        """Report the last step and epoch, if they were held back."""
+        """Report the last step and epoch, if their reports were delayed."""
         if self._flush_step():
             self._say_totals()
         held_back, self._epoch_held_back = self._epoch_held_back, None
@@ -230,14 +231,14 @@ class Reporter:
                 self._send_pending(connection)
 
     def _flush_step(self) -> bool:
-        """Report the last step, if it was held back; returns whether it was."""
+        """Report the last step, if its report was delayed; return whether it was."""
         held_back, self._step_held_back = self._step_held_back, None
         if held_back is not None:
             self._say(held_back.as_event())
         return held_back is not None
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
-        """Have ``ask`` called, in another thread, when the agent requests stacks."""
+        """Let another thread call ``ask`` when the agent requests stacks."""
         self._waiting = ask
         self.listen()
 
@@ -246,12 +247,12 @@ class Reporter:
         if self._connection is None or self._listening:
             return
         self._listening = True
-        # Not threading.Thread: it would appear among the program's threads, and be
-        # waited for at exit.
+        # Not threading.Thread: it would appear among the program's threads, and Python
+        # would wait for it at exit.
         _thread.start_new_thread(self._answer, (self._connection,))
 
     def adopt(self, connection: socket.socket) -> None:
-        """Use this connection from now on, unless there is one already."""
+        """Use this connection from now on, unless there already is one."""
         if self._connection is None:
             self._connection = connection
             self.listen()
@@ -259,7 +260,7 @@ class Reporter:
     def abandon(self) -> None:
         """Stop reporting, in a child forked from the task.
 
-        If the child becomes the process that trains, it adopts a connection of its own.
+        If the child becomes the process that trains, it adopts its own connection.
         """
         connection, self._connection = self._connection, None
         self._lock = threading.RLock()
@@ -344,8 +345,8 @@ os.register_at_fork(after_in_child=_fall_silent)
 def claim(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
     """Take over the socket whose descriptor is TFCLUSTER_EVENTS, for process ``pid``.
 
-    Processes that the task starts inherit the variable, but the descriptor's number may
-    be any other file there. So the owner is recorded in TFCLUSTER_EVENTS_OWNER.
+    Processes that the task starts inherit the variable, but there the number may belong
+    to any other file. So the owner is recorded in TFCLUSTER_EVENTS_OWNER.
     """
     number = env.get("TFCLUSTER_EVENTS", "")
     owner = env.get("TFCLUSTER_EVENTS_OWNER", str(pid))
@@ -374,10 +375,10 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
             break
         try:
             if getattr(value, "shape", ()) != ():
-                continue  # NumPy warns of an array as a number
+                continue  # NumPy warns about an array used as a number
             number = float(value)  # type: ignore[arg-type]  # it may be anything
         except Exception:
-            # The program's callbacks put into the logs what they like.
+            # The program's callbacks may put anything into the logs.
             continue
         rounded = float(f"{number:.6g}")
         found[str(name)[:_MAX_NAME]] = rounded if math.isfinite(rounded) else None
@@ -385,7 +386,7 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
 
 
 def _finite(number: float) -> float | None:
-    """Rounded to four digits; None for NaN and infinity, which JSON does not have."""
+    """The number with four digits; None for NaN and infinity, which JSON lacks."""
     return round(float(number), 4) if math.isfinite(number) else None
 
 

@@ -1,4 +1,4 @@
-"""Why a program ended: one sentence from its uncaught exception. Pure."""
+"""Says in one sentence why a program ended, from its uncaught exception. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MAX_LENGTH = 500
 def cause(error: BaseException) -> str | None:
     """The last line of the traceback, or the message that was given to ``sys.exit``.
 
-    None if the exit code says it all. A failed import of TensorFlow or Keras is named,
-    because its error often only mentions some inner module or library.
+    None if the exit code says everything. A failed import of TensorFlow or Keras is
+    named, because its error often only mentions some inner module or library.
     """
     if isinstance(error, SystemExit):
         return _first_line(error.code) if isinstance(error.code, str) else None
@@ -26,7 +26,7 @@ def cause(error: BaseException) -> str | None:
 
 
 def _failed_import(error: BaseException) -> str | None:
-    """Which of the two libraries was being imported when ``error`` was raised."""
+    """The library that was being imported when ``error`` was raised, or None."""
     if isinstance(error, ModuleNotFoundError) and error.name in _SLOW_IMPORTS:
         return error.name
     for frame, _ in traceback.walk_tb(error.__traceback__):

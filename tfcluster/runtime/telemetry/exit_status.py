@@ -1,4 +1,4 @@
-"""Makes a program that has ended exit with status 1, if a final check fails."""
+"""Makes a program that has ended exit with status 1 if a final check fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _installed = False
 def install() -> None:
     """Register the exit handler, before the handlers that may call ``fail``.
 
-    Python runs exit handlers in reverse order, so ours runs after those.
+    Python runs exit handlers in reverse order, so ours runs after those handlers.
     """
     global _installed
     if not _installed:

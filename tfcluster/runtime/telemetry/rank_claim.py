@@ -2,8 +2,8 @@
 
 A task's command may be a script that starts Python, and a program may train in a child
 process. The first process that is about to connect to other ranks gets the rank from
-the agent; a second one at the same time is an error. Knows nothing of connections to
-ranks.
+the agent; a second process at the same time is an error. The module knows nothing about
+connections to ranks.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.wire import Decoder, WireError, encode
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
-"""Variable with the name of the agent's abstract Unix socket for this task."""
+"""The variable with the name of the agent's abstract Unix socket for this task."""
 
 _COMMAND_CHARS = 120
 _PATIENCE_S = 60.0
-"""An agent answers at once; a stopped one must not block the program forever."""
+"""An agent answers at once; a stopped agent must not block the program forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """This process has the rank; ``number`` processes of this attempt had it before."""
+    """This process's claim of the rank, which ``number`` processes had before."""
 
     number: int
     before: str = ""
-    """Description of the last of these processes."""
+    """A description of the last of these processes."""
     line: socket.socket | None = None
     """The connection to the agent; the rank is taken as long as it is open."""
 
@@ -41,7 +41,7 @@ _claim: Claim | None = None
 
 
 def agent_answers() -> bool:
-    """Whether there is an agent from which ranks are claimed."""
+    """Whether there is an agent from which processes claim ranks."""
     return bool(os.environ.get(ADDRESS))
 
 
@@ -58,9 +58,9 @@ def claim(task: str) -> Claim:
 
 
 def require_first(task: str, what: str) -> None:
-    """Claim the rank, if only one process per attempt may ever have it.
+    """Claim the rank in a case where only one process per attempt may ever have it.
 
-    ``what`` says why. Raises CollectiveError if another process has it or has had it.
+    ``what`` gives the reason. Raises CollectiveError if another process has or had it.
     """
     claimed = claim(task)
     if claimed.number:
@@ -80,8 +80,8 @@ def _ask(address: str, task: str) -> Claim:
         line.settimeout(None)
     except (OSError, WireError) as error:
         line.close()
-        # Most likely a container with a separate network namespace. The other ranks
-        # may still be reachable.
+        # Most likely this is a container with a separate network namespace. The other
+        # ranks may still be reachable.
         sys.stderr.write(
             f"tfcluster: warning: {_this_process()} cannot reach its agent ({error}): "
             "its steps are not shown, and its collectives are not reported\n"
@@ -117,7 +117,7 @@ def _command() -> str:
 
 
 def _not_in_child() -> None:
-    """Drop the claim in a forked child: it does not have the rank."""
+    """Drop the claim in a forked child, which does not have the rank."""
     global _claim
     if _claim is not None and _claim.line is not None:
         _claim.line.close()

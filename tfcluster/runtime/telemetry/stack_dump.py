@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 RUNNER = "tfcluster.runtime.scripts.run_script"
-"""The module that runs the user's program: its frames and outer ones are omitted."""
+"""The module that runs the user's program: its frames and outer frames are omitted."""
 
 OURS = "tfcluster-"
 """Prefix of the names of the runtime's own threads, which are never shown."""
@@ -22,7 +22,7 @@ _PYTHONS_OWN = str(Path(os.__file__).parent) + os.sep
 
 
 def stacks_text(without_thread: int) -> str:
-    """The stacks of all threads, the main thread first; one is omitted by its ident."""
+    """The stacks of all threads except ``without_thread``; the main thread is first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

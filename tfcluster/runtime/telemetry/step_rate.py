@@ -1,4 +1,4 @@
-"""Counts training steps and reports their rate to the agent. Knows no TensorFlow."""
+"""Counts training steps and reports their rate to the agent, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_TOTALS = 12
 
 
 class Total(Protocol):
-    """What exchanges with one purpose have cost."""
+    """The cost of the exchanges with one purpose."""
 
     count: int
     seconds: float
@@ -26,13 +26,13 @@ class Total(Protocol):
 
 
 class Totals(Protocol):
-    """What the exchanges of a rank have cost so far, by purpose."""
+    """The cost of a rank's exchanges so far, by purpose."""
 
     def longest(self, most: int) -> Sequence[tuple[str, Total]]: ...
 
 
 class Exchanges(Protocol):
-    """An object that knows what the exchanges with other tasks have cost so far."""
+    """An object that knows the cost of the exchanges with other tasks so far."""
 
     @property
     def waited_s(self) -> float:
@@ -41,7 +41,7 @@ class Exchanges(Protocol):
 
     @property
     def exchanged_bytes(self) -> int:
-        """Bytes that it has exchanged."""
+        """Bytes that this rank has exchanged."""
         ...
 
     @property
@@ -53,10 +53,10 @@ class Exchanges(Protocol):
 class StepRate:
     """Counts steps: a step has begun when an optimizer is used again.
 
-    So the two optimizers of a GAN make one step together, and models that are trained
-    one after another continue the count; each may miss its first step in it. ``clock``
-    returns seconds. Rates are averages over about a second. Each step is also
-    recorded by the ``tracer``, if there is one.
+    So the two optimizers of a GAN make one step together. Models that are trained one
+    after another continue the count, which may miss the first step of each. ``clock``
+    returns seconds. Rates are averages over about a second. The ``tracer``, if there is
+    one, also records each step.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StepRate:
 
     @property
     def steps(self) -> int:
-        """Number of training steps that this rank has done."""
+        """The number of training steps that this rank has done."""
         return self._steps
 
     def applied(self, optimizer: str) -> None:
@@ -99,7 +99,7 @@ class StepRate:
             return
         now = _Window(self._clock(), self._steps, self._exchanges.waited_s)
         if is_new:
-            # Its first step includes tracing and compilation, so it is not counted.
+            # Restart the window: the first step includes tracing and compilation.
             self._window = now
         elif (full := now.time_s - self._window.time_s >= _WINDOW_S) or self._is_first:
             self._rates = now.rates_since(self._window)
@@ -112,7 +112,7 @@ class StepRate:
             self._tracer.step(self._steps)
 
     def _totals(self) -> list[dict[str, object]]:
-        """The exchanges that have taken most time, for an event."""
+        """The exchanges that have taken the most time, for an event."""
         return [
             {
                 "what": what,

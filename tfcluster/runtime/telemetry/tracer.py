@@ -1,8 +1,9 @@
 """Records what a task does and when: its steps, exchanges, saves, fits.
 
 The newest events wait in memory. About once a second a thread sends them to the agent,
-so a killed process loses what it has done since. ``docs/protocols.md`` ("Task and
-agent") describes the event. Knows neither TensorFlow nor what a step is.
+so a killed process loses only the events since then. ``docs/protocols.md`` ("Task and
+agent") describes the event. The module does not use TensorFlow, and does not know what
+a step is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHECKPOINTS, KERAS = "checkpoints", "fit, evaluate"
 """The rows in which a viewer shows the events."""
 
 WAITING_EVENTS = 8192
-"""If more happens before they are sent, the oldest ones are dropped."""
+"""The most events that wait to be sent; after that, the oldest events are dropped."""
 FLUSH_S = 1.0
 _BATCH_EVENTS = 1000
 _LAST_S = 2.0
@@ -43,21 +44,21 @@ class Event(NamedTuple):
     began_s: float
     ended_s: float
     amount: int
-    """The bytes of an exchange, the number of a step; else 0."""
+    """The bytes of an exchange or the number of a step; else 0."""
     how: str
-    """By what an exchange was done; else empty."""
+    """How an exchange was made, such as the transport's name; else empty."""
     waited_s: float
-    """How much of the time passed with waiting for others."""
+    """The part of the time that was spent waiting for others."""
     arrived_s: float
-    """After which time all ranks had come to the exchange; 0: unknown."""
+    """The time after which all ranks had reached the exchange; 0 if unknown."""
 
 
 class Tracer:
     """The events of this process. No method raises or blocks; thread-safe.
 
-    ``say`` gets a batch (see ``encoded``), in a thread of its own, and ``drain`` waits
-    at most so many seconds until all batches are sent. After ``most_steps`` steps
-    nothing is recorded any more; None: no limit. ``clock`` returns seconds.
+    ``say`` gets a batch (see ``encoded``) in a separate thread, and ``drain(seconds)``
+    waits at most that long until all batches are sent. After ``most_steps`` steps
+    (None: no limit), nothing is recorded any more. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Tracer:
         )
 
     def step(self, number: int) -> None:
-        """Record that the step of this number has ended; the next one begins."""
+        """Record that the step with this number has ended; the next step begins."""
         now_s = self.clock()
         began_s, self._step_began_s = self._step_began_s, now_s
         self.add(STEPS, "step", began_s, now_s, number)
@@ -109,11 +110,11 @@ class Tracer:
             self.on = False
 
     def step_begins(self) -> None:
-        """What has happened since the last step does not belong to the next one."""
+        """Begin the next step now: the time since the last step belongs to no step."""
         self._step_began_s = self.clock()
 
     def flush(self) -> None:
-        """Send the events that wait."""
+        """Send the waiting events."""
         with self._lock:
             events: list[Event] = []
             with suppress(IndexError):
@@ -123,7 +124,7 @@ class Tracer:
                 self._say(encoded(events[start : start + _BATCH_EVENTS]))
 
     def finish(self) -> None:
-        """Send the last events; waits for the agent, but not for long."""
+        """Send the last events; wait for the agent, but not for long."""
         self.flush()
         self._drain(_LAST_S)
 
@@ -145,7 +146,7 @@ class Tracer:
 
 
 def encoded(events: Sequence[Event]) -> dict[str, object]:
-    """A batch of at least one event, as JSON types; complete in itself.
+    """A batch of at least one event, as JSON types; it needs no other batch.
 
     ``events`` is a string, which agent and launcher pass on without parsing it: a JSON
     list of rows, whose times are in microseconds.
@@ -154,7 +155,7 @@ def encoded(events: Sequence[Event]) -> dict[str, object]:
     base_us = int(events[0].began_s * 1e6)
     rows = []
     for _, row, name, began_s, ended_s, amount, how, waited_s, arrived_s in events:
-        # Truncated one by one: this keeps the order of all beginnings and ends.
+        # Truncate them one by one, to keep the order of all beginnings and ends.
         began_us, ended_us = int(began_s * 1e6), int(ended_s * 1e6)
         said = [
             names.setdefault(row, len(names)),
@@ -209,7 +210,7 @@ def _from_environment() -> Tracer | None:
     try:
         options = context_from(os.environ).options
     except ContextError:
-        return None  # It is reported elsewhere.
+        return None  # The error is reported elsewhere.
     if not options.trace:
         return None
     said = reporter()
