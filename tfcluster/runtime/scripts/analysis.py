@@ -1,4 +1,4 @@
-"""Static analysis of a program: what its source says about how it trains. Pure.
+"""Static analysis of a program: finds out from its source how it trains. Pure.
 
 The source is read before the program's first line runs, because later may be too late.
 """
@@ -15,7 +15,7 @@ NAMES = (
     "PartialDistributedOptimizer",
     "PartialDistributedGradientTape",
 )
-"""Names by which a program that distributes its training exchanges its gradients."""
+"""Names with which a program that distributes its training exchanges its gradients."""
 
 TF1_NAMES = (
     "ClusterSpec",
@@ -26,7 +26,7 @@ TF1_NAMES = (
     "replica_device_setter",
     "replicated_graph",
 )
-"""Names by which a TensorFlow 1 script trains in a cluster."""
+"""Names with which a TensorFlow 1 script trains in a cluster."""
 
 _PACKAGE = "tfcluster.runtime"
 _HOROVOD = "horovod"
@@ -43,7 +43,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What a program's source says about how it trains."""
+    """The result of analysing how a program trains."""
 
     distributes_itself: bool = False
     """The program exchanges gradients or weights by itself.
@@ -57,7 +57,7 @@ class Analysis:
 
 
 def analyse(source: str) -> Analysis:
-    """Parse a program's source once. One that cannot be parsed says nothing."""
+    """Parse a program's source once. A source that cannot be parsed says nothing."""
     if not any(word in source for word in _WORDS):
         return Analysis()
     try:
@@ -80,7 +80,7 @@ def _distributes_itself(tree: ast.Module, nodes: Sequence[ast.AST]) -> bool:
 
 
 def _run_with_the_module(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yields the statements at module level, including those in ``try`` blocks."""
+    """Yield the statements at module level, including those in ``try`` blocks."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if isinstance(node, ast.Try):
@@ -189,7 +189,7 @@ class _Reductions:
 
     def _is_one(self, value: ast.expr, names: set[str]) -> bool:
         if isinstance(value, ast.Call) and _called(value) in _GRADIENTS:
-            # The gradient of an averaged loss is still that of this rank alone.
+            # The gradient of an averaged loss is still this rank's own gradient.
             return False
         if isinstance(value, ast.Call) and _called(value) in self.returning:
             return True
@@ -223,7 +223,7 @@ def _expressions(value: ast.AST) -> Iterator[ast.expr]:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yields the (target, value) pairs that a node binds."""
+    """Yield the (target, value) pairs that a node binds."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _unpacked(target, node.value)
@@ -242,7 +242,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def _unpacked(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Splits ``a, b = x, y`` into the pairs (a, x) and (b, y)."""
+    """Split ``a, b = x, y`` into the pairs (a, x) and (b, y)."""
     pair = (ast.Tuple, ast.List)
     if (
         isinstance(target, pair)

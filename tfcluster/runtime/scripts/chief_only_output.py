@@ -1,6 +1,6 @@
-"""Restricts what a program prints to the chief.
+"""Lets only the chief print what a program prints.
 
-``runtime.chief_only`` selects it.
+``runtime.chief_only`` enables this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfcluster.runtime.context import Context
 def silence_print(context: Context) -> None:
     """Make ``print`` do nothing on other ranks, except to files.
 
-    All ranks still write errors, warnings and what they log.
+    All ranks still write errors, warnings and log messages.
     """
     if context.is_chief or "print" not in context.options.chief_only:
         return

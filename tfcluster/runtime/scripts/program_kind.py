@@ -1,15 +1,15 @@
-"""What kind of program this is: who distributes its training?
+"""Finds out what kind of program this is: who distributes its training?
 
 - A program that distributes its training by itself, as scripts for Horovod do. It
   shards its data, exchanges its gradients and lets rank 0 write files, so the runtime
-  does none of that for it.
+  does none of this for it.
 - A TensorFlow 1 script that trains in a cluster. It builds a graph in each task and
   uses parameter servers through sessions. So the runtime shards nothing for it, and
   each task has its own random seed.
 - Any other program: the runtime distributes its training.
 
-This is known from the program's main file before its first line runs, or else from its
-first call. Knows neither TensorFlow nor Keras.
+The kind is known from the program's main file before its first line runs, or else from
+its first call. The module uses neither TensorFlow nor Keras.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfcluster.runtime.scripts.run_script import Program
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known so far. A claim is never withdrawn."""
+    """What is known so far; a claim is never withdrawn."""
 
     distributes_itself: bool = False
     is_tf1_script: bool = False
@@ -37,7 +37,7 @@ _may_distribute_itself: Callable[[], None] = lambda: None  # noqa: E731  # a def
 
 
 def read(program: Program, context: Context) -> None:
-    """Find out from the source of the program's main file, if it can be read.
+    """Find out the kind from the source of the program's main file, if readable.
 
     Raises what ``claim_distribution`` raises.
     """
@@ -56,7 +56,7 @@ def distributes_itself() -> bool:
 def claim_distribution() -> None:
     """Record that the program distributes its training by itself.
 
-    Raises CollectiveError if batches have been divided already: see
+    Raises CollectiveError if batches have already been divided: see
     ``guard_distribution``.
     """
     if not _known.distributes_itself:
@@ -65,7 +65,7 @@ def claim_distribution() -> None:
 
 
 def guard_distribution(check: Callable[[], None]) -> None:
-    """Have ``check`` called before the first claim; it raises if that is too late."""
+    """Call ``check`` before the first claim; it raises if that claim is too late."""
     global _may_distribute_itself
     _may_distribute_itself = check
 

@@ -1,8 +1,8 @@
 """Runs the user's program as ``__main__``, as ``python PROGRAM ARG...`` would.
 
-A program cannot tell the difference: sys.argv, sys.path and ``__main__`` are those that
-Python would give it, and our frames are left out of its tracebacks. Knows neither tasks
-nor TensorFlow.
+A program cannot tell the difference: sys.argv, sys.path and ``__main__`` are the same
+as with Python, and our frames are left out of its tracebacks. The module knows nothing
+about tasks or TensorFlow.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program: ``option`` is ``-m``, ``-c`` or empty, ``target`` the module, code or
-    path."""
+    """A program: ``option`` is ``-m``, ``-c`` or empty, and ``target`` is the module,
+    code or path."""
 
     option: str
     target: str
@@ -40,7 +40,7 @@ class Program:
 def parse(argv: Sequence[str]) -> Program | None:
     """Parse ``SCRIPT ARG...``, ``-m MODULE ARG...`` or ``-c CODE ARG...``.
 
-    None if the program is missing.
+    Returns None if the program is missing.
     """
     option = argv[0] if argv and argv[0] in ("-m", "-c") else ""
     rest = list(argv[1:] if option else argv)
@@ -62,7 +62,7 @@ def import_folder(program: Program) -> str | None:
 
 
 def run(program: Program) -> None:
-    """Run ``program`` to its end; its exceptions, also SystemExit, are passed on.
+    """Run ``program`` to its end; pass on its exceptions, including SystemExit.
 
     Python prints an uncaught exception at exit, without our frames.
     """
@@ -87,7 +87,7 @@ def run(program: Program) -> None:
 
 def _run_module(name: str, folder: str | None) -> None:
     _put_first(folder)
-    # What Python's C code calls for -m: the only way to run in the real __main__.
+    # Python's C code calls this for -m: it is the only way to run in the real __main__.
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
@@ -134,12 +134,12 @@ def _put_first(folder: str | None) -> None:
 
 
 def _fresh_main() -> ModuleType:
-    """Replace ``__main__`` by an empty module."""
+    """Replace ``__main__`` with an empty module."""
     main = ModuleType("__main__")
     if sys.version_info < (3, 14):
         main.__annotations__ = {}
     main.__dict__["__builtins__"] = builtins
-    # Once multiprocessing is imported, __mp_main__ is a second name of it.
+    # Once multiprocessing is imported, __mp_main__ is a second name of this module.
     caller = sys.modules["__main__"]
     for name in [name for name, module in sys.modules.items() if module is caller]:
         sys.modules[name] = main
@@ -155,15 +155,15 @@ _OURS = "tfcluster."
 def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
     """Wrap the exception hook, so that it shows only the program's part of a traceback.
 
-    Python calls it at the very end, and then exits with its usual status: 1, or SIGINT
-    after a KeyboardInterrupt. With TFCLUSTER_DEBUG=1 nothing is hidden.
+    Python calls the hook at the very end, and then exits with its usual status: 1, or
+    SIGINT after a KeyboardInterrupt. With TFCLUSTER_DEBUG=1 nothing is hidden.
     """
     if os.environ.get("TFCLUSTER_DEBUG", "") not in ("", "0"):
         return hook
     entries = list(_parts(error.__traceback__))
     ours = _is_ours(type(error).__module__)
     if ours:
-        # End at the line where the program called us: the author can change that one.
+        # End at the line where the program called us: the author can change that line.
         entries = entries[: 1 + max(_places_of_program(entries), default=-1)]
     traceback: TracebackType | None = None
     for module, part in reversed(entries):
@@ -196,7 +196,7 @@ def _is_ours(module: str) -> bool:
 def _places_of_program(
     entries: Sequence[tuple[str, TracebackType]],
 ) -> Iterator[int]:
-    """Indices of the entries that are neither ours nor in any library."""
+    """The indices of the entries that are neither ours nor in any library."""
     folders = tuple({sysconfig.get_path(name) for name in _LIBRARIES})
     for at, (module, part) in enumerate(entries):
         file = part.tb_frame.f_code.co_filename
@@ -208,7 +208,7 @@ _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
 def _parts(traceback: TracebackType | None) -> Iterator[tuple[str, TracebackType]]:
-    """Yields every entry of a traceback, with the name of its module."""
+    """Yield every entry of a traceback, with the name of its module."""
     while traceback is not None:
         yield traceback.tb_frame.f_globals.get("__name__", ""), traceback
         traceback = traceback.tb_next

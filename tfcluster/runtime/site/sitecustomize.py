@@ -1,16 +1,16 @@
 """The ``sitecustomize`` of every Python that the command of a training task starts.
 
-It is the first on PYTHONPATH. It runs the site's own ``sitecustomize``, and loads the
-training runtime when TensorFlow or Keras is imported: see ``docs/protocols.md``
-("Python below the command"). Until then it imports nothing that Python has not imported
-already, and works with any Python 3.
+Its folder comes first on PYTHONPATH. It runs the site's own ``sitecustomize``, and
+loads the training runtime when TensorFlow or Keras is imported: see
+``docs/protocols.md`` ("Python below the command"). Until then it imports nothing that
+Python has not already imported, and works with any Python 3.
 """
 
 import os
 import sys
 from _frozen_importlib_external import PathFinder
 
-TYPE_CHECKING = False  # Not from typing, which takes long to import.
+TYPE_CHECKING = False  # Not from typing, which takes a long time to import.
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
@@ -24,8 +24,8 @@ _LIBRARIES = ("tensorflow", "keras", "horovod")
 _OLDEST = (3, 10)
 _OURS = ("tfcluster.runtime.task.bootstrap", "tfcluster.runtime.warm.preloader")
 _DISTRIBUTION_NAMES = ("DistributedOptimizer", "DistributedGradientTape", "horovod")
-"""A program that contains one of these words shards its data by itself. They occur in
-all of ``analysis.NAMES``; to parse the program would take too long."""
+"""A program that contains one of these words shards its data by itself. Each of
+``analysis.NAMES`` contains one of them; parsing the program would take too long."""
 
 
 def _is_below_a_training_task() -> bool:
@@ -54,7 +54,7 @@ def _is_helper() -> bool:
 
 
 class _Hook:
-    """A finder that finds only our package, and reacts to the import of others."""
+    """A finder that finds only our package, and reacts to the import of libraries."""
 
     def __init__(self) -> None:
         self._random_state: object = None
@@ -121,8 +121,8 @@ class _Hook:
         if name == "numpy":
             module.random.seed(_seed())
         elif _is_helper():
-            # Helpers of a program must not all draw the same numbers, and this one has
-            # no name yet: it is seeded later, unless its generator is used before.
+            # Helpers of a program must not all draw the same numbers, and this helper
+            # has no name yet: it is seeded later, unless its generator is used earlier.
             self._random_state = module.getstate()
         else:
             module.seed(_seed())
@@ -131,7 +131,7 @@ class _Hook:
 def _found(
     name: str, path: "Sequence[str] | None", target: "ModuleType | None"
 ) -> "ModuleSpec | None":
-    """The spec from the first finder that has one."""
+    """The spec from the first finder that finds one."""
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = find(name, path, target) if find else None
@@ -153,7 +153,7 @@ def _package() -> "ModuleSpec | None":
 
 
 def _seed() -> int:
-    """The same as ``injection.common_seed``, without its imports."""
+    """The same seed as ``injection.common_seed``, without its imports."""
     import hmac
 
     environ = os.environ
