@@ -1,7 +1,7 @@
 """A pool of arrays whose memory is reused once nothing refers to them any more.
 
 Fresh memory costs a page fault for every 4 KiB, which takes longer than adding up the
-numbers that are written there. Arrays are aligned so that TensorFlow can use them as
+numbers that are written to it. Arrays are aligned so that TensorFlow can use them as
 tensors without a copy.
 """
 
@@ -16,11 +16,11 @@ import numpy as np
 from tfcluster.runtime.tensor_types import Array
 
 ALIGNMENT = 64
-"""Bytes; TensorFlow uses an array so aligned without a copy."""
+"""Bytes; TensorFlow uses an array with this alignment without a copy."""
 _MIN_BYTES = 1 << 16
 _MAX_FREE = 4
 _MAX_SIZES = 16
-"""Number of recent sizes to keep: ever new sizes would otherwise exhaust memory."""
+"""The number of recent sizes to keep: otherwise ever new sizes would exhaust memory."""
 
 
 def _references(bases: list[Array]) -> list[int]:
@@ -29,7 +29,7 @@ def _references(bases: list[Array]) -> list[int]:
 
 # getrefcount's own references differ between Python versions, so they are measured.
 _UNUSED = _references([np.empty(0)])[0]
-"""Reference count of a base that only the pool refers to; each array of it adds one."""
+"""The reference count of a base to which only the pool refers; each array adds one."""
 
 
 def _new_buffer(size: int) -> Array:
@@ -46,8 +46,8 @@ class Pool:
     def empty(self, count: int, dtype: Any) -> Array:
         """An uninitialised vector of ``count`` items, aligned to ``ALIGNMENT`` bytes.
 
-        Shape (count,); ``dtype`` is what ``np.dtype`` takes. Its memory is used again
-        once neither it nor a view of it is referred to.
+        It has shape (count,); ``dtype`` is anything that ``np.dtype`` accepts. Its
+        memory is reused once nothing refers to it or to a view of it.
         """
         dtype = np.dtype(dtype)
         size = count * dtype.itemsize

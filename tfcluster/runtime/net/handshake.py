@@ -8,7 +8,7 @@ Nothing else is read before that: at most 76 bytes from an unauthenticated peer.
     acceptor -> dialer   one byte: welcome
 
 It is a challenge-response protocol like SKID3 (Menezes et al., "Handbook of Applied
-Cryptography", 10.3.2). Knows nothing of what is sent afterwards.
+Cryptography", 10.3.2). The module does not know what is sent afterwards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Anonymous files (memfd) that processes of one host share through /proc.
 
 Such a file has no name, cannot shrink, and is freed with the last process that has it.
-It begins with a nonce, by which a process knows that it has opened the right one.
-See memfd_create(2) and fcntl(2), "File Sealing".
+It begins with a nonce, by which a process knows that it has opened the right file. See
+memfd_create(2) and fcntl(2), "File Sealing".
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def created(name: str, size: int) -> Iterator[int]:
 def opened(pid: int, descriptor: int, size: int, nonce: bytes) -> Iterator[int]:
     """A descriptor, open during the body, of the file that process ``pid`` has created.
 
-    Raises OSError if the file cannot be opened, is no memfd, may shrink, or has another
-    size or nonce.
+    Raises OSError if the file cannot be opened, is not a memfd, may shrink, or has the
+    wrong size or nonce.
     """
     path = f"/proc/{pid}/fd/{descriptor}"
     # Opening something else, a FIFO for instance, could block.

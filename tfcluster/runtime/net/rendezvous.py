@@ -1,8 +1,8 @@
 """The rendezvous of ranks: an authenticated connection between every two of them.
 
 A rank listens on its own address and dials every lower rank. Connections that fail the
-handshake are closed and do not disturb the others. Knows nothing of what the
-connections are for.
+handshake are closed and do not disturb the others. The module does not know the purpose
+of the connections.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _POLL_S = 0.1
 """How often a wait for connections checks whether it was interrupted."""
 _MAX_PORT = 65535
 _MAX_UNAUTHENTICATED = 64
-"""Maximal number of connections that are not authenticated yet."""
+"""The maximum number of connections that are not yet authenticated."""
 
 
 def connect(
@@ -46,7 +46,7 @@ def connect(
     found: dict[int, socket.socket] | None = None,
     interrupted: threading.Event | None = None,
 ) -> dict[int, socket.socket]:
-    """Connect to all other ranks; returns a blocking socket for each.
+    """Connect to all other ranks; return a blocking socket for each.
 
     ``addresses`` are ``host:port`` in rank order. Sockets are added to ``found`` one by
     one, so that other threads can see which ranks are missing. Raises
@@ -123,12 +123,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def listen(addresses: Sequence[str], index: int, name: str) -> socket.socket:
-    """Listen on our own port, which the agent has bound but does not listen on.
+    """Listen on our own port, which the agent has bound without listening.
 
-    If all addresses are loopback addresses, only our own is bound, so that other hosts
-    cannot connect. Otherwise all interfaces are, because a host may resolve its own
-    name to another address than other hosts do. Raises CollectiveError if that fails or
-    an address is malformed, and OSError if our host's name cannot be resolved.
+    If all addresses are loopback addresses, only our own address is bound, so that
+    other hosts cannot connect. Otherwise all interfaces are bound, because a host may
+    resolve its own name to another address than other hosts do. Raises CollectiveError
+    if that fails or an address is malformed, and OSError if our host's name cannot be
+    resolved.
     """
     host, port = parse_address(addresses[index])
     only_loopback = all(
@@ -160,11 +161,12 @@ def dial_until(
     names: tuple[str, str],
     interrupted: threading.Event | None = None,
 ) -> socket.socket:
-    """Dial ``address`` again and again until both ends have authenticated each other.
+    """Dial ``address`` repeatedly until both ends have authenticated each other.
 
     Returns the connection. ``deadline`` is in seconds, by ``time.monotonic``; ``names``
-    are those of both ends in messages, ours first. Raises CollectiveTimeoutError with
-    the cause after the deadline, and PeerLostError soon after ``interrupted`` is set.
+    has the names of both ends for messages, ours first. Raises CollectiveTimeoutError
+    with the cause after the deadline, and PeerLostError soon after ``interrupted`` is
+    set.
     """
     target = parse_address(address)
     interrupted = interrupted or threading.Event()
@@ -187,7 +189,8 @@ def dial_until(
         if interrupted.wait(min(pause_s, left)):
             raise _interrupted()
         pause_s = min(2 * pause_s, _RETRY_S)
-    # A peer that refused us and then gave up cannot be reached; the refusal is why.
+    # A peer that refused us and then gave up cannot be reached: the refusal is the
+    # cause.
     cause = refusal or failure
     raise CollectiveTimeoutError(
         f"{names[0]} could not reach {names[1]} at {address}: {cause}"
@@ -232,7 +235,7 @@ class Acceptor:
         self._close_unclaimed()
 
     def _close_unclaimed(self) -> None:
-        """Close connections that were accepted but are not wanted any more."""
+        """Close connections that were accepted but are no longer needed."""
         with suppress(queue.Empty):
             while True:
                 self._arrivals.get_nowait()[1].close()

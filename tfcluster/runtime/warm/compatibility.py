@@ -1,4 +1,5 @@
-"""Whether a task may be forked from the warm interpreter. Pure, except for a folder.
+"""Checks whether a task may be forked from the warm interpreter. Pure, except that it
+lists a folder.
 
 Some settings are read only once, when Python starts or TensorFlow is imported. A task
 with other settings needs a fresh interpreter.
@@ -16,7 +17,7 @@ from tfcluster.import_variables import is_read_early
 def late_variable(
     changes: Mapping[str, str | None], environ: Mapping[str, str]
 ) -> str | None:
-    """Why ``changes`` come too late for this interpreter; None if they do not."""
+    """Why ``changes`` are too late for this interpreter; None if they are not."""
     for name, value in changes.items():
         if is_read_early(name) and environ.get(name) != value:
             return f"{name} is read only once, at the start"
@@ -24,9 +25,9 @@ def late_variable(
 
 
 def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
-    """Why a program with its modules in ``folder`` would get a wrong one, or None.
+    """Why a program with modules in ``folder`` would get a wrong module, or None.
 
-    That happens if another module of the same name has been imported already.
+    This happens if another module of the same name has already been imported.
     """
     if folder is None:
         return None

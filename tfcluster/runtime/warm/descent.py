@@ -1,9 +1,9 @@
-"""Makes the processes of a run out of a kept interpreter: a guard, an agent, servers.
+"""Creates the processes of a run from a kept interpreter: a guard, an agent, servers.
 
 A server is a fork of the interpreter that forks tasks. It has to be a child of the
 run's agent, so the agent's process is forked here as well, forks the servers, and only
 then executes the agent. ``docs/protocols.md`` ("Kept interpreters") has a picture.
-Knows how a process becomes like another one, but not what agents do.
+Knows how a process takes over another one's state, but not what agents do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from tfcluster.runtime.warm.fork import default_signals, fork
 
 MARKS = "TFCLUSTER_KEPT"
-"""The variable in whose place servers get the marks of their run."""
+"""The variable that the marks of a run replace in its servers."""
 MARKS_BYTES = 400
 
 _ENV_START, _ENV_END = 49, 50
@@ -31,7 +31,7 @@ _FAILED = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescentRequest:
-    """What the run's processes must be like; all of this is inherited by tasks."""
+    """The state that the run's processes must have; tasks inherit all of it."""
 
     run: str
     count: int
@@ -40,21 +40,21 @@ class DescentRequest:
     env: Mapping[str, str]
     umask: int
     limits: Mapping[str, Sequence[int]]
-    """Number of a resource limit -> soft and hard limit."""
+    """The soft and hard limit, by the number of the resource limit."""
     nice: int
     oom_score_adj: int
     ignored: Sequence[int]
     """Signals that stay ignored."""
     blocked: Sequence[int]
-    """Signals that guard and agent get blocked, until they have handlers."""
+    """Signals that are blocked in guard and agent until they have handlers."""
     streams: Sequence[int]
     """Descriptors that become the standard streams."""
     link: int
-    """Descriptor of the socket to the process that asked for all this."""
+    """Descriptor of the socket to the process that made the request."""
 
     @classmethod
     def parse(cls, frame: Mapping[str, Any], fds: Sequence[int]) -> DescentRequest:
-        """Raises ValueError if something is missing or wrong."""
+        """Parse a request. Raises ValueError if something is missing or wrong."""
         if len(fds) != 4:
             raise ValueError(f"a request needs 4 descriptors, got {len(fds)}")
         try:
@@ -83,7 +83,7 @@ class DescentRequest:
 
 
 def descend(request: DescentRequest) -> socket.socket | None:
-    """Fork the run's processes. Returns None here, and a server's socket in a server.
+    """Fork the run's processes. Returns None here, and its socket in a server.
 
     The guard becomes a child of this process, which need not wait for it. Raises
     OSError if nothing can be forked.
@@ -149,9 +149,9 @@ def _in_server(request: DescentRequest, end: int) -> socket.socket:
 
 
 def _take_descriptors(request: DescentRequest) -> int:
-    """Keep only the standard streams and the link; returns the link's number."""
+    """Keep only the standard streams and the link; return the link's number."""
     high = [os.dup(fd) for fd in (*request.streams, request.link)]
-    # Some of the given numbers may be those that are overwritten next.
+    # Some of the given numbers may be overwritten next.
     base = max(*high, 10) + 1
     lifted = [os.dup2(fd, base + index) for index, fd in enumerate(high)]
     for stream, fd in enumerate(lifted[:3]):
@@ -179,7 +179,7 @@ def _execute(
 ) -> NoReturn:
     for fd in keep:
         os.set_inheritable(fd, True)
-    # Python ignores these; a program that it executes must not inherit that.
+    # Python ignores these signals; a program that it executes must not inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, request.blocked)

@@ -1,7 +1,7 @@
 """Forks a task from the warm interpreter, in the state of a newly started process.
 
-Knows processes, descriptors, signals and the state of Python's modules, but nothing of
-what the task will run.
+Knows processes, descriptors, signals and the state of Python's modules, but not what
+the task will run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ForkRequest:
 
 
 def fork_task(request: ForkRequest) -> int | None:
-    """Fork twice; returns the task's pid in the parent, and None in the task.
+    """Fork twice; return the task's pid in the parent, and None in the task.
 
     The process in between has ended on return, so the task's parent is the nearest
     subreaper. Raises OSError if the task cannot be started.
@@ -77,9 +77,9 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
 
 
 def fork() -> int:
-    """As os.fork."""
-    # Python 3.12 warns of forks with threads. Here they are OpenBLAS's, which stops and
-    # restarts its threads around a fork.
+    """Call os.fork without its warning about threads."""
+    # Python 3.12 warns about forks with threads. Here the threads are OpenBLAS's, which
+    # stops and restarts its threads around a fork.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -113,7 +113,7 @@ def _take_descriptors(request: ForkRequest, keep: int) -> None:
 
 
 def default_signals(kept: Collection[int]) -> None:
-    """Reset signal handlers, except those of ``kept``, to those of a new process."""
+    """Reset signal handlers, except for ``kept``, to the state of a new process."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if number not in kept:
             signal.signal(number, signal.SIG_DFL)
@@ -124,7 +124,7 @@ def default_signals(kept: Collection[int]) -> None:
 
 
 def _ignored_warnings() -> set[int]:
-    """SIGUSR1 and SIGUSR2, by which schedulers warn, stay ignored if they are."""
+    """The signals SIGUSR1 and SIGUSR2, with which schedulers warn, if ignored."""
     warned = (signal.SIGUSR1, signal.SIGUSR2)
     return {number for number in warned if signal.getsignal(number) is signal.SIG_IGN}
 

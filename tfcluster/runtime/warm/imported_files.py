@@ -1,4 +1,4 @@
-"""What an interpreter has imported, by the metadata of packages: unchanged or not?
+"""Checks whether imported packages have changed, by the packages' metadata.
 
 Only reads the file system. Files of packages themselves are not read: installers change
 the metadata whenever they change a package.
@@ -18,13 +18,13 @@ _PATH_FILES = (".pth", ".egg-link")
 _RECORDS = ("METADATA", "RECORD", "PKG-INFO", "direct_url.json")
 
 Snapshot = Mapping[str, str]
-"""A place, as people call it, and the digest of what is there."""
+"""Digests of the contents of places, by the places' readable names."""
 
 
 def snapshot(
     folders: Iterable[str], package: str, environ: Mapping[str, str]
 ) -> Snapshot:
-    """The state of everything on ``folders``, which is ``sys.path``, and of settings.
+    """The state of everything in ``folders`` (``sys.path``), and of settings.
 
     ``package`` is the folder of tfcluster itself.
     """
@@ -37,7 +37,7 @@ def snapshot(
 
 
 def changed(before: Snapshot, now: Snapshot) -> str | None:
-    """What has changed first; None if nothing has."""
+    """The first place that has changed; None if nothing has changed."""
     return next((place for place in before if now.get(place) != before[place]), None)
 
 
@@ -49,7 +49,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _metadata(folder: str) -> Iterator[str]:
-    """One line for each package that is installed there."""
+    """One line for each package that is installed in the folder."""
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208 - names suffice
     except OSError:
@@ -66,7 +66,7 @@ def _metadata(folder: str) -> Iterator[str]:
 
 
 def _interpreter() -> list[str]:
-    """This interpreter, and what makes it that of a virtual environment."""
+    """This interpreter, and the file that defines its virtual environment."""
     return [sys.executable, str(Path(sys.executable).parent.parent / "pyvenv.cfg")]
 
 
@@ -77,7 +77,7 @@ def _sources(folder: str) -> Iterator[str]:
 
 
 def settings_file(environ: Mapping[str, str]) -> str:
-    """The file from which Keras reads its defaults when imported, or which it makes."""
+    """The file from which Keras reads its defaults on import, or which it creates."""
     home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Keras does
     folder = environ.get("KERAS_HOME") or str(Path(home) / ".keras")
     return str(Path(folder) / "keras.json")

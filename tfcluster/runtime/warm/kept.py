@@ -1,4 +1,4 @@
-"""A kept interpreter: has imported TensorFlow, and lends forks of itself to launches.
+"""A kept interpreter: it has imported TensorFlow, and provides forks to launches.
 
 It never trains, and ends by itself some time after its last use. ``docs/protocols.md``
 ("Kept interpreters") lists the messages. It serves one client at a time, and only
@@ -45,14 +45,14 @@ from tfcluster.wire import Decoder, Frame, WireError, encode
 _CLIENT_S = 5.0
 """How long a client may take to send its request and to read the answer."""
 _LOOK_S = 5.0
-"""How often it looks whether launches still find it, and its login and job exist."""
+"""How often it checks that launches still find it, and that its login and job exist."""
 _FDS = 4
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _MAX_CAUSE = 1000
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Serve until it ends. ``argv``: descriptors of a socket to the agent that has
+    """Serve until the end. ``argv`` has the descriptors of a socket to the agent that
     started this process, and of the listening socket.
 
     Also returns in every task that was forked, when its program has ended.
@@ -74,24 +74,25 @@ class Kept:
     """The state of the kept interpreter."""
 
     terms: Mapping[str, Any]
-    """What the agent has said about it: command, time to keep, purpose."""
+    """The agent's data about it: command, time to keep, purpose."""
     folders: Sequence[str]
     """``sys.path`` before the imports."""
     fresh_env: Mapping[str, str]
     """The environment with which this interpreter was started."""
     wrapped: Mapping[str, str | None]
-    """What a wrapper of Python, or Python itself, had changed in it by then."""
+    """Changes to the environment by a wrapper of Python, or by Python itself."""
     changes: Mapping[str, str | None]
-    """What the imports have changed in it."""
+    """Changes to the environment by the imports."""
     files: imported_files.Snapshot
     keep_s: float
     began: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
     uses: int = 0
     login: str | None = None
-    """Where systemd tells whether the user is logged in, if it ends at logout."""
+    """The systemd file that says whether the user is logged in, if this interpreter
+    ends at logout."""
     ended: bool = False
-    """Asked to end, or its packages have changed."""
+    """Whether it was asked to end, or its packages have changed."""
 
     # --- the loop -------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class Kept:
         finally:
             if server is None:
                 self.clear_away()
-        # A server: these descriptors are closed, and their numbers are free.
+        # In a server, these descriptors are closed, and their numbers are free.
         signal.set_wakeup_fd(-1)
         listener.detach()
         return server
@@ -124,8 +125,8 @@ class Kept:
         return self.used + self.keep_s - time.monotonic()
 
     def over(self) -> bool:
-        """Whether it has to end: in time, when changed, when its login or its job is
-        over, or when it cannot be found."""
+        """Whether it has to end: its time is up, it has changed, its login or its job
+        is over, or it cannot be found."""
         if self.ended or self.ends_in_s() <= 0 or not self._can_be_found():
             return True
         if self.login is not None and logged_out(self.login):
@@ -140,7 +141,7 @@ class Kept:
         return found.st_ino == self.terms["inode"]
 
     def clear_away(self) -> None:
-        """Remove the socket and the log, unless they are another's by now."""
+        """Remove the socket and the log, unless they now belong to another process."""
         if self._can_be_found():
             for path in (self.terms["path"], self.terms["log"]):
                 with suppress(OSError):
@@ -164,7 +165,7 @@ class Kept:
                 return server
             client.sendall(encode(answer))
         except (OSError, WireError, ValueError):
-            pass  # it has gone, or is none of ours
+            pass  # it has gone, or is not ours
         finally:
             for fd in fds:
                 os.close(fd)
@@ -203,13 +204,13 @@ class Kept:
             server = descend(DescentRequest.parse(frame, list(fds)))
         except (OSError, ValueError) as error:
             return {"type": "refused", "cause": str(error)[:_MAX_CAUSE]}, None
-        if server is None:  # else this is the server
+        if server is None:  # otherwise this is the server
             self._use()
             self.uses += 1
         return {"type": "taken", "pid": os.getpid()}, server
 
     def _use(self) -> None:
-        """Its time begins again."""
+        """Restart its time to live."""
         self.used = time.monotonic()
         with suppress(OSError):
             os.utime(self.terms["path"])
@@ -246,7 +247,7 @@ def _is_gone(pid: int, started: int) -> bool:
 def logged_out(path: str) -> bool:
     """Whether the user has no login left, by systemd's file (sd_uid_get_state(3)).
 
-    Processes that stay, such as this one, leave a login in the state ``closing``.
+    Remaining processes, such as this one, keep a login in the state ``closing``.
     """
     try:
         with open(path) as file:  # noqa: PTH123 - as elsewhere
@@ -259,7 +260,7 @@ def logged_out(path: str) -> bool:
 
 
 def _imported(agent: socket.socket) -> Kept | None:
-    """Import, and agree with the agent to be kept; None if it no longer wants that."""
+    """Import, and agree with the agent to be kept; None if it no longer agrees."""
     frames = Decoder()
     terms = _next(agent, frames)
     if terms is None:
@@ -285,7 +286,7 @@ def _imported(agent: socket.socket) -> Kept | None:
     require_known_versions(agent, strategy)
     import_runtime(strategy)
     files = imported_files.snapshot(folders, package, fresh_env)
-    # Keras makes this file if there is none.
+    # Keras creates this file if there is none.
     made = {imported_files.settings_file(fresh_env)}
     known = {place: d for place, d in before.items() if place not in made}
     if changed := imported_files.changed(known, files):
@@ -304,14 +305,17 @@ def _imported(agent: socket.socket) -> Kept | None:
     answer = _next(agent, frames)
     agent.close()
     if answer is None or answer["type"] != "keep":
-        # The agent is gone, and nobody knows of this process.
+        # The agent is gone, and nobody knows about this process.
         kept.clear_away()
         return None
     return kept
 
 
 def _login(terms: Mapping[str, Any]) -> str | None:
-    """A user who was not logged in from the start, as in a cron job, cannot log out."""
+    """The file of the user's login; None if the user cannot log out.
+
+    A user who was not logged in from the start, as in a cron job, cannot log out.
+    """
     login = terms.get("login")
     return None if login is None or logged_out(login) else str(login)
 
@@ -359,7 +363,7 @@ def _serve_run(server: socket.socket, kept: Kept) -> int | None:
 
 
 def _be_undisturbed() -> None:
-    """Belong to no terminal, and keep no zombies and no folder."""
+    """Detach from the terminal, and keep no zombies and no folder."""
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
@@ -379,7 +383,7 @@ def _request(
         fds.extend(received)
         if not data:
             return None
-        # All of them: a decoder that is left half-way repeats itself.
+        # Read all frames: a decoder that is left half-way repeats itself.
         if found := list(frames.feed(data)):
             return found[0]
 

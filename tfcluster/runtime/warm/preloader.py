@@ -32,7 +32,7 @@ from tfcluster.wire import Decoder, Frame, encode
 _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""
 _HOOKS = "tfcluster.runtime.keras.strategies.select"
-"""Imports all of the training runtime. Installs nothing by itself."""
+"""A module that imports all of the training runtime, and installs nothing."""
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def import_tensorflow(agent: socket.socket) -> None:
-    """Import TensorFlow and Keras, and report that to the agent."""
+    """Import TensorFlow and Keras, and report this to the agent."""
     _say(agent, {"type": "phase", "phase": "importing tensorflow"})
     require_keras_backend(os.environ)
     seconds = import_libraries()
@@ -66,7 +66,7 @@ def import_tensorflow(agent: socket.socket) -> None:
 
 
 def require_keras_backend(environ: Mapping[str, str]) -> None:
-    """Exit if Keras would use another backend than TensorFlow, which cannot train."""
+    """Exit if Keras would use a backend other than TensorFlow, which cannot train."""
     backend = environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow" and environ.get("TFCLUSTER_STRATEGY") != "none":
         sys.exit(
@@ -76,7 +76,7 @@ def require_keras_backend(environ: Mapping[str, str]) -> None:
 
 
 def import_libraries() -> float:
-    """Import what tasks need, once. Returns how many seconds that took."""
+    """Import the libraries that tasks need, once; return how many seconds it took."""
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
     with _uncollected():
@@ -88,7 +88,7 @@ def import_libraries() -> float:
 def import_runtime(environ: Mapping[str, str]) -> None:
     """Import the hooks of all strategies, which every training task needs.
 
-    Whatever an import raises is left to the tasks: they import it again, and say which
+    Import errors are left to the tasks: they import the module again, and say which
     part of Keras or TensorFlow is missing.
     """
     if environ.get("TFCLUSTER_STRATEGY") == "none":
@@ -99,10 +99,10 @@ def import_runtime(environ: Mapping[str, str]) -> None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from what is imported meanwhile.
+    """Exclude the objects of imports in this context from garbage collection.
 
-    Objects of an import stay alive. Collecting during it only costs time, and later it
-    would only touch pages that the tasks share, which copies them.
+    These objects stay alive. Collection during the import only costs time, and later it
+    would only touch pages that the tasks share, and so copy them.
     """
     gc.disable()
     try:
@@ -121,12 +121,12 @@ def require_known_versions(agent: socket.socket, environ: Mapping[str, str]) -> 
 
 
 def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | None:
-    """Fork a task on every request; returns None when the agent has disconnected.
+    """Fork a task on every request; return None when the agent has disconnected.
 
     In a forked task, returns the arguments for its bootstrap. ``fresh_env`` is the
     environment with which this interpreter was started.
     """
-    # The agent forwards a Ctrl-C of the terminal, to tasks only.
+    # The agent forwards a Ctrl-C of the terminal to the tasks only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for frame, fds in requests(agent):
         try:
@@ -136,7 +136,7 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
             answer: Frame = {"type": "fork_failed", "cause": str(error)}
         else:
             if pid is None:
-                # Its descriptor is closed already, and the number may be reused.
+                # Its descriptor is already closed, and the number may be reused.
                 agent.detach()
                 return warm_arguments(frame["argv"], request.env, fresh_env)
             answer = {"type": "forked", "pid": pid}
@@ -147,7 +147,7 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
 
 
 def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
-    """Yields every ``fork`` message and its descriptors, until end of file."""
+    """Yield every ``fork`` message and its descriptors, until end of file."""
     frames, fds = Decoder(), deque[int]()
     while True:
         data, received, _, _ = socket.recv_fds(agent, 65536, 4 * _FDS_OF_A_FORK)
@@ -181,8 +181,8 @@ def warm_arguments(
 ) -> list[str]:
     """``argv`` if the task may run in this interpreter; otherwise replaces the process.
 
-    A program must not notice how it was started. If it would, the task starts again in
-    a fresh interpreter, by execve: slower, but correct.
+    A program must not notice how it was started. If it would notice, the task starts
+    again in a fresh interpreter, with execve: slower, but correct.
     """
     program = parse(argv[1:]) if argv[:1] == ["run"] else None
     folder = import_folder(program) if program else None
@@ -194,7 +194,7 @@ def warm_arguments(
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str | None]) -> NoReturn:
-    """Replace this process by a fresh interpreter with the environment ``env``."""
+    """Replace this process with a fresh interpreter with the environment ``env``."""
     events = os.environ["TFCLUSTER_EVENTS"]
     os.set_inheritable(int(events), True)
     cold_env = {name: value for name, value in env.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Whether tasks can be forked in an interpreter that a wrapper has started.
+"""Checks whether tasks can be forked in an interpreter that a wrapper has started.
 
-A wrapper is a command like ``apptainer exec image python``. The socket to the agent
-must arrive through it, and forked tasks must become children of the agent.
+A wrapper is a command like ``apptainer exec image python``. It must pass on the socket
+to the agent, and forked tasks must become children of the agent.
 """
 
 from __future__ import annotations
