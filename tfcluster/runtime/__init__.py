@@ -1,7 +1,7 @@
-"""What runs inside a task, and the Python API: ``import tfcluster.runtime as tfc``.
+"""The code that runs inside a task, and the API: ``import tfcluster.runtime as tfc``.
 
-Importing this package is cheap: TensorFlow is imported with the first name that needs
-it.
+Importing this package is cheap: TensorFlow is imported when the first name that needs
+it is used.
 """
 
 from __future__ import annotations

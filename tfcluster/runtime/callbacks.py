@@ -1,6 +1,6 @@
 """Keras callbacks like Horovod's, for programs that distribute training by themselves.
 
-They have to be passed to ``fit`` on every rank, in the same order.
+They must be passed to ``fit`` on every rank, in the same order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.process_group import group, is_chief, size
 
 Logs: TypeAlias = dict[str, Any] | None
-"""What Keras passes to callbacks: numbers by the names of metrics."""
+"""The logs that Keras passes to callbacks: numbers by the names of metrics."""
 
 
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Broadcasts weights and optimizer state of rank ``root_rank`` to all ranks.
 
-    It does so when training begins, or after the first batch if the model is not built
-    before. It then raises ValueError if there is no such rank, CollectiveMismatchError
+    It does so when training begins, or after the first batch if the model is not yet
+    built. It then raises ValueError if there is no such rank, CollectiveMismatchError
     on all ranks if the models differ, and another CollectiveError before ``init`` or if
     a rank is lost or late. ``device`` is ignored. Follows
     ``BroadcastGlobalVariablesCallback`` of horovod/keras/callbacks.py.
@@ -38,13 +38,13 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
         self._sent = False
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Broadcast if the model is built. Raises what the class says."""
+        """Broadcast if the model is built. Raises the errors of the class."""
         self._sent = False
         if self.model.built:
             self._tfcluster_send()
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
-        """Broadcast after the first batch, unless done before it."""
+        """Broadcast after the first batch, unless already done."""
         if not self._sent:
             self._tfcluster_send()
 
@@ -69,7 +69,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         super().__init__()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        """Replace the numbers in ``logs`` by their averages."""
+        """Replace the numbers in ``logs`` with their averages."""
         if logs is None:
             return
         names = sorted(name for name, value in logs.items() if _is_number(value))
@@ -83,12 +83,12 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Sets the learning rate to ``initial_lr * multiplier(epoch)`` in some epochs.
 
-    These are the epochs from ``start_epoch`` until before ``end_epoch``, counted from
-    0. A number m as ``multiplier`` means ``m ** (epoch - start_epoch)``. With
-    ``staircase`` the rate is set once per epoch, otherwise for every batch, with
-    fractional epochs; that needs ``steps_per_epoch``, in batches, unless ``fit`` knows
-    it. ``initial_lr`` defaults to the optimizer's learning rate. The logs of each epoch
-    get the rate as ``lr``.
+    These are the epochs from ``start_epoch`` up to, but not including, ``end_epoch``,
+    counted from 0. A number m as ``multiplier`` means ``m ** (epoch - start_epoch)``.
+    With ``staircase`` the rate is set once per epoch, otherwise for every batch, with
+    fractional epochs. The latter needs ``steps_per_epoch``, in batches, unless ``fit``
+    knows it. ``initial_lr`` defaults to the optimizer's learning rate. The logs of each
+    epoch get the rate as ``lr``.
 
     ``momentum_correction`` scales the velocity of SGD, which contains the old learning
     rate as a factor, by new rate / old rate: see Goyal et al., "Accurate, Large
@@ -125,7 +125,7 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
         self._epoch = 0
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """Find out the initial rate and the steps.
+        """Determine the initial rate and the number of steps.
 
         Raises ValueError if the steps of an epoch are needed and unknown.
         """
@@ -139,13 +139,13 @@ class LearningRateSchedule(keras.callbacks.Callback):  # type: ignore[misc]  # u
             )
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
-        """Set the rate of this epoch, with ``staircase``."""
+        """With ``staircase``, set the rate of this epoch."""
         self._epoch = epoch
         if self.staircase:
             self._tfcluster_set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
-        """Set the rate of this batch, without ``staircase``."""
+        """Without ``staircase``, set the rate of this batch."""
         if not self.staircase and self.steps_per_epoch:
             self._tfcluster_set(self._epoch + batch / self.steps_per_epoch)
 
@@ -175,7 +175,7 @@ class LearningRateWarmup(LearningRateSchedule):
     It does so batch by batch in the first ``warmup_epochs`` epochs, for scripts that
     multiply their learning rate by the number of ranks: the gradual warm-up of Goyal et
     al., arXiv:1706.02677. ``verbose`` prints a line when it is done. The other
-    arguments and the errors are those of ``LearningRateSchedule``. Follows
+    arguments and the errors are as for ``LearningRateSchedule``. Follows
     ``LearningRateWarmupCallback`` of horovod/keras/callbacks.py.
     """
 
@@ -208,7 +208,7 @@ class LearningRateWarmup(LearningRateSchedule):
             )
 
     def _tfcluster_warming(self, epoch: float) -> float:
-        # One batch ahead, so that the last batch of the warm-up has the full rate.
+        # Count one batch ahead: the last batch of the warm-up has the full rate.
         done = epoch + 1 / (self.steps_per_epoch or 1)
         ranks = size()
         return (1 + done * (ranks - 1) / self.warmup_epochs) / ranks
@@ -243,7 +243,7 @@ class BestModelCheckpoint(
         self.filepath = filepath
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        """As Keras's. Raises ValueError if ``filepath`` is not set."""
+        """Like Keras's method. Raises ValueError if ``filepath`` is not set."""
         if self.filepath is None:
             raise ValueError("BestModelCheckpoint: set its filepath, to *.keras")
         super().on_train_begin(logs)

@@ -1,4 +1,4 @@
-"""The context of a task: what its environment says, as one frozen value. Pure.
+"""The context of a task: the content of its environment as one frozen value. Pure.
 
 Reads a given mapping, never the environment of the process, and starts nothing.
 """
@@ -24,17 +24,19 @@ from tfcluster.vocabulary import RANKED_TYPES
 
 _SERVING_TYPES = ("ps", "data")
 _OUTSIDE_TYPES = ("evaluator", "data")
-"""Types that are not in TensorFlow's cluster: it has no evaluator and no data tasks."""
+"""Types of tasks outside of TensorFlow's cluster, which has no evaluator or data tasks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What ``tfcluster verify`` wants to be recorded of a task's training."""
+    """The recording of a task's training that ``tfcluster verify`` requests."""
 
     folder: str
-    """Where the task writes it."""
+    """Where the task writes the recording."""
     steps: int | None
-    """After how many steps the task waits to be stopped; None: it ends by itself."""
+    """The number of steps after which the task waits to be stopped; None if it ends by
+    itself."""
     seed: int
     """The seed of all random generators before the program's first line."""
 
@@ -66,16 +68,16 @@ class Context:
     data_service: str | None = None
     """``grpc://host:port`` of the tf.data service; None if the run has none."""
     data_tasks: int = 1
-    """Number of workers of that service."""
+    """The number of workers of that service."""
     parameter_servers: tuple[str, ...] = ()
     """``host:port`` of the parameter service of every ps task, in order."""
     device_filters: tuple[str, ...] = ()
-    """Device filters of the task's sessions; empty: they see all devices."""
+    """Device filters of the task's sessions; if empty, they see all devices."""
     own_gpus: bool = False
-    """Whether the launcher has given each rank a GPU to itself, and the transport may
-    be chosen by that."""
+    """Whether the launcher has given each rank its own GPU, and the transport may be
+    chosen accordingly."""
     recording: Recording | None = None
-    """None except under ``tfcluster verify``."""
+    """None except with ``tfcluster verify``."""
 
     @property
     def rank(self) -> int:
@@ -89,7 +91,7 @@ class Context:
 
     @property
     def local_rank(self) -> int:
-        """The rank of this task among those on its host.
+        """The rank of this task among the ranks on its host.
 
         Raises NoRankError like ``rank``.
         """
@@ -105,7 +107,7 @@ class Context:
 
     @property
     def cross_rank(self) -> int:
-        """The rank of this task among those with its local rank on all hosts.
+        """The rank of this task among the ranks with its local rank on all hosts.
 
         Raises NoRankError like ``rank``.
         """
@@ -134,7 +136,7 @@ class Context:
 
     @property
     def trains(self) -> bool:
-        """Whether the training runtime is to be installed for this task's program."""
+        """Whether to install the training runtime for this task's program."""
         return self.strategy is not Strategy.NONE and self.task_type in RANKED_TYPES
 
     def _require_rank(self) -> RankInfo:
@@ -148,9 +150,9 @@ class Context:
 def context_from(env: Mapping[str, str]) -> Context:
     """The context that an environment describes.
 
-    TF_CONFIG and tfcluster's own variables have precedence, then those of MPI or Slurm;
-    without any of them the program is alone. Raises ContextError if they contradict
-    each other or violate TensorFlow's rules for TF_CONFIG.
+    TF_CONFIG and tfcluster's own variables have precedence over the variables of MPI or
+    Slurm; without any of them the program is alone. Raises ContextError if they
+    contradict each other or violate TensorFlow's rules for TF_CONFIG.
     """
     cluster, task_type, index = _identity(env)
     addresses = rank_addresses(cluster)

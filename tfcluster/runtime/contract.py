@@ -4,8 +4,8 @@ A ``Name`` is a name that the library does not promise to keep. ``check`` looks 
 names, and raises one error that lists the missing ones. A ``Patch`` is an attribute of
 the library that the runtime replaces. A table of patches lists the handlers of each
 attribute in the order in which they are called. ``Table.install`` wraps each attribute
-once, and puts each handler in its place, in whatever order the handlers are installed.
-This module depends on no library.
+once, and puts each handler in its position, in whatever order the handlers are
+installed. This module depends on no library.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ class Handler:
     """A function of the runtime that is called in place of a library's function."""
 
     function: str
-    """Its dotted name below ``tfcluster.runtime``."""
+    """The function's dotted name below ``tfcluster.runtime``."""
     when: str
     """The strategy, or the condition, under which the handler is installed."""
     always: bool = False
-    """Whether it is also called if the program distributes its training by itself."""
+    """Whether the handler is also called if the program distributes its training."""
     called: Called = "around"
 
 
@@ -135,11 +135,11 @@ class Patch:
     """The dotted name of a module or class."""
     attribute: str
     handlers: tuple[Handler, ...]
-    """The outermost first: it is called first, and calls the next one."""
+    """The outermost handler comes first: it is called first, and calls the next one."""
     why: str
     how: How = "attribute"
     but: tuple[str, ...] = ()
-    """If ``how`` is "each class": classes that have a patch of their own."""
+    """If ``how`` is "each class": classes that have their own patch."""
 
     @property
     def path(self) -> str:
@@ -190,7 +190,7 @@ class _WrappedAttribute:
     """The library's own function."""
     stands_aside: Callable[[], bool]
     found: dict[int, Around] = field(default_factory=dict)
-    """Handlers by their places."""
+    """Handlers by their positions."""
     call: Any = None
     """All handlers around the original."""
 
@@ -215,7 +215,7 @@ class _WrappedAttribute:
 
 
 class Table:
-    """All patches of some libraries. Raises ValueError for two of one attribute.
+    """All patches of some libraries. Raises ValueError for two patches of an attribute.
 
     While ``stands_aside()`` is true, only handlers with ``always`` are called.
     """
@@ -283,7 +283,7 @@ class Table:
             return
         followers = [put]
 
-        # For classes that the program defines later.
+        # This is for classes that the program defines later.
         def init_subclass(cls: Any, /, **kwargs: Any) -> None:
             if own is None:
                 super(owner, cls).__init_subclass__(**kwargs)
@@ -298,7 +298,7 @@ class Table:
     def replace(self, patch: Patch, one: Any, value: Any) -> None:
         """Set the attribute of one object of the patch's class.
 
-        Raises LookupError if the patch is in another table or is not of one object.
+        Raises LookupError if the patch is in another table or not for one object.
         """
         if patch not in self.patches:
             raise LookupError(f"{patch.path} is in another table")
@@ -312,7 +312,7 @@ class Table:
     def restore(self, patch: Patch, one: Any) -> None:
         """Undo ``replace``: the object has its class's attribute again.
 
-        Does nothing if it has that already.
+        Does nothing if the object already has it.
         """
         vars(one).pop(patch.attribute, None)
 
@@ -351,7 +351,7 @@ def original_of(patch: Patch) -> Any:
 def mark(one: Any, name: str, value: Any) -> None:
     """Set an attribute of our own, ``tfcluster_...``, on an object of a library.
 
-    Raises ValueError for a name that is not ours.
+    Raises ValueError for a name without our prefix.
     """
     if not name.lstrip("_").startswith("tfcluster_"):
         raise ValueError(f"{name} is no name of ours")
@@ -363,9 +363,9 @@ def mark(one: Any, name: str, value: Any) -> None:
 
 
 def check(names: Iterable[Named], *, optional: bool = True) -> None:
-    """Raise one CollectiveError that lists all names which the libraries lack.
+    """Raise one CollectiveError that lists all names that the libraries lack.
 
-    ``optional``: the program runs without them if tfcluster leaves it alone.
+    With ``optional``, the program runs without them if tfcluster leaves it alone.
     """
     lacking = [name for name in names if not name.is_there()]
     if not lacking:
@@ -416,7 +416,7 @@ def _imported(name: str) -> ModuleType:
 def defining_class(cls: type, name: str) -> type:
     """The class, ``cls`` or a base of it, that has ``name`` in its own body.
 
-    Raises AttributeError where there is none.
+    Raises AttributeError if there is none.
     """
     for base in cls.__mro__:
         if name in vars(base):
@@ -425,7 +425,7 @@ def defining_class(cls: type, name: str) -> type:
 
 
 def name_of(handler: Around) -> str:
-    """The name of a handler in tables; of a closure, the function that made it."""
+    """The name of a handler in tables; for a closure, the function that created it."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     name = handler.__qualname__.partition(".<locals>")[0]
@@ -450,7 +450,7 @@ def _with(
 
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # As for the other handlers, what counts is the state before the call.
+            # As for the other handlers, the state before the call counts.
             aside = stands_aside is not None and stands_aside()
             result = inner(*args, **kwargs)
             if not aside:

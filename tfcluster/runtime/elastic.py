@@ -31,7 +31,7 @@ Reset = Callable[[], object]
 
 
 class Synchronised(Protocol):
-    """A state that ranks can have in common, such as ``ObjectState``."""
+    """A state that ranks can share, such as ``ObjectState``."""
 
     def sync(self) -> None:
         """Copy the state of rank 0 to all ranks."""
@@ -45,8 +45,8 @@ def run(
 
     Unlike ``run`` of horovod/tensorflow/elastic.py, it does not retry: a
     CollectiveError ends the program. If ``restart`` is configured, the launcher starts
-    it again, and it has to continue from a checkpoint. The wrapper raises what ``init``
-    and ``state.sync`` raise, and what the function raises.
+    the program again, which has to continue from a checkpoint. The wrapper raises what
+    ``init`` and ``state.sync`` raise, and what the function raises.
     """
 
     @functools.wraps(function)
@@ -59,18 +59,18 @@ def run(
 
 
 class StateVariable(Variable, Protocol):
-    """A variable of Keras or TensorFlow."""
+    """A Keras or TensorFlow variable."""
 
     def load(self, value: npt.NDArray[Any], session: Session) -> None:
-        """Set a variable of TensorFlow 1; others have ``assign``.
+        """Set a TensorFlow 1 variable; other variables have ``assign``.
 
-        ``value`` has its shape and dtype.
+        ``value`` has the variable's shape and dtype.
         """
         ...
 
 
 class ObjectState:
-    """Python objects, as attributes; ``broadcast_object`` has to support them.
+    """Python objects, as attributes; ``broadcast_object`` must support them.
 
     ``bcast_object`` and ``get_rank`` are ignored. Follows ``ObjectState`` of
     horovod/common/elastic.py.
@@ -132,9 +132,9 @@ class ObjectState:
 class TensorFlowState(ObjectState):
     """TensorFlow variables and Python objects.
 
-    Values are kept in memory as arrays of the variables' shapes and dtypes. A graph of
-    TensorFlow 1 needs ``session`` or a default session when values are read or set;
-    ValueError is raised if there is none. Follows ``TensorFlowState`` of
+    Values are kept in memory as arrays with the variables' shapes and dtypes. A
+    TensorFlow 1 graph needs ``session`` or a default session when values are read or
+    set; raises ValueError if there is none. Follows ``TensorFlowState`` of
     horovod/tensorflow/elastic.py.
     """
 
@@ -151,9 +151,9 @@ class TensorFlowState(ObjectState):
         self.save()
 
     def variables(self) -> list[StateVariable]:
-        """The variables of the state; in a TF1 graph, all global ones by default.
+        """The variables of the state; in a TF1 graph, all global variables by default.
 
-        Raises ValueError if eager execution is on and none were given.
+        Raises ValueError if eager execution is enabled and no variables were given.
         """
         if self._variables is None:
             if tf.compat.v1.executing_eagerly_outside_functions():
@@ -170,7 +170,7 @@ class TensorFlowState(ObjectState):
         self._values = [np.array(value) for value in self._read(self.variables())]
 
     def restore(self) -> None:
-        """Set variables and objects to what was saved last. Raises ValueError."""
+        """Set variables and objects to their last saved values. Raises ValueError."""
         super().restore()
         for variable, value in zip(self.variables(), self._values, strict=True):
             self._set(variable, value)
@@ -207,7 +207,7 @@ class TensorFlowState(ObjectState):
 class TensorFlowKerasState(TensorFlowState):
     """A Keras model, its optimizer, and Python objects.
 
-    ``optimizer`` defaults to that of the model; ``backend`` is ignored. Raises
+    ``optimizer`` defaults to the model's optimizer; ``backend`` is ignored. Raises
     ValueError if the model is not built. Follows ``TensorFlowKerasState`` of
     horovod/tensorflow/elastic.py.
     """
@@ -233,7 +233,7 @@ class TensorFlowKerasState(TensorFlowState):
         return list({id(variable): variable for variable in state}.values())
 
     def restore(self) -> None:
-        """Set everything to what was saved last.
+        """Set everything to the last saved values.
 
         Variables that the optimizer has created since then are set to zeros.
         """
@@ -249,8 +249,8 @@ KerasState = TensorFlowKerasState
 class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Commits a state every ``batches_per_commit`` batches, and after each epoch.
 
-    Follows ``CommitStateCallback`` of horovod/keras/elastic.py, as the next two classes
-    do theirs.
+    Follows ``CommitStateCallback`` of horovod/keras/elastic.py; the next two classes
+    follow their counterparts there.
     """
 
     def __init__(self, state: ObjectState, batches_per_commit: int = 1) -> None:
@@ -264,7 +264,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]  # un
         self._left = self._every
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        """Commit, if enough batches have passed since the last time."""
+        """Commit if enough batches have passed since the last commit."""
         self._left -= 1
         if self._left == 0:
             self._state.commit()
@@ -300,7 +300,7 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc] 
         self._first = 0
 
     def on_train_begin(self, logs: object = None) -> None:
-        """Remember ``state.epoch``, to count on from it."""
+        """Remember ``state.epoch``, in order to continue the count from it."""
         self._first = self._state.epoch
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:

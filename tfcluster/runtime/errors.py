@@ -9,7 +9,8 @@
       NotDistributedError        the program trains without exchanging gradients
 
 After a mismatch in the same exchange all ranks are still in step, and a program may
-catch it and go on. After any other CollectiveError the group cannot be used any more.
+catch the error and continue. After any other CollectiveError the group can no longer be
+used.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class CollectiveError(RuntimeError):
 
 
 class CollectiveMismatchError(CollectiveError):
-    """Ranks call different operations, or the same one with different tensors."""
+    """Ranks call different operations, or the same operation with different tensors."""
 
 
 class CollectiveTimeoutError(CollectiveError):

@@ -1,6 +1,6 @@
 """The process group: rank and size of this process, and the group of all ranks.
 
-Knows no Keras; imports TensorFlow only for the transport of that name.
+Does not use Keras; imports TensorFlow only for the transport of that name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_CLAIMS = 1 << 20
 """More than the number of processes that can claim a task's rank in one attempt."""
 
 Joining = Callable[[str], AbstractContextManager[None]]
-"""A context manager to connect ranks outside of exchanges; the argument says why."""
+"""A context manager to connect ranks outside of exchanges; its argument says why."""
 
 _group: Group | None = None
 _at_shutdown: list[Callable[[], None]] = []
@@ -54,9 +54,9 @@ def init() -> None:
     """Initialise the process group; further calls do nothing.
 
     Ranks connect at the first exchange. Raises CollectiveError if there are other ranks
-    but their addresses are not known, if there is no such transport, and, with
-    transport 'tensorflow', if TensorFlow has already executed an op; ContextError if
-    the environment contradicts itself; NoRankError in a ps or data task. Follows
+    but their addresses are not known, if the configured transport does not exist, and,
+    with transport 'tensorflow', if TensorFlow has already executed an op; ContextError
+    if the environment contradicts itself; NoRankError in a ps or data task. Follows
     ``init`` of horovod/common/basics.py, without its arguments.
     """
     join(context())
@@ -88,9 +88,10 @@ def at_shutdown(act: Callable[[], None]) -> None:
 def rank() -> int:
     """The rank of this process among those that train; 0 is the chief.
 
-    Needs neither ``init`` nor TensorFlow. Raises NoRankError in a ps or data task, and
-    ContextError if the environment contradicts itself; so do the following functions.
-    They follow horovod/common/basics.py; rank 0 of 1 without a launcher.
+    Without a launcher this is rank 0 of 1. Needs neither ``init`` nor TensorFlow.
+    Raises NoRankError in a ps or data task, and ContextError if the environment
+    contradicts itself; so do the following functions. They follow
+    horovod/common/basics.py.
     """
     return context().rank
 
@@ -146,7 +147,7 @@ def is_chief() -> bool:
 def barrier() -> None:
     """Return when all ranks have called.
 
-    Raises CollectiveMismatchError on all ranks if some call something else, another
+    Raises CollectiveMismatchError on all ranks if some call something else, and another
     CollectiveError before ``init`` or if a rank is lost or late. Follows ``barrier`` of
     horovod/tensorflow/mpi_ops.py.
     """
@@ -209,8 +210,8 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
 def _leave_in_child() -> None:
     """Leave the group in a forked child, which is not a rank.
 
-    Otherwise it would keep the connections of its parent open. If the parent has not
-    connected yet, the child may be the one that trains, and keeps the group.
+    Otherwise the child would keep the connections of its parent open. If the parent has
+    not connected yet, the child may be the process that trains, and keeps the group.
     """
     if _group is not None and _group.begun:
         shutdown()
@@ -263,9 +264,9 @@ def _group_of(context: Context) -> Group:
 
 
 def _generation(context: Context) -> int:
-    """The generation of ranks: processes of equal attempt and claim connect.
+    """The generation of ranks: processes with equal attempt and claim connect.
 
-    A task may train in several processes one after the other, and then all tasks do.
+    A task may train in several processes one after the other; then all tasks do so.
     """
     return context.attempt * _MOST_CLAIMS + claim(context.task).number
 
@@ -317,7 +318,7 @@ def _host(context: Context) -> HostTransport:
 
 
 def _auto(context: Context, host: HostTransport, joining: Joining) -> Transport:
-    # Without GPUs nothing is asked: the ranks would wait for each other at the first
+    # Without GPUs, do not ask the ranks: they would wait for each other at the first
     # op.
     if not context.own_gpus or context.strategy is not Strategy.COLLECTIVE:
         return host
@@ -357,7 +358,7 @@ def _tensorflow(
     return TensorFlowTransport(
         host,
         Task(jobs, context.task_type, context.task_index),
-        # The ranks connect at the address that TensorFlow's server then takes over.
+        # The ranks connect at the address that TensorFlow's server takes over later.
         joining=joining,
         stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
         unless=unless,

@@ -1,6 +1,6 @@
 """Rank, size and their local and cross forms, from the launcher's variables. Pure.
 
-Knows the environment variables of MPI launchers and Slurm, and nothing of TF_CONFIG.
+Knows the environment variables of MPI launchers and Slurm, but not TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tfcluster.runtime.errors import ContextError
 class RankInfo:
     """Rank and size of a process in total, on its host and across hosts, as in Horovod.
 
-    ``local`` counts the ranks on the same host, ``cross`` the hosts that have a rank
-    with this local rank.
+    ``local`` counts the ranks on the same host, and ``cross`` counts the hosts that
+    have a rank with this local rank.
     """
 
     rank: int = 0
@@ -53,7 +53,8 @@ def rank_info_from(env: Mapping[str, str]) -> RankInfo:
 
     MPI has precedence: with ``mpirun`` inside a Slurm job, every rank inherits the
     Slurm variables of mpirun's daemon. Grid Engine does not number the processes of a
-    parallel job, and tasks of an array job are independent: there, only MPI knows.
+    parallel job, and tasks of an array job are independent: there, only MPI knows the
+    numbers.
 
     Raises ContextError if the numbers contradict each other.
     """
@@ -87,7 +88,7 @@ def _mpi(env: Mapping[str, str]) -> RankInfo | None:
         if local_rank_word not in env or local_size_word not in env:
             return RankInfo(rank=rank, size=size, cross_rank=rank, cross_size=size)
         local_size = number(env, local_size_word, at_least=1)
-        # No launcher gives ranks the number of their host; assume that hosts are filled
+        # No launcher tells ranks the number of their host; assume that hosts are filled
         # one after the other.
         return RankInfo(
             rank=rank,

@@ -1,4 +1,4 @@
-"""Process sets, as in Horovod: groups of some ranks, with collectives of their own.
+"""Process sets, as in Horovod: groups of some ranks, with their own collectives.
 
 Sets are added and removed on all ranks together, including those that are not members.
 The members connect when a set is added, at the addresses from the launcher.
@@ -42,9 +42,9 @@ class ProcessSet:
         return len(self.ranks)
 
     def rank(self) -> int:
-        """The rank of this process in the set: its place in ``ranks``.
+        """The rank of this process in the set: its position in ``ranks``.
 
-        Raises ValueError if it is no member, NoRankError in a ps or data task.
+        Raises ValueError if it is not a member, and NoRankError in a ps or data task.
         """
         if not self.included():
             raise ValueError(f"rank {process_group.rank()} is not in {self}")
@@ -88,7 +88,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Add a process set and connect its members; all ranks have to call this.
 
     Returns the set, with its ``process_set_id``. Raises ValueError for ranks that do
-    not exist, for no ranks, if the set has been added already, and if another set has
+    not exist, for no ranks, if the set has already been added, and if another set has
     the same ranks. Raises CollectiveMismatchError on all ranks if they add different
     sets, and another CollectiveError before ``init`` or if the members cannot be
     connected. Follows ``add_process_set`` of horovod/common/process_sets.py.
@@ -138,7 +138,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     """The ranks of each set that has been added, in ascending order, by its id.
 
-    Id 0 is that of all ranks. Raises NoRankError in a ps or data task.
+    Id 0 is the set of all ranks. Raises NoRankError in a ps or data task.
     """
     return {number: found.ranks for number, found in _added.items()}
 
@@ -146,7 +146,7 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 def process_set_included(process_set_id: int = 0) -> int:
     """1 if this process is in that set, else 0.
 
-    Raises KeyError for an unknown id, NoRankError in a ps or data task.
+    Raises KeyError for an unknown id, and NoRankError in a ps or data task.
     """
     return int(_added[process_set_id].included())
 
@@ -167,7 +167,7 @@ def process_set_of(number: int) -> ProcessSet:
 
 
 def forget() -> None:
-    """Remove and disconnect all sets except that of all ranks, without agreement."""
+    """Remove and disconnect all sets except the set of all ranks, without agreement."""
     for number in [number for number in _added if number]:
         found = _added.pop(number)
         found.process_set_id = None

@@ -1,8 +1,8 @@
 """The files of a recording, for ``tfcluster verify``.
 
-The chief writes one line of ``events.jsonl`` for each event, and the arrays of a step
-in a file of their own; the other ranks only count their steps. After the last step that
-was asked for, a rank waits to be stopped.
+The chief writes one line of ``events.jsonl`` for each event, and a separate file with
+the arrays of each step; the other ranks only count their steps. After the last
+requested step, a rank waits to be stopped.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tfcluster.runtime.tensor_types import Array
 
 
 class RecordingFiles:
-    """What this task writes to the folder of a recording. May be used by any thread."""
+    """The files that this task writes for a recording. May be used by any thread."""
 
     def __init__(self, recording: Recording, context: Context) -> None:
         self._folder = Path(recording.folder)
         self._limit = recording.steps
         self.writes = context.is_chief
-        """Whether this task writes; if not, all methods but ``step`` do nothing."""
+        """Whether this task writes; if not, all methods except ``step`` do nothing."""
         self._rank, self._size = context.rank, context.size
         self._lock = threading.Lock()
         self._steps = 0
@@ -34,7 +34,7 @@ class RecordingFiles:
         self._notes: set[str] = set()
 
     def optimizer_number(self, optimizer: object) -> tuple[int, bool]:
-        """The number of an optimizer, in the order of their first use; if it is new."""
+        """The number of an optimizer, in order of first use, and whether it is new."""
         new = id(optimizer) not in self._optimizers
         if new:
             self._optimizers[id(optimizer)] = len(self._optimizers), optimizer
@@ -50,8 +50,8 @@ class RecordingFiles:
     ) -> None:
         """Record the arrays after a step; ``names`` has the kind and name of each.
 
-        Does not return if all steps have been recorded. ``ends_all``: then the
-        recording is complete, whatever the other ranks do. Raises OSError.
+        Does not return if all steps have been recorded. With ``ends_all``, the
+        recording is then complete, whatever the other ranks do. Raises OSError.
         """
         with self._lock:
             done = self._limit is not None and self._steps >= self._limit
@@ -85,7 +85,7 @@ class RecordingFiles:
             self._append({"kind": "devices", **_devices()})
         file = f"{self._steps:06d}.npz"
         with (self._folder / file).open("wb") as out:
-            # Sent to numpy by position: names of variables need not be distinct.
+            # Passed to numpy by position: names of variables need not be distinct.
             np.savez(out, *(_portable(array) for array in arrays))
         names = [list(each) for each in names]
         self._append(
@@ -99,7 +99,7 @@ class RecordingFiles:
 
 
 def _devices() -> dict[str, object]:
-    """What TensorFlow computes on; it is imported by now, and has begun to compute."""
+    """The devices of TensorFlow, which is imported and has begun to compute."""
     import tensorflow as tf
 
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()

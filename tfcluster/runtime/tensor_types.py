@@ -1,8 +1,7 @@
 """The types of TensorFlow's objects, as far as the runtime uses them.
 
-TensorFlow has no type information, so mypy takes the result of each of its functions
-for ``Any``. These protocols list the attributes and methods on which the runtime
-relies.
+TensorFlow has no type information, so mypy gives the results of its functions the type
+``Any``. These protocols list the attributes and methods on which the runtime relies.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[Any]
 
 Nest: TypeAlias = object
-"""Anything that ``tf.nest`` takes: tensors, arrays or other values in nested tuples,
+"""Anything that ``tf.nest`` accepts: tensors, arrays or other values in nested tuples,
 lists and dictionaries. Only functions for nested structures can use it."""
 
 Leaf: TypeAlias = object
@@ -50,12 +49,12 @@ class DType(Protocol):
 
     @property
     def as_numpy_dtype(self) -> Any:
-        """The type of numpy's scalars; not always one of numpy's own."""
+        """The type of numpy scalars with this dtype; not always a type of numpy."""
         ...
 
 
 DTypeLike: TypeAlias = DType | np.dtype[Any] | type | str
-"""What ``tf.as_dtype`` takes."""
+"""Anything that ``tf.as_dtype`` accepts."""
 
 
 class Shape(Protocol):
@@ -114,7 +113,7 @@ class Tensor(Protocol):
         ...
 
     def numpy(self) -> Any:
-        """An array, or a number of numpy's for a scalar. Of eager tensors only."""
+        """An array, or a numpy number for a scalar. Of eager tensors only."""
         ...
 
     def set_shape(self, shape: Shape | Sequence[int | None]) -> None: ...
@@ -173,7 +172,8 @@ class Tensor(Protocol):
 
 
 TensorLike: TypeAlias = Tensor | Array | np.generic | complex
-"""What ``tf.convert_to_tensor`` takes, except lists; includes int, float and bool."""
+"""Anything except lists that ``tf.convert_to_tensor`` accepts; includes int, float and
+bool."""
 
 Number: TypeAlias = int | Tensor
 """A count or an index: a Python number if it is known, else a scalar tensor."""
@@ -198,7 +198,7 @@ class IndexedSlices(Protocol):
 
     @property
     def indices(self) -> Tensor:
-        """Shape ``(n,)``: the numbers of the rows; one may occur repeatedly."""
+        """Shape ``(n,)``: the numbers of the rows; a number may occur repeatedly."""
         ...
 
     @property
@@ -254,22 +254,22 @@ class Operation(Protocol):
 
 
 class Graph(Protocol):
-    """A ``tf.Graph``; ``captures`` has those of a ``tf.function`` only."""
+    """A ``tf.Graph``; only graphs of a ``tf.function`` have ``captures``."""
 
     seed: int | None
     _variable_creator_stack: list[tuple[int, Callable[..., Any]]]
-    """Of the thread that asks."""
+    """The stack of the thread that asks."""
 
     def switch_to_thread_local(self) -> None:
         """Keep scopes for each thread from now on."""
         ...
 
     structured_outputs: Nest
-    """What the function returns; of graphs of a ``tf.function`` only."""
+    """The results of the function; only graphs of a ``tf.function`` have them."""
 
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Pairs of an outer tensor and the placeholder that stands for it."""
+        """Pairs of an outer tensor and the placeholder that represents it."""
         ...
 
     @property

@@ -1,6 +1,7 @@
 """Converts eager tensors to arrays and back, without a copy if TensorFlow allows it.
 
-Neither may be written to afterwards, because tensor and array may share their memory.
+Neither the tensor nor the array may be written to afterwards, because they may share
+their memory.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 _SMALL_BYTES = 1 << 12
-"""What is smaller is copied in a few microseconds."""
+"""Smaller arrays are copied in a few microseconds."""
 
 
 def as_tensor(value: Gradient) -> Tensor:
-    """``value`` as a tensor; skips convert_to_tensor, which is slow, if it is one.
+    """``value`` as a tensor; skips the slow convert_to_tensor if it already is one.
 
-    Shape and dtype are those that TensorFlow gives it; IndexedSlices become dense.
-    Raises ValueError or TypeError for what TensorFlow cannot convert.
+    TensorFlow determines shape and dtype; IndexedSlices become dense. Raises ValueError
+    or TypeError for a value that TensorFlow cannot convert.
     """
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
@@ -55,19 +56,19 @@ def name_of(variable: Any) -> str:
 
 
 def array_of(tensor: Tensor) -> Array:
-    """An eager tensor as an array; shares its memory if that is on the host.
+    """An eager tensor as an array; shares the tensor's memory if it is on the host.
 
     Shape and dtype stay; bfloat16 is the dtype of ml_dtypes.
     """
-    # For a bfloat16 scalar, TensorFlow makes a number instead of an array.
+    # For a bfloat16 scalar, TensorFlow returns a number instead of an array.
     return np.asarray(tensor if tensor.ndim else tensor.numpy())
 
 
 def tensor_of(array: Array, dtype: DType | None = None) -> Tensor:
     """The array as a tensor of ``dtype``, which takes over its memory if possible.
 
-    That needs an array that is contiguous, writeable, aligned to ``ALIGNMENT`` bytes
-    and of that dtype, by default its own; otherwise it is copied. The shape stays.
+    The array must be contiguous, writeable, aligned to ``ALIGNMENT`` bytes and of that
+    dtype (by default, its own); otherwise it is copied. The shape stays.
     """
     if dtype is not None and array.dtype != dtype.as_numpy_dtype:
         return tf.convert_to_tensor(array, dtype)
@@ -75,7 +76,7 @@ def tensor_of(array: Array, dtype: DType | None = None) -> Tensor:
     if not array.size or not fits or array.ctypes.data % ALIGNMENT:
         return tf.convert_to_tensor(array, dtype)
     if array.dtype == tf.bfloat16.as_numpy_dtype:
-        # DLPack takes only numpy's own dtypes.
+        # DLPack accepts only numpy's own dtypes.
         return tf.bitcast(tensor_of(array.view(np.uint16)), tf.bfloat16)
     try:
         capsule = array.__dlpack__()
@@ -85,9 +86,9 @@ def tensor_of(array: Array, dtype: DType | None = None) -> Tensor:
 
 
 def tensor_of_part(part: Array) -> Tensor:
-    """``tensor_of`` for a part of a message. If it is small, it is copied.
+    """Like ``tensor_of``, for a part of a message; a small part is copied.
 
-    Else the tensor would keep the memory of the whole message in use.
+    Otherwise the tensor would keep the memory of the whole message in use.
     """
     if part.nbytes < _SMALL_BYTES:
         return tf.constant(part)

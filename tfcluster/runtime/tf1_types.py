@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    # It imports numpy, which a server must not do: see ``task.serve``.
+    # This imports numpy, which a server must not do: see ``task.serve``.
     from tfcluster.runtime.tensor_types import (
         Gradient,
         Graph,
@@ -57,7 +57,7 @@ class ConfigProto(Protocol):
 
 
 class Session(Protocol):
-    """A ``tf.compat.v1.Session``, also a monitored one."""
+    """A ``tf.compat.v1.Session``, including a monitored session."""
 
     @property
     def graph(self) -> Graph: ...
@@ -74,7 +74,7 @@ class Coordinator(Protocol):
 
 
 class SessionRunContext(Protocol):
-    """What TensorFlow passes to a ``SessionRunHook`` around each ``run``."""
+    """The argument that TensorFlow gives a ``SessionRunHook`` around each ``run``."""
 
     @property
     def session(self) -> Session: ...
@@ -101,5 +101,5 @@ class Server(Protocol):
 
     @property
     def target(self) -> str:
-        """What a session on this server has as its target: ``grpc://HOST:PORT``."""
+        """The target of sessions on this server: ``grpc://HOST:PORT``."""
         ...

@@ -15,7 +15,7 @@ from tfcluster.runtime import contract, tf_patches
 from tfcluster.runtime.contract import Name
 
 if TYPE_CHECKING:
-    # It imports numpy, which a server must not do: see ``task.serve``.
+    # This imports numpy, which a server must not do: see ``task.serve``.
     from tfcluster.runtime.tensor_types import (
         Dataset,
         Graph,
@@ -73,8 +73,8 @@ NAMES_WITHOUT_KERAS = (
         "its gradients are exchanged twice",
     ),
 )
-"""What ``exchange``, ``parameter_server`` and ``collective.transports`` need, with or
-without the hooks on Keras."""
+"""Names that ``exchange``, ``parameter_server`` and ``collective.transports`` need,
+with or without the hooks on Keras."""
 
 NAMES = (
     *NAMES_WITHOUT_KERAS,
@@ -242,7 +242,7 @@ NAMES_OF_OPTIMIZER_1 = tuple(
         "_valid_dtypes",
     )
 )
-"""The private methods that TensorFlow 1's optimizers call of one another."""
+"""The private methods that TensorFlow 1's optimizers call on each other."""
 
 BATCHES = ("Batch", "PaddedBatch", "ParallelBatch", "Rebatch")
 """Kinds of datasets whose elements are batches."""
@@ -265,13 +265,13 @@ KEEPS_BATCHES = (
     "TakeWhile",
     "Zip",
 )
-"""Kinds of datasets whose elements are batches if those of their inputs are."""
+"""Kinds of datasets whose elements are batches if the elements of their inputs are."""
 
 
 def check() -> None:
     """Raise one CollectiveError that names all that TensorFlow lacks.
 
-    It is for programs without the hooks on Keras, such as those that use only the
+    This is for programs without the hooks on Keras, such as programs that use only the
     Horovod-like API. Keras's own check covers these names as well.
     """
     contract.check(
@@ -370,12 +370,12 @@ class Frame(Protocol):
 
 
 def inputs_of(dataset: Dataset) -> Sequence[Dataset]:
-    """The datasets that ``dataset`` reads from; none for a source."""
+    """The datasets from which ``dataset`` reads; none for a source."""
     return dataset._inputs()
 
 
 def variant_of(dataset: Dataset) -> Tensor:
-    """The tensor that stands for a dataset in ops: a scalar of dtype ``tf.variant``."""
+    """The tensor that represents a dataset in ops: a scalar of dtype ``tf.variant``."""
     return dataset._variant_tensor
 
 
@@ -419,7 +419,7 @@ def without_xla(function: Function) -> Function:
 
 
 def is_in_xla(graph: Graph) -> bool:
-    """Whether XLA will compile a graph, or one that it is part of."""
+    """Whether XLA will compile a graph, or a graph of which it is a part."""
     from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
     return bool(GraphOrParentsInXlaContext(graph))
@@ -428,7 +428,7 @@ def is_in_xla(graph: Graph) -> bool:
 def plain_variable(_: Callable[..., Any], **settings: Any) -> Variable:
     """A creator for ``tf.variable_creator_scope`` that calls no other creator.
 
-    A ``tf.function`` forbids new variables in its second trace, even within
+    A ``tf.function`` does not allow new variables in its second trace, even within
     ``tf.init_scope``. Variables that are used only outside of the function should not
     be affected.
     """
@@ -450,8 +450,8 @@ _READ_ONLY = "_read_only_resource_inputs"
 def may_write(op: Operation, handle: Tensor) -> bool:
     """Whether an operation may change the variable whose handle is its input.
 
-    Of an operation that calls functions, TensorFlow records which inputs they only
-    read. Of the others, those that change a variable are known by their names.
+    For an operation that calls functions, TensorFlow records which inputs they only
+    read. Other operations that change a variable are known by their names.
     """
     kind = op.type
     changes = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
@@ -485,13 +485,14 @@ def graph_for_threads(
 ) -> Callable[[], AbstractContextManager[object]]:
     """A function that makes other threads add their operations to ``graph``.
 
-    They create variables as this thread does. None: they execute operations eagerly.
+    They create variables like this thread. If ``graph`` is None, they execute
+    operations eagerly.
     """
     import tensorflow as tf
 
     if graph is None:
         return nullcontext
-    # So that contexts of one thread, such as control dependencies, end in that thread.
+    # Then contexts of one thread, such as control dependencies, end in that thread.
     graph.switch_to_thread_local()
     creators = graph._variable_creator_stack
 
@@ -506,7 +507,7 @@ def graph_for_threads(
 
 
 def conversion() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that converts others like AutoGraph that of a ``tf.function``.
+    """A function that converts functions like AutoGraph in a ``tf.function``.
 
     It does so wherever it is called; AutoGraph must be enabled here.
     """
@@ -539,7 +540,7 @@ def user_frames(operation: Operation | None = None) -> list[Frame]:
     """The frames of the current call stack, the innermost last.
 
     A frame of code that AutoGraph has generated refers to the original source. With
-    ``operation``, they are those of the call that has added it to its graph.
+    ``operation``, returns the frames of the call that added it to its graph.
     """
     from tensorflow.python.util import tf_stack
 
@@ -554,7 +555,7 @@ def is_generated(file: str) -> bool:
 
 
 def is_of_autograph(error: BaseException) -> bool:
-    """Whether AutoGraph raised this in place of an error during tracing."""
+    """Whether AutoGraph raised this error in place of an error during tracing."""
     return type(error).__name__ == "StagingError"
 
 
@@ -564,7 +565,7 @@ def is_of_autograph(error: BaseException) -> bool:
 def outermost_graph() -> Graph:
     """The graph of the outermost ``tf.function`` that is being traced.
 
-    Outside of functions, it is TensorFlow 1's default graph, which has no outer one.
+    Outside of functions, this is TensorFlow 1's default graph, which has no outer one.
     """
     import tensorflow as tf
 
@@ -627,7 +628,7 @@ def is_running(context: Context) -> bool:
 
 
 def executor_type(name: str | None) -> AbstractContextManager[None]:
-    """A context in which functions run with the named executor; None: the default."""
+    """A context in which functions run with the named executor, or the default one."""
     from tensorflow.python.eager import context as eager
 
     found: AbstractContextManager[None] = eager.function_executor_type(name)
@@ -637,7 +638,7 @@ def executor_type(name: str | None) -> AbstractContextManager[None]:
 def execute(
     kind: str, outputs: int, inputs: Sequence[Tensor], attrs: Sequence[Any]
 ) -> Sequence[Tensor]:
-    """Execute an operation eagerly; returns its ``outputs`` output tensors.
+    """Execute an operation eagerly; return its ``outputs`` output tensors.
 
     ``attrs`` alternates names and values. Raises tf.errors.OpError.
     """
@@ -660,7 +661,7 @@ def op_definition(kind: str) -> Message | None:
 def observe_ops(callback: Callable[..., None]) -> None:
     """Call ``callback`` after each op that this thread executes or adds to a graph.
 
-    It gets the operation's type, inputs, attributes, outputs, name and graph.
+    The callback gets the operation's type, inputs, attributes, outputs, name and graph.
     """
     from tensorflow.python.framework import op_callbacks
 
@@ -685,7 +686,7 @@ def prefix_of(manager: CheckpointManager) -> str:
 def note_checkpoint(manager: CheckpointManager, path: str, time_s: float) -> None:
     """Register a checkpoint with a manager as if the manager had written it.
 
-    ``time_s`` is when it was written, in seconds since the epoch.
+    ``time_s`` is the time when it was written, in seconds since the epoch.
     """
     manager._latest_checkpoint = path
     manager._maybe_delete[path] = time_s

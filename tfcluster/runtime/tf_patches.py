@@ -1,7 +1,7 @@
 """Every attribute of TensorFlow 2 that the runtime replaces.
 
 TensorFlow is not imported here. An attribute's handlers are called in the order of the
-table, whether they are those of the hooks on Keras or of modules below. ``python -m
+table, whether they belong to the hooks on Keras or to modules below. ``python -m
 tfcluster.runtime.keras.patches`` prints this table as well.
 """
 
@@ -217,7 +217,7 @@ GRADIENT_FUNCTIONS = Patch(
     "fast gradients of large matrices for few rows",
 )
 # TensorFlow replaces the methods in ResourceVariable after its definition. Variables
-# that a graph makes are of another class. A call that passes both is handled once.
+# that a graph creates have another class. A call that passes both is handled once.
 ASSIGNMENTS = tuple(
     Patch(
         f"tensorflow.python.ops.resource_variable_ops.{kind}",
@@ -540,5 +540,5 @@ PATCHES_WITHOUT_KERAS = tuple(
     for patch in PATCHES
     if any(each.always and not _is_in_keras(each) for each in patch.handlers)
 )
-"""Those with a handler that is also there without the hooks on Keras."""
+"""Patches with a handler that is also installed without the hooks on Keras."""
 TABLE = Table(PATCHES, program_kind.distributes_itself)

@@ -36,12 +36,12 @@ def start(context: Context) -> Server:
 
 
 def report(address: str) -> None:
-    """Tell the agent that a server listens at this ``host:port`` of ours."""
+    """Tell the agent that a server listens at our address ``host:port``."""
     reporter().server(int(address.rpartition(":")[2]))
 
 
 def filters_of(context: Context) -> tuple[str, ...]:
-    """The launcher's device filters; without a launcher those of ``device_filters``."""
+    """The launcher's device filters, or ``device_filters`` without a launcher."""
     if context.run is not None:
         return context.device_filters
     return device_filters(context.task_type, context.task_index, context.cluster)
@@ -50,7 +50,7 @@ def filters_of(context: Context) -> tuple[str, ...]:
 def device_filters(
     task_type: str, index: int, cluster: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """The default device filters of a task's sessions; empty: they see all devices.
+    """The default device filters of a task's sessions; if empty, they see all devices.
 
     In a cluster with parameter servers, a worker sees only itself and the ps tasks: it
     needs no other worker, and so a missing worker cannot delay it. A ps sees all
