@@ -349,7 +349,7 @@ def original_of(patch: Patch) -> Any:
 
 
 def mark(one: Any, name: str, value: Any) -> None:
-    """Set an attribute of our own, ``tfcluster_...``, on an object of a library.
+    """Set one of our own attributes, ``tfcluster_...``, on an object of a library.
 
     Raises ValueError for a name without our prefix.
     """

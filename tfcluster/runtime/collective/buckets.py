@@ -66,8 +66,8 @@ def in_reverse_order(
     """Buckets for tensors that become available in about the reverse of their order.
 
     Like ``by_size`` of the reversed list, but a tensor of more than ``alone_bytes``
-    bytes has its own bucket. A bucket comes in the order of its last tensor. All sizes
-    must be known.
+    bytes has its own bucket. Buckets are in the order in which their last tensors
+    become available. All sizes must be known.
     """
     reverse = range(len(items) - 1, -1, -1)
     alone = [place for place in reverse if (items[place].nbytes or 0) > alone_bytes]

@@ -65,7 +65,10 @@ class Gradients(Protocol):
         ...
 
     def sparse(self) -> Sequence[Slices]:
-        """The sparse gradients; waits for them. Raises CollectiveError likewise."""
+        """The sparse gradients; waits for them.
+
+        Raises CollectiveError if they will not arrive.
+        """
         ...
 
 
@@ -122,7 +125,7 @@ class MeanOptions:
     residuals: Residuals | None = None
 
     def signature(self, signature: Signature) -> Signature:
-        """``signature`` with those of these options that are not the defaults."""
+        """``signature`` with the options that differ from the defaults."""
         words = []
         if self.bucket_bytes != DEFAULT_BYTES:
             words.append(f"buckets of {self.bucket_bytes} bytes")

@@ -118,7 +118,7 @@ class GraphProgress(NamedTuple):
     ended: int
     """The number of exchanges that the graph has completed."""
     waiting: bool
-    """Whether it is in a collective operation now."""
+    """Whether the graph is in a collective operation now."""
     since: float
     """The time when this was last seen to change, by the group's clock."""
 

@@ -88,7 +88,7 @@ def of_the_chief(
 ) -> tuple[list[Array], list[Slices]]:
     """The chief's gradients of a batch that every rank has computed as a whole.
 
-    Arguments and results are like those of ``mean_of_shards``, for one shard. Raises
+    Arguments and results are as for ``mean_of_shards``, with one shard. Raises
     what ``Group.exchange`` and ``check.compared`` raise.
     """
     arrays = [*dense, *(a for each in sparse for a in (each.values, each.indices))]
@@ -118,7 +118,7 @@ def _means(
     dense: Sequence[Sequence[Array]],
     shares: Sequence[float] | None,
 ) -> list[Array]:
-    """The means of the dense arrays: those of one dtype are packed into one vector.
+    """The means of the dense arrays; arrays of one dtype are packed into one vector.
 
     If ``shares`` is None, all shards have the same share, and only the sum is scaled.
     """

@@ -54,7 +54,7 @@ def allreduce(
 
     ``tensor`` has any shape, and a dtype of ``graph_ops.NUMBERS``: float16, bfloat16,
     float32, float64, integers of 8 to 64 bits, complex64, complex128 or bool. Shape and
-    dtype must be the same on all ranks, and are those of the result; only the number of
+    dtype must be the same on all ranks; the result has the same. Only the number of
     rows of IndexedSlices may differ, and the result has the rows of all ranks. It is
     bitwise identical on all ranks. Half precision is summed in float32; the average of
     integers is rounded down; for booleans Sum and Max are "or", Min and Product "and".

@@ -165,8 +165,8 @@ class ParameterServerClient:
         so variables may be sharded. ``together``: the update needs all gradients at
         once, so one ps gets them all.
 
-        Raises CollectiveMismatchError if the variables or options differ from those of
-        other tasks.
+        Raises CollectiveMismatchError if the variables or options differ between the
+        tasks.
         """
         servers = self._connections.count
         placement = placed(variables, servers, splittable=splittable, together=together)

@@ -44,7 +44,8 @@ class Event(NamedTuple):
     began_s: float
     ended_s: float
     amount: int
-    """The bytes of an exchange or the number of a step; else 0."""
+    """The bytes of an exchange, the number of exchanges in a graph, or the number of a
+    step; else 0."""
     how: str
     """How an exchange was made, such as the transport's name; else empty."""
     waited_s: float

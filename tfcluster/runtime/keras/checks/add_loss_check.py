@@ -44,7 +44,7 @@ class AddLossCheck:
         boolean scalar). Exchanges nothing.
 
         Raises CollectiveError, when the step runs, if a layer adds a sum over the rows;
-        warns of other values that are not a mean.
+        warns about other values that are not a mean.
         """
         names = _adders(model)
         inputs = keras.utils.unpack_x_y_sample_weight(data)[0]

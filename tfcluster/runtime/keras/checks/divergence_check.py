@@ -277,7 +277,7 @@ class Watch:
 
 
 class Look:
-    """What one exchange compares; see ``collectives.Check``."""
+    """The data that one exchange compares; see ``collectives.Check``."""
 
     def __init__(
         self,

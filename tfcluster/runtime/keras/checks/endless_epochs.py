@@ -12,7 +12,7 @@ from tfcluster.runtime.keras.session import Session
 def warn_of_endless_epochs(session: Session, arguments: Mapping[str, object]) -> None:
     """Warn if an infinite dataset has no ``steps_per_epoch``.
 
-    ``arguments`` are those of ``fit``, by name.
+    ``arguments`` are the arguments of ``fit``, by name.
     """
     data = arguments.get("x")
     if not isinstance(data, tf.data.Dataset) or arguments.get("steps_per_epoch"):

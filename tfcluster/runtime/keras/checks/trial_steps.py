@@ -69,7 +69,7 @@ class TrialSteps:
     def part(self, data: Nest, part: Part) -> Part:
         """``part``, this rank's part of ``data``, or a different part during a trial.
 
-        Structure, dtypes and all dimensions but the first are those of ``data``.
+        It has the structure, dtypes and dimensions of ``data``, except the first one.
         """
         if self._trial is None:
             return part

@@ -46,13 +46,13 @@ def gather_batch(*tensors: TensorLike) -> Any:
         loss = contrastive(images, texts)
 
     The first dimension of each tensor has one or more entries per row of this rank's
-    part of the batch; dtypes are those of ``allreduce``. The result has the entries of
-    all ranks, in the order of one machine, and the same dtype and other dimensions.
-    Every rank then computes the same loss, and ``tape.gradient`` returns that of the
-    whole batch. Returns a tensor, or a tuple of them if several are given. All ranks
-    must call it at the same point of a step. Without ranks, with asynchronous ones,
-    with ``local_sgd``, and for a batch that is not divided, it returns the tensors
-    unchanged.
+    part of the batch; ``allreduce`` lists the supported dtypes. The result has the
+    entries of all ranks, in the order of one machine, and the same dtype and other
+    dimensions. Every rank then computes the same loss, and ``tape.gradient`` returns
+    the gradient of the whole batch. Returns a tensor, or a tuple if several are given.
+    All ranks must call this at the same point of a step. Without ranks, with
+    asynchronous ranks, with ``local_sgd``, and for a batch that is not divided, it
+    returns the tensors unchanged.
 
     Raises TypeError for strings and ValueError for scalars. When the step runs, raises
     CollectiveMismatchError on all ranks if dtypes or other dimensions differ, and

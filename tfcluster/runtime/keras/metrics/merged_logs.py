@@ -42,7 +42,7 @@ class Merges(Protocol):
 
 
 class MergedLogs:
-    """Merges the logs of ``model``'s last step once. All ranks must call it."""
+    """Merges the logs of ``model``'s last step once. All ranks must call this."""
 
     def __init__(
         self,

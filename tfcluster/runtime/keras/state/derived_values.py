@@ -30,9 +30,9 @@ class Ancestry:
     sources: tuple[Tensor, ...]
     """The given tensors on which it depends."""
     closed: bool
-    """Whether it depends on nothing else: no data, no variable, no random number."""
+    """Whether the tensor depends on nothing else: data, variables, random numbers."""
     sees_data: bool
-    """Whether it depends on an input of the graph other than a variable."""
+    """Whether the tensor depends on an input of the graph other than a variable."""
 
 
 def ancestry(tensor: Tensor, given: Mapping[int, object]) -> Ancestry:

@@ -1,4 +1,4 @@
-"""What asynchronous ranks add to the methods of a Keras model."""
+"""The behaviour that asynchronous ranks add to the methods of a Keras model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What synchronous ranks add to the methods of a Keras model."""
+"""The behaviour that synchronous ranks add to the methods of a Keras model."""
 
 from __future__ import annotations
 

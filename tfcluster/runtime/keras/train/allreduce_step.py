@@ -1,6 +1,6 @@
-"""What one rank does in an all-reduce of gradients, when the op runs.
+"""One rank's part of an all-reduce of gradients, when the op runs.
 
-The ops are made by ``gradient_allreduce`` and ``overlapped_allreduce``.
+``gradient_allreduce`` and ``overlapped_allreduce`` create the ops.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class AllreduceStep:
     """The exchange of one trace; it runs in every step.
 
     ``words`` are the entries of its signature. ``dense`` is the number of gradients
-    among the dense tensors; layers' variables follow. The other arguments are those of
+    among the dense tensors; layers' variables follow. The other arguments are as for
     ``gradient_allreduce.exchange``.
     """
 

@@ -129,11 +129,11 @@ def exchange(
     *,
     chiefs_count: bool = False,
 ) -> list[Gradient]:
-    """Average gradients over the ranks, by rows, and likewise ``state``.
+    """Average gradients and ``state`` over the ranks, by rows.
 
-    Arguments, result and errors are those of ``gradient_allreduce.exchange``; errors
-    are raised when the function returns. ``watch`` compares the ranks after some of
-    the steps.
+    Arguments, result and errors are as for ``gradient_allreduce.exchange``; errors are
+    raised when the function returns. ``watch`` compares the ranks after some of the
+    steps.
     """
     refuse_xla()
     words = words_of(gradients, variables, state)

@@ -75,7 +75,7 @@ def _share_values(session: Session, variables: Sequence[Variable]) -> None:
 
 
 def training_state(model: Layer) -> list[Variable]:
-    """The variables of a model or layer and its optimizer, except those of metrics."""
+    """The variables of a model or layer and its optimizer, without metric variables."""
     own = {id(variable) for variable in getattr(model, "metrics_variables", ())}
     variables = [v for v in model.variables if id(v) not in own]
     optimizer = getattr(model, "optimizer", None)

@@ -1,4 +1,4 @@
-"""Our own Keras callbacks, and changes to those of the program."""
+"""Our own Keras callbacks, and changes to the program's callbacks."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class MethodCall:
 
 
 class TrainingPolicy(Protocol):
-    """What a strategy adds to the methods of a model.
+    """The behaviour that a strategy adds to the methods of a model.
 
     Methods with ``call`` run within ``session.entering()``.
     """
@@ -71,7 +71,7 @@ class TrainingPolicy(Protocol):
         ...
 
     def callbacks_of_fit(self, callbacks: Sequence[Callback]) -> list[Callback]:
-        """The program's callbacks, and those of the runtime."""
+        """The program's callbacks and the runtime's callbacks."""
         ...
 
     def callbacks_of_evaluation(self, callbacks: Nest) -> CallbackList | list[Callback]:

@@ -95,7 +95,7 @@ class _Step:
     dependence: ShardDependence | None
     """None if the step runs eagerly."""
     looked: int
-    """How many operations of the graph have been checked."""
+    """The number of operations of the graph that have been checked."""
     of_checks: set[str] = field(default_factory=set)
     """The names of operations that belong to our own checks."""
     is_alone: bool = False
@@ -396,7 +396,7 @@ class ShardSteps:
             step.dependence.forget(map(raw, changed))
 
     def _judge(self, target: Target, repeated: Given, once: Given) -> None:
-        """Compare the gradient of the trial with that of this rank's first shard."""
+        """Compare the trial's gradient with the gradient of this rank's first shard."""
         trials = self._session.trials
         if trials is None:
             return

@@ -98,7 +98,7 @@ class TapeGradients:
         self._group_names = UniqueNames()
         self._calls: dict[int, int] = {}
         self._answers = ObjectMap[dict[tuple[str, tuple[int, ...]], bool]]()
-        """Results of ``_are_registered``, by first variable, then by line and all."""
+        """Results of ``_are_registered``: by first variable, then line and variables."""
         self._unowned: dict[int, str] = {}
         """The lines of gradients that no optimizer has applied, by variable."""
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
@@ -322,7 +322,7 @@ class TapeGradients:
     def _prepared(
         self, variables: list[Variable], gradients: Sequence[Gradient]
     ) -> tuple[Target, list[Variable], Watch | None]:
-        """What an exchange of gradients needs: see ``gradient_allreduce.exchange``."""
+        """The arguments of a gradient exchange: see ``gradient_allreduce.exchange``."""
         key, names = self._group(variables)
         # The number of gradients of these variables that were computed since the last
         # one was applied. For example, a step that computes two is still one step.
