@@ -92,28 +92,28 @@ class Tensor(Protocol):
 
     @property
     def name(self) -> str:
-        """Of tensors of a graph only."""
+        """Only tensors of a graph have it."""
         ...
 
     @property
     def op(self) -> Operation:
-        """Of tensors of a graph only."""
+        """Only tensors of a graph have it."""
         ...
 
     @property
     def graph(self) -> Graph:
-        """Of tensors of a graph only."""
+        """Only tensors of a graph have it."""
         ...
 
     @property
     def device(self) -> str: ...
 
     def consumers(self) -> Sequence[Operation]:
-        """Of tensors of a graph only."""
+        """Only tensors of a graph have it."""
         ...
 
     def numpy(self) -> Any:
-        """An array, or a numpy number for a scalar. Of eager tensors only."""
+        """An array, or a numpy number for a scalar. Only eager tensors have it."""
         ...
 
     def set_shape(self, shape: Shape | Sequence[int | None]) -> None: ...
@@ -274,12 +274,12 @@ class Graph(Protocol):
 
     @property
     def name(self) -> str:
-        """Of graphs of a ``tf.function`` only."""
+        """Only graphs of a ``tf.function`` have it."""
         ...
 
     @property
     def outer_graph(self) -> Graph:
-        """Of graphs of a ``tf.function`` only."""
+        """Only graphs of a ``tf.function`` have it."""
         ...
 
     def as_default(self) -> AbstractContextManager[Graph]: ...
@@ -324,7 +324,7 @@ class Variable(Protocol):
 
     @property
     def op(self) -> Operation:
-        """Of variables of a graph only."""
+        """Only variables of a graph have it."""
         ...
 
     @property

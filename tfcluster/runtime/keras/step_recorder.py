@@ -45,7 +45,7 @@ class StepRecorder:
         self._inside = threading.local()
         self._models: dict[int, tuple[int, Model]] = {}
         self._trained_models: dict[int, list[Model]] = {}
-        """By the number of the optimizer."""
+        """The trained models, by the number of the optimizer."""
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""

@@ -68,7 +68,7 @@ class DivergenceCheck:
         self._session = session
         self._trainings: dict[str, _Training] = {}
         self._unowned: dict[str, _Training] = {}
-        """By the names of gradients whose optimizer is not known yet."""
+        """States by the names of gradients whose optimizer is not known yet."""
         self._not_averaged = _Training("", lambda: None)
         self._final_state: dict[str, str] = {}
         """The final state of optimizers that are gone, by label."""

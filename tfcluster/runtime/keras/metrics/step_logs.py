@@ -45,7 +45,7 @@ class Recorded:
     """The values that ``result()`` has returned during one call of a step."""
 
     origins: dict[int, Origin] = field(default_factory=dict)
-    """By the id of the value."""
+    """The values' origins, by the id of the value."""
     values: list[Value] = field(default_factory=list)
     """Keeps the values alive, so that their ids remain valid."""
 

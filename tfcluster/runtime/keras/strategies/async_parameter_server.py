@@ -42,7 +42,7 @@ def install(
     loops = LoopBatches(session, session.shard)
 
     def settle_loops() -> None:
-        """After a loop of the program, fetch the weights of all ranks' batches."""
+        """After a loop of the program, fetch weights that include all batches."""
         if loops.take_ended():
             progress.await_loops()
             server_models.pull()

@@ -93,7 +93,7 @@ def related_variables(trained: Sequence[Variable]) -> list[Variable]:
     wanted = {id(variable) for variable in trained}
     found = []
     for thing in gc.get_objects():
-        # Not isinstance, which asks a proxy for its class; the proxied object may be
+        # Not isinstance, which asks a proxy for its class: the proxied object may be
         # gone.
         if not issubclass(type(thing), keras.layers.Layer):
             continue

@@ -54,7 +54,7 @@ class OptimizerHook:
         self._shards = shards
         self._before_loss_scale: Callable[[list[Gradient]], list[Gradient]] = list
         self._related = ObjectMap[tuple[list[int], list[Variable]]]()
-        """By the first trained variable."""
+        """The related variables, by the first trained variable."""
 
     def install(
         self,

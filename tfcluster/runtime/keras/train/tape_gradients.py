@@ -94,11 +94,11 @@ class TapeGradients:
         self._owners = ObjectMap[weakref.ref[Optimizer]]()
         """The optimizer that applies the gradients of a variable."""
         self._groups = ObjectMap[tuple[str, set[str]]]()
-        """By the first variable of a group; see ``_group``."""
+        """Names of groups, by their first variable; see ``_group``."""
         self._group_names = UniqueNames()
         self._calls: dict[int, int] = {}
         self._answers = ObjectMap[dict[tuple[str, tuple[int, ...]], bool]]()
-        """Results of ``_are_registered``: by first variable, then line and variables."""
+        """Results of ``_are_registered`` by first variable, then line and variables."""
         self._unowned: dict[int, str] = {}
         """The lines of gradients that no optimizer has applied, by variable."""
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
