@@ -81,6 +81,7 @@ RUNTIME_LAYERS = [
     "keras.variable_exchange",
     "keras.graph_steps",
     "keras.session",
+    "keras.inner_functions",
     "keras.step_rows",
     "keras.batches",
     "keras.checks",

@@ -69,6 +69,7 @@ IN_DEFAULT_TIER = {
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
         *("several_steps_per_execution", "built_in_the_first_step"),
+        "custom_step_that_calls_functions",
     ],
     "optimizers": ["clipped", "mixed_precision"],
     "refused": [

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from tfcluster import versions
 from tfcluster.runtime.errors import CollectiveError
 
+_T = TypeVar("_T")
 Around = Callable[..., Any]
 """A handler, called as the table says: see ``Called``."""
 
@@ -389,6 +390,17 @@ def check(names: Iterable[Named], *, optional: bool = True) -> None:
         f"tfcluster{way_out if optional else ''}"
     )
     raise CollectiveError("\n".join(lines))
+
+
+def attached(one: object, name: str, make: Callable[[], _T]) -> _T:
+    """An object of our own that lives as long as ``one``; created if necessary.
+
+    Raises ValueError for a ``name`` that is not ours: see ``mark``.
+    """
+    if not hasattr(one, name):
+        mark(one, name, make())
+    found: _T = getattr(one, name)
+    return found
 
 
 def resolve(path: str) -> Any:

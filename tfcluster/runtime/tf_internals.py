@@ -34,6 +34,7 @@ _GRAPH = "tensorflow.python.framework.func_graph.FuncGraph"
 _MANAGER = "tensorflow.train.CheckpointManager"
 _TRAIN_1 = "tensorflow.compat.v1.train"
 
+_DRAWS = "random numbers of functions that are traced again"
 _LOOP_NUMBERS = "the warning of numbers that a loop reads"
 _LOOPS = "the batches of loops"
 _OWN_LOSSES = "the check of custom losses"
@@ -80,6 +81,7 @@ NAMES = (
     *NAMES_WITHOUT_KERAS,
     Name(_GRAPH, "captures", _LOOP_NUMBERS, "ends with an error"),
     Name(f"{_GRAPH}.__init__", "structured_outputs", _LOOP_NUMBERS, "the same"),
+    Name(f"{_GRAPH}.__init__", "is_control_flow_graph", _DRAWS, "they differ"),
     Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
     Name(
         _DATASET,
@@ -413,9 +415,14 @@ def is_for_xla(function: Function) -> bool:
 
 def without_xla(function: Function) -> Function:
     """The same function, not compiled by XLA."""
-    plain = function._clone(None)
+    plain = copy_of(function)
     plain._jit_compile = None
     return plain
+
+
+def copy_of(function: Function) -> Function:
+    """The same function, without its traces."""
+    return function._clone(None)
 
 
 def is_in_xla(graph: Graph) -> bool:
@@ -574,6 +581,20 @@ def outermost_graph() -> Graph:
         if not outer.building_function:
             break
         graph = outer
+    return graph
+
+
+def function_graph() -> Graph:
+    """The graph of the innermost ``tf.function`` that is being traced.
+
+    Branches and bodies of loops, which have graphs of their own, belong to the function
+    around them.
+    """
+    import tensorflow as tf
+
+    graph: Graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
     return graph
 
 

@@ -123,12 +123,13 @@ FUNCTION_CALL = Patch(
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         in_keras("checks.own_row_numbers.OwnRowNumbers._call", IN_STEP),
         in_keras(f"{_PROGRAM_VARIABLES}._step", IN_STEP),
+        in_keras("inner_functions.InnerFunctions._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
         in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
         in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
     "functions without XLA, unchanged errors of an exchange, exchanges in graphs, "
-    "functions of loops that compute a batch by shards",
+    "functions of loops that compute a batch by shards, functions within functions",
 )
 _EAGER = "tensorflow.python.framework.ops._EagerTensorBase"
 _NUMBERS = "numbers that a loop has computed from a rank's rows"

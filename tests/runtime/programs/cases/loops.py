@@ -624,6 +624,38 @@ def case_tape_that_draws_with_a_state():
     return loop_with_draws(draw, compile_step=True)
 
 
+def case_tape_that_calls_functions():
+    """A function within a function within the step draws numbers, twice the same."""
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.01)
+
+    @tf.function
+    def moved(x):
+        scale = tf.random.uniform((tf.shape(x)[0], 1), 0.5, 1.5)
+        return x * tf.cast(scale, x.dtype) + 0.2 * tf.random.normal(tf.shape(x))
+
+    @tf.function
+    def inner(x, y):
+        with tf.GradientTape() as tape:
+            x = tf.random.uniform(()) * moved(x) + moved(x) / 2
+            losses = keras.losses.sparse_categorical_crossentropy(y, model(x))
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+    @tf.function
+    def step(x, y):
+        return inner(x, y)
+
+    tf.random.set_seed(5)
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(10)
+    for _ in range(3):
+        for x, y in dataset:
+            step(x, y)
+    return results(model)
+
+
 def case_tape_that_draws_from_any_distribution():
     generator = tf.random.Generator.from_seed(7)
 

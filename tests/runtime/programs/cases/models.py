@@ -235,6 +235,41 @@ def case_custom_step_that_draws_with_a_state():
     return results(model) | found
 
 
+class CallsFunctions(Denoises):
+    """Its step calls functions that draw, one of them twice.
+
+    Each call draws the same numbers, as TensorFlow inlines both.
+    """
+
+    @tf.function
+    def moved(self, x):
+        scale = tf.random.uniform((tf.shape(x)[0], 1), 0.5, 1.5)
+        return x * tf.cast(scale, x.dtype) + 0.2 * tf.random.normal(tf.shape(x))
+
+    @tf.function
+    def loss_of(self, x, y):
+        return self.compute_loss(x, y, self(x, training=True))
+
+    def train_step(self, data):
+        x, y = data
+        counts = tf.random.uniform(tf.shape(x)[:1], 0, 9, tf.int32)
+        with tf.GradientTape() as tape:
+            moved = self.moved(x) + self.moved(tf.sin(x))
+            moved *= 0.1 * tf.cast(counts, x.dtype)[:, None]
+            loss = self.loss_of(moved, y)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_custom_step_that_calls_functions():
+    """Its first trace, which builds the optimizer, is discarded by TensorFlow."""
+    x, y = data()
+    model = CallsFunctions(classifier(keras.layers.Dropout(0.3)).layers)
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
 def case_random_layers_eagerly():
     x, y = data()
     layers = [keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.4)]

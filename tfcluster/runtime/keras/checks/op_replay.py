@@ -18,15 +18,13 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime import contract, tf_internals
+from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras.checks.types import TensorKey
 from tfcluster.runtime.tensor_types import Tensor
-
-_T = TypeVar("_T")
 
 _HELD = "tfcluster_held"
 """The name, in graphs, of operations whose results are held."""
@@ -80,14 +78,6 @@ class Holds:
         if self.recording:
             self.eager[key_of(tensor)] = tensor
         return tensor
-
-
-def attached(graph: tf.Graph, name: str, make: Callable[[], _T]) -> _T:
-    """One of our objects that lives as long as ``graph``; created if necessary."""
-    if not hasattr(graph, name):
-        contract.mark(graph, name, make())
-    found: _T = getattr(graph, name)
-    return found
 
 
 def key_of(tensor: Tensor) -> TensorKey:

@@ -36,7 +36,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras.batches.batch_slicing import has_dense_rows, has_rows
 from tfcluster.runtime.keras.checks.check_steps import RareSteps
@@ -45,7 +45,6 @@ from tfcluster.runtime.keras.checks.op_replay import (
     Op,
     Recording,
     addends,
-    attached,
     detached_numbers,
     key_of,
     ops_of,
@@ -220,7 +219,7 @@ class RowTerms:
         if tf.executing_eagerly():
             return self._judged
         graph = tf.compat.v1.get_default_graph()
-        return attached(graph, "_tfcluster_judged", set[TensorKey])
+        return contract.attached(graph, "_tfcluster_judged", set[TensorKey])
 
     def _look_eagerly(self, targets: Sequence[Tensor], describe: _Describe) -> None:
         recording = self._recording
@@ -253,7 +252,7 @@ class RowTerms:
         in_loop = self._session.share is None
         checked = _Check()
         # The graph keeps the object alive, and with it the count of its steps.
-        attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
+        contract.attached(graph, "_tfcluster_checks", list[_Check]).append(checked)
 
         def judge(numbers: Array) -> np.bool_:
             return np.bool_(self._judge(loss, numbers, in_loop=in_loop))

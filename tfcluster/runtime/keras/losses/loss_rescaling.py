@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import contract, tf_patches
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.checks.op_replay import Holds, attached
+from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.losses.whole_batch_losses import WholeBatchLosses
 from tfcluster.runtime.keras.object_map import ObjectMap
@@ -190,7 +190,7 @@ class LossRescaling:
 
 def _noted_in(graph: Graph) -> set[str]:
     """The names of a graph's losses."""
-    found: set[str] = attached(graph, "tfcluster_losses", set)
+    found: set[str] = contract.attached(graph, "tfcluster_losses", set)
     return found
 
 

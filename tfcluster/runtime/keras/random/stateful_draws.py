@@ -10,6 +10,10 @@ custom training loop for batches of other sizes, and in a custom step of ``fit``
 trial. So in these cases the runtime keeps the state instead. The op is a counter of
 Philox (``GuardedPhiloxRandom`` in TensorFlow), so a stateless op that gets this counter
 draws the same numbers. If there is no such op, see ``persistent_op``.
+
+An op is recognised in another trace by the calls of functions around it, and by its
+number among the ops of its function with the same seeds. A function that creates
+variables is traced twice in one call, and TensorFlow discards the first trace.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
+from tfcluster.runtime.keras.inner_functions import InnerFunctions
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.random.drawn_rows import (
     ALIKE,
@@ -50,15 +55,18 @@ _PHILOX = 1
 class StatefulDraws:
     """The hooks on TensorFlow's stateful random ops."""
 
-    def __init__(self, session: Session, rows: DrawnRows) -> None:
+    def __init__(
+        self, session: Session, rows: DrawnRows, functions: InnerFunctions
+    ) -> None:
         self._session = session
         self._rows = rows
+        self._functions = functions
         self._drawn: dict[Hashable, Variable] = {}
         """The count of numbers that each op has drawn."""
         self._earlier: weakref.WeakKeyDictionary[Graph, Counter[Hashable]] = (
             weakref.WeakKeyDictionary()
         )
-        """The count of ops with the same seeds in each graph so far."""
+        """The count of ops with the same seeds in each function's graph so far."""
         self._kept: dict[Hashable, PersistentOp] = {}
         """The ops that keep their states themselves."""
 
@@ -425,9 +433,10 @@ class StatefulDraws:
             step = self._batch_size(graph)
         else:
             return None  # Outside of loops over batches, nothing is traced too often.
-        op = graph.name, kind, seed, seed2, step
+        self._functions.keep_states()
+        op = graph.name, self._functions.place, kind, seed, seed2, step
         # Of several ops with the same seeds (``seed=1``), each has its own state.
-        earlier = self._earlier.setdefault(graph, Counter())
+        earlier = self._earlier.setdefault(tf_internals.function_graph(), Counter())
         earlier[op] += 1
         return *op, earlier[op]
 

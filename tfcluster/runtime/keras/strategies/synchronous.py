@@ -19,6 +19,7 @@ from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
+from tfcluster.runtime.keras.inner_functions import InnerFunctions
 from tfcluster.runtime.keras.losses.input_gradients import InputGradients
 from tfcluster.runtime.keras.losses.loss_rescaling import LossRescaling
 from tfcluster.runtime.keras.losses.whole_batch import WholeBatch
@@ -108,7 +109,9 @@ def install(
     RnnStates(session, whole_batch).install()
     rows = DrawnRows(session, iteration)
     RowDraws(session, rows).install()
-    StatefulDraws(session, rows).install()
+    functions = InnerFunctions(session)
+    functions.install()
+    StatefulDraws(session, rows, functions).install()
     RowLoops(session, rows).install()
     refuse_strategies()
     metrics.install()

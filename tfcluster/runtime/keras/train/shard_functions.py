@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras.checks.traced_draws import refusing_draws
 from tfcluster.runtime.keras.data.loop_rows import LoopRows
+from tfcluster.runtime.keras.inner_functions import is_of_the_program
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import MOST_TRIALS, Session
 from tfcluster.runtime.keras.train.shard_results import ShardResults
@@ -29,8 +30,6 @@ from tfcluster.runtime.keras.train.shard_steps import (
 )
 from tfcluster.runtime.tensor_types import Nest
 from tfcluster.runtime.tf_internals import Function
-
-_LIBRARIES = ("keras", "tensorflow", "tfcluster")
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class ShardFunctions:
         **kwargs: Any,
     ) -> object:
         session = self._session
-        if not _is_of_the_program(function):
+        if not is_of_the_program(function):
             return original(function, *args, **kwargs)
         if session.current_shard is not None and not session.plain_step:
             if tf.executing_eagerly():
@@ -164,8 +163,3 @@ class ShardFunctions:
 
 def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     return list(tf.nest.flatten((tuple(args), dict(kwargs))))
-
-
-def _is_of_the_program(function: Function) -> bool:
-    module = getattr(function.python_function, "__module__", None)
-    return str(module).partition(".")[0] not in _LIBRARIES
