@@ -123,6 +123,7 @@ FUNCTION_CALL = Patch(
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         in_keras("checks.own_row_numbers.OwnRowNumbers._call", IN_STEP),
         in_keras(f"{_PROGRAM_VARIABLES}._step", IN_STEP),
+        in_keras("checks.program_arrays.ProgramArrays._function", IN_STEP),
         in_keras("inner_functions.InnerFunctions._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
         in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),

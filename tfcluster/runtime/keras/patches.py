@@ -37,6 +37,7 @@ OPTIMIZER_APPLY = Patch(
     (
         _RECORD_APPLY,
         in_keras("checks.program_variables.ProgramVariables._step", IN_STEP),
+        in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
         in_keras(_APPLY, EACH),
     ),
     "exchange of gradients",
@@ -226,8 +227,11 @@ ONE_MODEL_TEST_FUNCTION = Patch(
 LAYER_CALL = Patch(
     "keras.Layer",
     "__call__",
-    (in_keras("state.moving_statistics.MovingStatistics._call", IN_STEP),),
-    "state of custom layers over all rows",
+    (
+        in_keras("checks.program_arrays.ProgramArrays._layer", IN_STEP),
+        in_keras("state.moving_statistics.MovingStatistics._call", IN_STEP),
+    ),
+    "state of custom layers over all rows, a check of the arrays of loops",
     how="inherited",
 )
 LAYER_GET_WEIGHTS = Patch(

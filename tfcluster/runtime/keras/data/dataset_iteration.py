@@ -26,6 +26,7 @@ from tfcluster.runtime.keras.batches.batch_slicing import (
     slice_rows,
     twice,
 )
+from tfcluster.runtime.keras.checks.program_arrays import ProgramArrays
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
@@ -55,12 +56,17 @@ class DatasetIteration:
     """The hooks on datasets and iterators, and the share of the last batch."""
 
     def __init__(
-        self, session: Session, row_terms: RowTerms, loop_rows: LoopRows | None = None
+        self,
+        session: Session,
+        row_terms: RowTerms,
+        loop_rows: LoopRows | None,
+        arrays: ProgramArrays,
     ) -> None:
         """``loop_rows`` gets the batches if the functions of loops divide them."""
         self._session = session
         self._row_terms = row_terms
         self._loop_rows = loop_rows
+        self._arrays = arrays
         self._undivided = Share.undivided_batch(counts=session.loop.share.counts)
         """The share of data that every rank computes as a whole."""
         self.trained = GraphShare(self._undivided)
@@ -141,7 +147,8 @@ class DatasetIteration:
             session, self, _batches_in(dataset), divides=not self._yields_arrays()
         )
         iterator = original(_divided(dataset, dataset_pass))
-        return _watched(iterator, session, self._row_terms, dataset_pass)
+        checks = self._row_terms, self._arrays
+        return _watched(iterator, session, *checks, dataset_pass)
 
     def _element(
         self, original: Callable[[Iterator[Nest]], Nest], iterator: Iterator[Nest]
@@ -331,6 +338,7 @@ def _watched(
     iterator: Iterator[Nest],
     session: Session,
     row_terms: RowTerms,
+    arrays: ProgramArrays,
     dataset_pass: DatasetPass,
 ) -> Iterator[Nest]:
     """Observe the batches of ``iterator``, and settle the weights when it ends."""
@@ -349,6 +357,7 @@ def _watched(
             raise
         if session.loop.divided:
             row_terms.begin_batch(batch, loop)
+        arrays.begin_batch(batch)
         return batch
 
     # Python looks up __next__ in the class; everything else must stay the same.

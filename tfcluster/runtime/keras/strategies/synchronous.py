@@ -11,6 +11,7 @@ from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
+from tfcluster.runtime.keras.checks.program_arrays import ProgramArrays
 from tfcluster.runtime.keras.checks.program_variables import ProgramVariables
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
@@ -72,7 +73,8 @@ def install(
     row_terms = RowTerms(session, holds)
     shape_errors = ShapeErrors(session)
     loop_rows = None if session.shards is None else LoopRows()
-    iteration = DatasetIteration(session, row_terms, loop_rows)
+    arrays = ProgramArrays(session)
+    iteration = DatasetIteration(session, row_terms, loop_rows, arrays)
     whole_batch = WholeBatch(session, holds)
     whole_batch.install()
     losses = WholeBatchLosses(session, whole_batch, holds)
@@ -124,6 +126,7 @@ def install(
     saving.install()
     if session.divides and session.size > 1 and session.waits_in_steps:
         ProgramVariables(session).install()
+        arrays.install()
     if session.divides and (session.size > 1 or session.shards):
         row_terms.install()
         BackwardFunctions(session).install()
