@@ -137,10 +137,12 @@ def case_own_folders():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         best = path / f"best-{uuid.uuid4().hex}.keras"
+        log = keras.callbacks.CSVLogger(path / "log.csv")
         model.fit(
             x, y, batch_size=16, epochs=3, validation_split=0.2, verbose=0,
-            callbacks=[keras.callbacks.ModelCheckpoint(best, save_best_only=True)],
+            callbacks=[keras.callbacks.ModelCheckpoint(best, save_best_only=True), log],
         )  # fmt: skip
+        found["log"] = np.loadtxt(path / "log.csv", delimiter=",", skiprows=1)
         (path / "deep").mkdir()
         model.save_weights(path / "deep" / "end.weights.h5")
         model.save(path / "end.keras")

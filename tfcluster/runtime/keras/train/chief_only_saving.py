@@ -139,6 +139,15 @@ class ChiefOnlySaving:
                 text = name.given + text.removeprefix(given)
         return result if session.chief else cast("str | None", text)
 
+    def wait_for(self, path: object, what: str) -> None:
+        """Wait until the chief gets here; then its file ``path`` is complete.
+
+        All ranks must call this. Ranks with another ``path`` find the file there.
+        Raises what ``chief_only`` raises.
+        """
+        name = Name(str(path)) if _is_local(path) else None
+        self.chief_only(lambda: None, what, name)
+
     def _share(self, name: Name, chiefs: str, began: float, what: str) -> None:
         """Make the chief's files available under every rank's own name."""
         session = self._session

@@ -186,6 +186,18 @@ class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._files.chief_only(act, f"end of {type(self._inner).__name__}")
 
 
+class FileOfTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Follows a callback that writes a file, and makes all ranks wait for the file."""
+
+    def __init__(self, path: object, files: ChiefOnlySaving) -> None:
+        super().__init__()
+        self._path = path
+        self._files = files
+
+    def on_train_end(self, logs: Logs | None = None) -> None:
+        self._files.wait_for(self._path, "end of CSVLogger")
+
+
 class InjectedCallbacks:
     """Builds the list of callbacks for one call of ``fit``."""
 
@@ -254,6 +266,8 @@ def with_chief_only_files(
             ours.append(ByTheChief(callback, session, files))
         elif session.chief or not isinstance(callback, _CHIEF_ONLY):
             ours.append(callback)
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            ours.append(FileOfTheChief(callback.filename, files))
     return ours
 
 
