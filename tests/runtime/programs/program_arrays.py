@@ -1,10 +1,11 @@
 # Written like user scripts: without type annotations.
-# mypy: allow-untyped-defs, allow-untyped-calls
-"""A loop that gives its step arrays beside the batch, as the argument names them.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""A step that gets arrays beside the batch, as the argument names them.
 
 function       noise of numpy, in a step that is a tf.function
 constant       noise of Python's generator, made a tensor
 eagerly        noise of numpy's own generator, in a step without a graph
+fit            noise of numpy, in a train_step without a graph
 alike          numbers of the rows, of TensorFlow's generators, and counts of rows
 """
 
@@ -28,7 +29,7 @@ optimizer = keras.optimizers.SGD(0.05)
 
 def noise(batch):
     shape = len(batch), 6
-    if way == "function":
+    if way in ("function", "fit"):
         return np.random.normal(size=shape).astype("float32")
     if way == "constant":
         return tf.constant([[random.random()] * 6 for _ in batch])
@@ -46,6 +47,20 @@ def step(batch, added, places):
     optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
 
+class Model(keras.Sequential):
+    def train_step(self, batch):
+        added = noise(batch)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(batch + added) - self(added)))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+if way == "fit":
+    model = Model(model.layers)
+    model.compile(optimizer, run_eagerly=True)
+    model.fit(rows, batch_size=16, epochs=2, verbose=0)
 run = step if way == "eagerly" else tf.function(step)
 for _ in range(2):
     for batch in dataset:

@@ -1,4 +1,4 @@
-"""Finds random numbers that a loop draws with numpy for the rows of one rank.
+"""Finds random numbers that an eager program draws for the rows of one rank.
 
 A loop may draw noise for the batch that it got: ``np.random.normal(size=(len(batch),
 9))``. TensorFlow's generators draw what one machine draws for the rank's rows, but the
@@ -32,7 +32,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.batches.batch_sharding import bounds, trial_bounds
 from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.session import TRIAL_RANK, Session
+from tfcluster.runtime.keras.session import TRIAL_RANK, Session, Share
 from tfcluster.runtime.tensor_types import Nest
 
 _LEAST_VALUES = 8
@@ -70,21 +70,30 @@ class ProgramArrays:
         self._batch = batch if self._is_due else None
 
     @property
+    def _share(self) -> Share | None:
+        """This rank's part of the batch of an eager step; None if there is no part."""
+        session = self._session
+        if not tf.executing_eagerly() or session.current_shard is not None:
+            return None
+        share = session.loop.share if session.loop.in_pass else session.share
+        return None if share is None or share.undivided else share
+
+    @property
     def _is_due(self) -> bool:
         """Whether to compare the arrays of this step; the same on all ranks."""
-        loop = self._session.loop
-        if not loop.is_dividing or not tf.executing_eagerly():
+        share = self._share
+        if share is None:
             return False
         following = self._steps + 1
         rare = following > 1 and not following & (following - 1)
-        return bool(loop.share.trial) or rare
+        return bool(share.trial) or rare
 
     def _function(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._look(args[1:], kwargs)
         return self._step(original, *args, **kwargs)
 
     def _layer(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._is_due or self._session.within(_LAYER):
+        if self._session.within(_LAYER) or not self._is_due:
             return original(*args, **kwargs)
         self._look(args[1:], kwargs)
         with self._session.once(_LAYER):
@@ -95,21 +104,22 @@ class ProgramArrays:
 
         All ranks reach this point after an exchange of gradients.
         """
-        loop = self._session.loop
-        due, divided, trial = self._is_due, loop.is_dividing, bool(loop.share.trial)
+        share, due = self._share, self._is_due
         result = original(*args, **kwargs)
         if tf.executing_eagerly() and self._session.applies > self._applies:
             self._applies = self._session.applies
-            self._steps += divided and not trial
-            if due:
-                self._compare(trial=trial)
+            if share is not None:
+                self._steps += not share.trial
+                if due:
+                    self._compare(share)
         return result
 
     def _look(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Remember arrays that have a row for each row of this rank."""
-        if not self._is_due:
+        share = self._share
+        if share is None or not self._is_due:
             return
-        rows, compared = self._session.loop.present_rows(), self._compared_rows()
+        rows, compared = int(share.present), self._compared_rows(share)
         for leaf in tf.nest.flatten((tuple(args), kwargs)):
             if len(self._found) >= _MOST_ARRAYS:
                 return
@@ -122,19 +132,20 @@ class ProgramArrays:
                 differ = first.shape == second.shape and not np.allclose(first, second)
                 self._found[label] = _digest(first), differ
 
-    def _compared_rows(self) -> int:
+    def _compared_rows(self, share: Share) -> int:
         """How many rows of an array are compared: those that each of the ranks has."""
-        total, size = int(self._session.loop.share.total or 0), self._session.size
-        if self._session.loop.share.trial:
+        total, size = int(share.total or 0), self._session.size
+        if share.trial:
             start, stop = trial_bounds(total, 0, size)
             return stop - start
         parts = [bounds(total, rank, size) for rank in range(size)]
         return min(stop - start for start, stop in parts)
 
-    def _compare(self, *, trial: bool) -> None:
+    def _compare(self, share: Share) -> None:
         """Compare the ranks' arrays. All ranks call this at the same point."""
-        compared = self._compared_rows()
-        arrays = map(_array, tf.nest.flatten(self._batch, expand_composites=True))
+        compared, trial = self._compared_rows(share), bool(share.trial)
+        data = self._batch if self._session.share is None else share.data
+        arrays = map(_array, tf.nest.flatten(data, expand_composites=True))
         batch = [_digest(each[:compared]) for each in arrays if each is not None]
         ours = json.dumps([batch, self._found]).encode()
         self._found = {}
