@@ -15,7 +15,7 @@ from tfcluster.runtime.keras.session import LoopState, Share
 
 loop = LoopState(share=Share.undivided_batch(counts=True))
 session = SimpleNamespace(loop=loop, rank=0, size=2, chief=True)
-passes = DatasetIteration(session, None)
+passes = DatasetIteration(session, None, None, None)
 address = None
 for _ in range(100):
     each = DatasetPass(session, passes, 3)

@@ -656,6 +656,39 @@ def case_tape_that_calls_functions():
     return results(model)
 
 
+def loop_with_a_fixed_number_of_draws(compile_step):
+    """It draws 12 columns for each batch, and two numbers for each row."""
+    tf.random.set_seed(5)
+    model = classifier()
+    optimizer = keras.optimizers.Adam(0.01)
+
+    def drawing_step(x, y):
+        columns = tf.random.uniform([12], 0, 6, tf.int32)
+        kept = tf.reduce_sum(tf.one_hot(columns, 6), 0)
+        factors = tf.reshape(tf.random.uniform([2 * x.shape[0]]), [-1, 2])
+        with tf.GradientTape() as tape:
+            found = model(x * kept + tf.reduce_sum(factors, 1, keepdims=True))
+            losses = keras.losses.sparse_categorical_crossentropy(y, found)
+            loss = tf.reduce_mean(losses)
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    step = tf.function(drawing_step) if compile_step else drawing_step
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(12)
+    for _ in range(2):
+        for x, y in dataset:
+            step(x, y)
+    return results(model)
+
+
+def case_tape_that_draws_a_fixed_number():
+    return loop_with_a_fixed_number_of_draws(compile_step=True)
+
+
+def case_tape_that_draws_a_fixed_number_eagerly():
+    return loop_with_a_fixed_number_of_draws(compile_step=False)
+
+
 def case_tape_that_draws_from_any_distribution():
     generator = tf.random.Generator.from_seed(7)
 

@@ -270,6 +270,31 @@ def case_custom_step_that_calls_functions():
     return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
 
 
+class DrawsColumns(keras.Sequential):
+    """Draws 12 columns for the whole batch, and two numbers for each of its rows."""
+
+    def train_step(self, data):
+        x, y = data
+        columns = tf.random.uniform([12], 0, 6, tf.int32)
+        factors = tf.reshape(tf.random.uniform([2 * x.shape[0]]), [-1, 2])
+        kept = tf.reduce_sum(tf.one_hot(columns, 6, dtype=x.dtype), 0)
+        with tf.GradientTape() as tape:
+            added = tf.reduce_sum(tf.cast(factors, x.dtype), 1, keepdims=True)
+            loss = self.compute_loss(x, y, self(x * kept + added, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def case_custom_step_that_draws_a_fixed_number():
+    """The batches have a known size, of which the fixed number is a multiple."""
+    dataset = tf.data.Dataset.from_tensor_slices(data())
+    model = DrawsColumns(classifier().layers)
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy")
+    dataset = dataset.batch(12, drop_remainder=True)
+    return results(model, model.fit(dataset, epochs=3, verbose=0))
+
+
 def case_random_layers_eagerly():
     x, y = data()
     layers = [keras.layers.GaussianNoise(0.1), keras.layers.Dropout(0.4)]

@@ -9,6 +9,7 @@ yet.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
+from tfcluster.runtime.collective import Signature
+from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.keras.batches.batch_slicing import has_rows
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
+from tfcluster.runtime.keras.inner_functions import InnerFunctions
 from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.random.array_lengths import ArrayLengths
 from tfcluster.runtime.keras.session import OF_ALL_ROWS, TRIAL_RANK, Session
 from tfcluster.runtime.tensor_types import (
     DType,
@@ -150,9 +155,12 @@ class Part:
 class DrawnRows:
     """Finds this rank's part of arrays of random numbers in the current step."""
 
-    def __init__(self, session: Session, loops: DatasetIteration) -> None:
+    def __init__(
+        self, session: Session, loops: DatasetIteration, functions: InnerFunctions
+    ) -> None:
         self._session = session
         self._loops = loops
+        self._lengths = ArrayLengths(functions)
         self._has_noise_of_batches = False
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -166,7 +174,7 @@ class DrawnRows:
         change its images, are also the same on all ranks.
         """
         rows = self._rows()
-        if rows is None:
+        if rows is None and not self._has_whole_batch():
             return None
         sizes = tf.convert_to_tensor(shape, name="shape")
         if sizes.shape.rank != 1 or sizes.shape[0] == 0:
@@ -174,8 +182,12 @@ class DrawnRows:
         # Elements are known separately: a mask may have a fixed first dimension.
         lengths = tf.get_static_value(sizes, partial=True)
         length = None if lengths is None or lengths[0] is None else int(lengths[0])
-        present = _static(rows.present)
-        if length is not None and present is None and rows.any_size:
+        present = None if rows is None else _static(rows.present)
+        if rows is not None and rows.any_size and length and present is None:
+            return None
+        if length and self._is_fixed(length, present):
+            return None
+        if rows is None:
             return None
         if may_be_noise and length is not None:
             self._has_noise_of_batches |= self._is_whole_batch(length)
@@ -186,6 +198,41 @@ class DrawnRows:
             return None
         alike = may_be_noise or self._has_noise_of_batches
         return _part(rows, sizes, may_be_noise=alike)
+
+    def _has_whole_batch(self) -> bool:
+        """Whether an eager step of a loop gets a whole batch, as the first ones do."""
+        session = self._session
+        if session.share is not None or not session.divides or session.within(ALIKE):
+            return False
+        return session.loop.in_pass and tf.executing_eagerly()
+
+    def _is_fixed(self, length: int, present: int | None) -> bool:
+        """Whether the length of an array is known to be the same for all batches."""
+        session, rows = self._session, present
+        if session.share is None and not tf.executing_eagerly():
+            rows = rows_of_graph(tf_internals.outermost_graph())
+            if rows is None:
+                return False  # One graph serves batches of all sizes.
+        known = present is not None and self._is_fixed_in_trial(length, present)
+        step = session.share or session.loop.share
+        return self._lengths.is_fixed(rows, length, step, known=known)
+
+    def _is_fixed_in_trial(self, length: int, present: int) -> bool:
+        """Whether all ranks draw as many numbers in a trial, for other numbers of rows.
+
+        ``fit`` makes the first step a trial, so nothing is known from an earlier one.
+        All ranks call this at the same point.
+        """
+        session = self._session
+        if session.share is None or session.share.trial is not True:
+            return False
+        ours = json.dumps([present, length]).encode()
+        signature = Signature("numbers of random numbers")
+        ranks = [
+            json.loads(data) for data in allgather_bytes(session.group, ours, signature)
+        ]
+        rows, lengths = map(set, zip(*ranks, strict=True))
+        return len(lengths) == 1 < len(rows)
 
     def divides(self) -> bool:
         """Whether the code that is traced or runs gets only this rank's rows."""
