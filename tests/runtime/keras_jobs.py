@@ -64,7 +64,9 @@ IN_DEFAULT_TIER = {
         "tape_takes_batches_in_another_function",
         "tape_on_arrays_of_a_dataset",
     ],
-    "losses": ["mean_by_weights", "masked_sum"],
+    "losses": [
+        *("mean_by_weights", "masked_sum", "classes_with_their_own_call"),
+    ],
     "metrics": ["metrics", "kept_in_python"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),

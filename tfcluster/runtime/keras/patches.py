@@ -267,6 +267,7 @@ LOSS_CALL = Patch(
     "__call__",
     (in_keras("losses.whole_batch_losses.WholeBatchLosses._call", IN_STEP),),
     "losses that depend on the batch as a whole; a check for sums over rows",
+    how="each class",
 )
 REDUCE_WEIGHTED_VALUES = Patch(
     "keras.src.losses.loss",

@@ -261,6 +261,43 @@ def case_correlation_eagerly():
     return of_the_whole_batch(correlation, run_eagerly=True)
 
 
+class Contrastive(keras.losses.Loss):
+    """Overrides ``__call__``, as an example of Keras's site does."""
+
+    def __call__(self, labels, features, sample_weight=None):
+        features = tf.math.l2_normalize(features, axis=1)
+        same = tf.cast(tf.equal(labels, tf.transpose(labels)), features.dtype)
+        targets = same / tf.reduce_sum(same, 1, keepdims=True)
+        logits = features @ tf.transpose(features)
+        return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(targets, logits))
+
+
+class Half(keras.losses.MeanSquaredError):
+    """Calls Keras's ``__call__`` in its own, and is a mean over rows."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return super().__call__(y_true, y_pred, sample_weight) / 2
+
+
+def case_classes_with_their_own_call():
+    x, y = data(46)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    outputs = [keras.layers.Dense(size)(hidden) for size in (3, 1)]
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.05), [Contrastive(), Half()])
+    labels = [y[:, None], x[:, :1]]
+    history = model.fit(
+        x,
+        labels,
+        batch_size=8,
+        epochs=2,
+        validation_data=(x[:9], [each[:9] for each in labels]),
+        verbose=0,
+    )
+    return results(model, history)
+
+
 class OwnLoss(keras.Model):
     def __init__(self):
         super().__init__()

@@ -13,12 +13,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import contract
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.collective.transports.base import Array
@@ -41,6 +42,7 @@ from tfcluster.runtime.keras.losses.whole_batch import WholeBatch, can_be_gather
 from tfcluster.runtime.keras.session import BY_ROWS, OF_ALL_ROWS, Session, Share
 from tfcluster.runtime.tensor_types import Nest, Tensor, TensorLike
 
+_IN_OWN_CALL = "the __call__ of a loss of the program"
 _KINDS = ("unknown", "mean", "sum", "whole batch")
 
 
@@ -95,6 +97,29 @@ class WholeBatchLosses:
         return self._session.within(OF_ALL_ROWS)
 
     def _call(
+        self, original: Callable[..., Tensor], loss: Loss, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Call a loss: Keras's ``__call__``, or the one of a class of the program."""
+        session = self._session
+        if session.within(_IN_OWN_CALL):
+            return original(loss, *args, **kwargs)
+        defined_in = contract.defining_class(type(loss), "__call__")
+        if defined_in is keras.losses.Loss:
+            return self._reduced(original, loss, *args, **kwargs)
+        # Keras passes the labels, the predictions and the weights by position.
+        by_position = not kwargs and len(args) in (2, 3)
+        if internals.is_of_keras(defined_in) or not by_position:
+            return original(loss, *args, **kwargs)  # Keras's CompileLoss, for example.
+
+        def own_call(_: Loss, *given: Nest) -> Tensor:
+            """What the program computes from these rows, as one number."""
+            with session.once(_IN_OWN_CALL):
+                self._local.values = original(loss, *given[: len(args)])
+            return self._local.values
+
+        return self._reduced(own_call, loss, *args)
+
+    def _reduced(
         self,
         original: Callable[..., Tensor],
         loss: Loss,
@@ -119,7 +144,7 @@ class WholeBatchLosses:
         if not can_be_gathered(given):
             return result
         if self._session.current_shard is not None:
-            return self._of_a_shard(loss, given, result, share)
+            return self._of_a_shard(original, loss, given, result, share)
         return self._of_all_rows(original, loss, given, result, share.undivided)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -140,14 +165,14 @@ class WholeBatchLosses:
         by_rank = undivided | is_mean.read_value()
 
         def gathered() -> Tensor:
-            what = f"rows for the loss {loss.name}"
+            what = f"rows for the loss {_name(loss)}"
             whole = self._whole_batch.gather_nested(given, what)
             with self._session.once(OF_ALL_ROWS):
                 result = original(loss, *whole)
                 values = tf.convert_to_tensor(self._local.values)
             look = tf.cond(
                 due,
-                lambda: self._look(loss, whole, values, is_mean),
+                lambda: self._look(original, loss, whole, values, is_mean),
                 lambda: tf.constant(False),
             )
             with tf.control_dependencies([look]):
@@ -164,7 +189,12 @@ class WholeBatchLosses:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _of_a_shard(
-        self, loss: Loss, given: list[Nest], result: Tensor, share: Share
+        self,
+        original: Callable[..., Tensor],
+        loss: Loss,
+        given: list[Nest],
+        result: Tensor,
+        share: Share,
     ) -> Tensor:
         """Return ``result``; refuse it unless it is the mean over the shard's rows."""
         is_mean = self._means.of(loss)
@@ -174,7 +204,7 @@ class WholeBatchLosses:
         due = ~undivided & counts & (self._steps.due(loss) | ~is_mean.read_value())
         looked = tf.cond(
             due,
-            lambda: self._look(loss, given, values, is_mean, in_shard=True),
+            lambda: self._look(original, loss, given, values, is_mean, in_shard=True),
             lambda: tf.constant(False),
         )
         with tf.control_dependencies([looked]):
@@ -183,6 +213,7 @@ class WholeBatchLosses:
 
     def _look(
         self,
+        original: Callable[..., Tensor],
         loss: Loss,
         given: list[Nest],
         values: Tensor,
@@ -197,15 +228,23 @@ class WholeBatchLosses:
         y_true, y_pred, sample_weight = given
         weighted = sample_weight is not None
         rows = tf.cast(rows_in(keras.tree.flatten(y_pred)[0]), tf.int64)
-        tolerance = TOLERANCES.get(loss.dtype, max(TOLERANCES.values()))
+        dtype = getattr(loss, "dtype", keras.config.floatx())
+        tolerance = TOLERANCES.get(dtype, max(TOLERANCES.values()))
+        has_own_call = not internals.is_of_keras(type(loss).__call__)
 
         def part(start: int | Tensor, stop: int | Tensor) -> Tensor:
             def slice_rows(tensor: Tensor) -> Tensor:
-                return tf.cast(tensor[start:stop], loss.dtype)
+                rows = tensor[start:stop]
+                return rows if has_own_call else tf.cast(rows, dtype)
 
             true = keras.tree.map_structure(slice_rows, y_true)
             pred = keras.tree.map_structure(slice_rows, y_pred)
-            return tf.cast(tf.stop_gradient(loss.call(true, pred)), tf.float64)
+            if has_own_call:
+                with self._session.once(OF_ALL_ROWS):
+                    found = original(loss, true, pred, None)
+            else:
+                found = loss.call(true, pred)
+            return tf.cast(tf.stop_gradient(found), tf.float64)
 
         def judge(whole: Array, first: Array, second: Array, rows: Array) -> Array:
             if whole.ndim:
@@ -218,7 +257,7 @@ class WholeBatchLosses:
                 if kind == "mean" and (weighted or self._detached.get(loss)):
                     kind = "whole batch"
             judged = self._judge_in_shard if in_shard else self._judge
-            return np.array(judged(loss.name, kind, bool(is_mean.numpy())))
+            return np.array(judged(_name(loss), kind, bool(is_mean.numpy())))
 
         def look() -> Tensor:
             half = rows // 2
@@ -240,7 +279,7 @@ class WholeBatchLosses:
             def refuse(was_mean: np.bool_) -> np.bool_:
                 if not was_mean:
                     session.refuse(
-                        f"the loss {loss.name} is the program's own, or returns one "
+                        f"the loss {_name(loss)} is the program's own, or returns one "
                         "number. With runtime.shards it must be a mean over rows, "
                         "which can be checked only if each shard of the first batch "
                         "has two rows or more: a batch needs "
@@ -306,6 +345,11 @@ class WholeBatchLosses:
             )
         is_mean = kind == "mean" or (kind == "unknown" and was_mean)
         return is_mean, kind == "whole batch"
+
+
+def _name(loss: Loss) -> str:
+    """The name of a loss; a class of the program may not call Keras's ``__init__``."""
+    return str(getattr(loss, "name", None) or type(loss).__name__)
 
 
 def _is_by_row(loss: Loss) -> bool:
