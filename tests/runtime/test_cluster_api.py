@@ -129,7 +129,7 @@ def test_tf_config_reads_as_in_tensorflow(found: Found) -> None:
 def test_only_the_chief_writes_files(found: Found) -> None:
     chief, worker = (rank["files"] for rank in found.of("collective", "fit"))
     # Files that the chief has saved also appear under the worker's own names.
-    assert set(worker) <= {"best.keras", "end.weights.h5"}
+    assert set(worker) <= {"best.keras", "log.csv", "end.weights.h5"}
     written = {"best.keras", "log.csv", "end.weights.h5"}
     assert written <= set(chief)
     assert any(name.startswith("backup/") for name in chief)

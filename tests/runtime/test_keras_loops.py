@@ -82,3 +82,9 @@ def test_a_graph_that_a_session_trains_is_pointed_out(outcomes: Outcomes) -> Non
     said = outcomes.said("session_of_tensorflow_1")
     assert said.count("this graph of TensorFlow 1 is not distributed") == 1
     assert re.search(r"cases/loops\.py:\d+: this graph", said)
+
+
+@pytest.mark.slow
+def test_a_loss_of_ragged_rows_is_pointed_out(outcomes: Outcomes) -> None:
+    said = outcomes.said("tape_on_ragged_rows")
+    assert said.count("this loss cannot be checked") == 1

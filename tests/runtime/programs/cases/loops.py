@@ -953,6 +953,27 @@ def case_tape_takes_batches_until_it_has_four():
     return taking_batches(steps_of)
 
 
+def case_tape_on_ragged_rows():
+    """A mean over rows, which cannot be checked, because the rows are ragged."""
+    lengths = [1 + each % 4 for each in range(40)]
+    values = np.random.default_rng(1).normal(size=sum(lengths)).astype("float32")
+    rows = tf.RaggedTensor.from_row_lengths(values, lengths)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.05)
+
+    @tf.function(reduce_retracing=True)
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(rows.to_tensor(shape=[None, 4])) - 1))
+        weights = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for _ in range(2):
+        for batch in tf.data.Dataset.from_tensor_slices(rows).batch(8):
+            step(batch)
+    return results(model)
+
+
 def case_session_of_tensorflow_1():
     """Every rank trains with all data, and draws what one process draws."""
     v1 = tf.compat.v1

@@ -178,7 +178,26 @@ class RowTerms:
         **kwargs: object,
     ) -> None:
         if any(getattr(source, "trainable", False) for source in _flat(sources)):
+            if not tf.executing_eagerly() and self._has_other_rows():
+                self._session.warn(
+                    f"{user_line()}: this loss cannot be checked, because the batch "
+                    "has ragged or sparse tensors. If it is a mean over the rows, the "
+                    "result is that of one machine. If rows share a divisor, such as "
+                    "the number of tokens in a batch, the result differs. Losses of "
+                    "dense tensors are checked (to_tensor in the dataset)"
+                )
             self._look(_flat(target), _Loss.of)
+
+    def _has_other_rows(self) -> bool:
+        """Whether a batch that is divided has rows in ragged or sparse tensors."""
+        share, loop = self._session.share, self._session.loop
+        if share is not None:
+            rows = [leaf for leaf in _flat(share.data) if has_rows(leaf)]
+            return not all(map(has_dense_rows, rows))
+        if self._session.inside_keras or not loop.in_pass:
+            return False
+        graph = tf_internals.outermost_graph()
+        return _has_composites(getattr(graph, "structured_input_signature", None))
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look_at_results(self, numbers: Sequence[Tensor], where: str) -> None:
@@ -474,8 +493,7 @@ def _arguments_with_rows(graph: tf.Graph, rows: int | None) -> list[Tensor]:
     signature = getattr(graph, "structured_input_signature", None)
     if signature is None:
         return []
-    specs = tf.nest.flatten(signature)
-    if any(isinstance(s, tf.RaggedTensorSpec | tf.SparseTensorSpec) for s in specs):
+    if _has_composites(signature):
         return []
     captured = {id(tensor) for tensor in graph.internal_captures}
     return [
@@ -487,6 +505,12 @@ def _arguments_with_rows(graph: tf.Graph, rows: int | None) -> list[Tensor]:
         and tensor.shape.rank is not None
         and tensor.shape[0] in (None, rows)
     ]
+
+
+def _has_composites(signature: Nest) -> bool:
+    """Whether a function has ragged or sparse tensors among its arguments."""
+    kinds = tf.RaggedTensorSpec | tf.SparseTensorSpec
+    return any(isinstance(each, kinds) for each in tf.nest.flatten(signature))
 
 
 def _is_dense_tensor(leaf: Leaf) -> bool:
