@@ -133,6 +133,8 @@ class LoopState:
 
     share: Share
     """This rank's share of the last batch that a dataset yielded; without tensors."""
+    whole_rows: int = 0
+    """The number of rows of the last batch that a dataset yielded, over all ranks."""
     in_pass: bool = False
     """Whether ``share`` belongs to a batch of a pass that has not ended."""
     unjudged: set[str] = field(default_factory=set)

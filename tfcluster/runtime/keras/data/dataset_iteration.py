@@ -238,6 +238,7 @@ class DatasetPass:
         divisible = divisible and batch > 0 and self._divides
         trial = self._trains and divisible and self._tries(batch)
         loop.batches += 1
+        loop.whole_rows = batch
         divide = trial_bounds if trial else bounds
         parts = [divide(batch, each, size) for each in range(size)]
         fractions = (

@@ -24,7 +24,7 @@ class ArrayLengths:
 
     def __init__(self, functions: InnerFunctions) -> None:
         self._functions = functions
-        self._rows: dict[Hashable, int | None] = {}
+        self._rows: dict[Hashable, int] = {}
         """By place and length: the rank's rows when it was drawn first."""
         self._fixed: set[Hashable] = set()
         self._step: object = None
@@ -32,12 +32,12 @@ class ArrayLengths:
         """How often each line has drawn in the eager step ``_step``."""
 
     def is_fixed(
-        self, rows: int | None, length: int, step: object, *, known: bool = False
+        self, rows: int, length: int, step: object, *, known: bool = False
     ) -> bool:
         """Whether this place drew ``length`` numbers for another number of rows, too.
 
-        ``rows`` are those of this rank; None if it has a whole batch, of unknown size.
-        ``step`` identifies an eager step. ``known``: other ranks draw as many now.
+        ``rows`` is the number of rows that this rank has in the step. ``step``
+        identifies an eager step. ``known``: other ranks draw as many now.
         """
         draw = *self._place(step), length
         if known or self._rows.setdefault(draw, rows) != rows:

@@ -213,6 +213,8 @@ class DrawnRows:
             rows = rows_of_graph(tf_internals.outermost_graph())
             if rows is None:
                 return False  # One graph serves batches of all sizes.
+        elif rows is None:
+            rows = session.loop.whole_rows
         known = present is not None and self._is_fixed_in_trial(length, present)
         step = session.share or session.loop.share
         return self._lengths.is_fixed(rows, length, step, known=known)
