@@ -689,6 +689,24 @@ def case_tape_that_draws_a_fixed_number_eagerly():
     return loop_with_a_fixed_number_of_draws(compile_step=False)
 
 
+def case_tape_that_draws_for_batches_of_two_sizes():
+    """A rank's part of the larger batches has as many rows as a smaller batch."""
+    tf.random.set_seed(5)
+    model = classifier()
+    optimizer = keras.optimizers.SGD(0.05)
+    x, y = data(48)
+    for size in (8, 16):
+        for rows, labels in tf.data.Dataset.from_tensor_slices((x, y)).batch(size):
+            scale = tf.random.uniform([rows.shape[0]], 0.5, 1.5)[:, None]
+            with tf.GradientTape() as tape:
+                found = model(rows * scale)
+                losses = keras.losses.sparse_categorical_crossentropy(labels, found)
+                loss = tf.reduce_mean(losses)
+            weights = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, weights), weights)
+    return results(model)
+
+
 def case_tape_that_draws_from_any_distribution():
     generator = tf.random.Generator.from_seed(7)
 
