@@ -70,6 +70,7 @@ IN_DEFAULT_TIER = {
     "metrics": ["metrics", "kept_in_python"],
     "models": [
         *("embedding", "batch_normalization", "batch_normalization_of_all_rows"),
+        *("positions", "segments"),
         *("several_steps_per_execution", "built_in_the_first_step"),
         "custom_step_that_calls_functions",
     ],

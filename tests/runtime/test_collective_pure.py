@@ -18,7 +18,13 @@ from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
 from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
-from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
+from tfcluster.runtime.collective.sparse import (
+    Slices,
+    densified,
+    is_dense,
+    of_rows,
+    repeat_by_rows,
+)
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     GROUP_KEYS,
@@ -260,6 +266,64 @@ def test_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> None:
 
     for slices in results(as_threads(2, act)):
         np.testing.assert_allclose(_whole(slices, 5), np.full((5, 1), 12.0))
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0, 2.0), (3.0, 0.0, 2.0)])
+def test_slices_of_common_indices_are_added_up(weights: tuple[float, ...]) -> None:
+    def act(group: Group) -> Slices:
+        weight = weights[group.rank]
+        values = np.full((4, 2), group.rank + 1.0 if weight else np.nan)
+        slices = Slices(values, np.array([7, 0, 7, 3], np.int32), common=weight > 0)
+        return _mean(group, slices, weight)
+
+    mean = sum(weight * (rank + 1) for rank, weight in enumerate(weights))
+    for slices in results(as_threads(3, act)):
+        assert slices.indices.tolist() == [7, 0, 7, 3]
+        assert slices.indices.dtype == np.int32
+        np.testing.assert_allclose(slices.values, np.full((4, 2), mean / sum(weights)))
+
+
+@pytest.mark.parametrize(
+    ("indices", "common"),
+    [
+        (([1, 2], [1, 2]), (True, False)),
+        (([1, 2], [2, 1]), (True, True)),
+        (([1, 1], [1]), (True, True)),
+        (([1, 1], []), (True, True)),
+    ],
+)
+def test_other_slices_are_concatenated(
+    indices: tuple[list[int], ...], common: tuple[bool, ...]
+) -> None:
+    def act(group: Group) -> Slices:
+        own = np.array(indices[group.rank], np.int64)
+        values = np.full((len(own), 1), group.rank + 1.0)
+        return _mean(group, Slices(values, own, common=common[group.rank]))
+
+    for slices in results(as_threads(2, act)):
+        assert slices.indices.tolist() == [*indices[0], *indices[1]]
+        expected = [0.5] * len(indices[0]) + [1.0] * len(indices[1])
+        assert slices.values.ravel().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("indices", "rows", "repeat"),
+    [
+        ([0, 1, 2, 0, 1, 2], 2, True),
+        ([5, 5, 5], 3, True),
+        ([0, 1, 2, 0, 1, 2], 3, False),
+        ([0, 1, 2, 3], 2, False),
+        ([0, 1, 2, 0], 3, False),
+        ([4, 4], 1, False),
+        ([4], 2, False),
+        ([], 2, False),
+        ([4, 4], 0, False),
+    ],
+)
+def test_indices_that_repeat_by_rows(
+    indices: list[int], rows: int, repeat: bool
+) -> None:
+    assert repeat_by_rows(np.array(indices, np.int64), rows) is repeat
 
 
 def test_a_row_that_is_not_there_is_an_error() -> None:

@@ -43,7 +43,10 @@ TIERS: dict[Tier, dict[str, list[str]]] = {
     Tier.DEFAULT: {"models": ["batch_normalization_of_all_rows"]},
     Tier.SLOW: {
         "inputs": ["batches_of_one"],
-        "models": ["frozen", "several_steps_per_execution", "own_train_step"],
+        "models": [
+            *("frozen", "several_steps_per_execution", "own_train_step"),
+            *("positions", "positions_of_any_length", "segments"),
+        ],
         "optimizers": ["clipped", "mixed_precision"],
         "loops": [
             *("tape_builds_its_model", "tape_with_batch_normalization"),

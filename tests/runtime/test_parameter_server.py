@@ -46,8 +46,10 @@ IN_STEP = [
     "gan",
     "goes_on_from_a_checkpoint",
     "overflow",
+    "positions",
     "reduced_rate",
     "restored",
+    "segments",
     "tape_builds_its_model",
     "tape_graph",
 ]

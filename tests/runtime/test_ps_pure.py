@@ -167,6 +167,26 @@ def test_means_are_weighted_and_in_the_order_of_ranks() -> None:
     assert nothing is None
 
 
+def test_slices_of_common_indices_are_added_up() -> None:
+    def of(value: float, indices: list[int], *, common: bool = True) -> Slices:
+        values = np.full((len(indices), 2), value, "f4")
+        return Slices(values, np.array(indices, np.int64), common=common)
+
+    own = [of(1, [2, 0]), of(1, [2]), of(1, [2])]
+    other = [of(5, [2, 0]), of(5, [2], common=False), of(5, [0])]
+    nan = [of(np.nan, [1])] * 3
+    pushed = {0: Pushed(3.0, "sss", own), 1: Pushed(1.0, "sss", other)}
+    pushed[2] = Pushed(0.0, "sss", nan)
+    added, *appended = mean(pushed)
+    assert isinstance(added, Slices)
+    assert added.indices.tolist() == [2, 0]
+    np.testing.assert_allclose(added.values, np.full((2, 2), 2.0))
+    for slices, indices in zip(appended, ([2, 2], [2, 0]), strict=True):
+        assert isinstance(slices, Slices)
+        assert slices.indices.tolist() == indices
+        np.testing.assert_allclose(slices.values, [[0.75] * 2, [1.25] * 2])
+
+
 def test_a_weight_of_zero_counts_for_nothing_not_even_nan() -> None:
     nan = np.full(2, np.nan, "f4")
     pushed = {0: Pushed(0.0, "d", [nan]), 1: Pushed(2.0, "d", [np.ones(2, "f4")])}

@@ -64,7 +64,11 @@ def gradients_of(shard: int) -> tuple[list[NDArray[np.generic]], list[Slices]]:
     ]
     rows = 1 + shard % 3
     values = rng.normal(size=(rows, 2)).astype(np.float32)
-    return dense, [Slices(values, rng.integers(0, 9, rows), 9)]
+    positions = rng.normal(size=(3, 2)).astype(np.float32)
+    return dense, [
+        Slices(values, rng.integers(0, 9, rows), 9),
+        Slices(positions, np.array([4, 0, 4]), common=True),
+    ]
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.runtime.keras_checks import assert_equal_to_one
 from tests.runtime.ranks import Job, Jobs
 from tests.runtime.written import Values, Written
 
@@ -54,6 +55,7 @@ REFUSED = {
     "kept_by_a_layer": "the program's own layer seen sets",
     "synchronized": "has synchronized=True",
 }
+MODELS = "cases/models.py"
 FIRST_STEP = "built_by_its_first_step"
 
 
@@ -61,12 +63,14 @@ FIRST_STEP = "built_by_its_first_step"
 def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("shards")
 
-    def job(name: str, size: int, shards: int, *cases: str) -> Job:
+    def job(
+        name: str, size: int, shards: int, *cases: str, script: str = "shards.py"
+    ) -> Job:
         env = {
             "TFCLUSTER_STRATEGY": "collective",
             "TFCLUSTER_RUNTIME": json.dumps({"shards": shards}),
         }
-        return Job(name, size, "shards.py", (str(folder / name), *cases), env)
+        return Job(name, size, script, (str(folder / name), *cases), env)
 
     jobs = [
         *(
@@ -80,6 +84,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
             for size in (1, 2, 3)
         ),
         *(job(f"tiny-{size}", size, 8, "tiny") for size in (1, 6, 8)),
+        Job("positions-1", 1, MODELS, (str(folder / "positions-1"), "positions")),
+        job("positions-2", 2, SHARDS, "positions", script=MODELS),
         job("refused", 1, SHARDS, *REFUSED, "wide_matrix", FIRST_STEP),
     ]
     return Written(folder, Jobs(folder, jobs, timeout_s=800))
@@ -125,6 +131,13 @@ def test_steps_and_loops_of_the_program_have_the_same_bits(
     (alone,) = found.of(f"{case}-1", case)
     for rank in found.of(f"{case}-{size}", case):
         assert_same_bits(rank, alone)
+
+
+@pytest.mark.slow
+def test_slices_of_positions_are_added_up_as_on_one_machine(found: Written) -> None:
+    (plain,) = found.of("positions-1", "positions")
+    for rank in found.of("positions-2", "positions"):
+        assert_equal_to_one(plain, rank)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,11 @@ class Tensor(Protocol):
         ...
 
     @property
+    def value_index(self) -> int:
+        """Which output of ``op`` it is; only tensors of a graph have it."""
+        ...
+
+    @property
     def graph(self) -> Graph:
         """Only tensors of a graph have it."""
         ...

@@ -127,6 +127,7 @@ _REQUESTS: tuple[Mapping[str, Any], ...] = (
     {"op": "get", "key": "a"},
     {"op": "pull", "model": "m"},
     {"op": "push", "model": "m", "kinds": "ds-", "version": 1, "weight": 1.0}
+    | {"common": [False, True, False]}
     | {"arrays": [["float32", [2]], ["float32", [1, 2]], ["int64", [1]]]},
     {"op": "slots", "model": "m"},
     {"op": "has_update", "model": "m", "kinds": "d"},

@@ -28,7 +28,13 @@ from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.packing import ALONE_BYTES, packed, pool, reduced
 from tfcluster.runtime.collective.rounding import Residuals, Rounding
 from tfcluster.runtime.collective.signature import Signature
-from tfcluster.runtime.collective.sparse import Slices, densified, is_dense, of_rows
+from tfcluster.runtime.collective.sparse import (
+    Slices,
+    densified,
+    is_dense,
+    of_rows,
+)
+from tfcluster.runtime.collective.sparse_indices import gathered_indices
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 
 _SENT_AT_ONCE_BYTES = ALONE_BYTES
@@ -171,7 +177,8 @@ def mean_of_gradients(
     They are all-reduced in buckets of about ``bucket_bytes`` bytes: see ``buckets``.
     The number of slices may differ between ranks: they are scaled, all-gathered and
     concatenated in rank order. Where ``is_dense`` says so, they are all-reduced
-    instead, and then each row occurs once. ``check`` compares notes of all ranks in the
+    instead, and then each row occurs once. If their indices are ``common``, slices are
+    added up one by one. ``check`` compares notes of all ranks in the
     same exchange.
 
     Raises what ``Group.exchange`` and ``check.compared`` raise, and IndexError for an
@@ -229,14 +236,13 @@ def _at_once(
     options: MeanOptions,
 ) -> tuple[list[Array], list[Slices]]:
     rest = [_counted(slices, call.share) for slices in sparse]
-    indices = [
-        ragged_collectives.allgatherv(call.transport, slices.indices) for slices in rest
-    ]
-    whole = {
-        i: densified(rest[i], rest[i].rows or 0)
-        for i, (_, counts) in enumerate(indices)
-        if is_dense(counts.tolist(), rest[i].rows)
-    }
+    indices = [gathered_indices(call.transport, [slices]) for slices in rest]
+    whole = {}
+    for i, (slices, found) in enumerate(zip(rest, indices, strict=True)):
+        if found.common is not None:
+            whole[i] = _values_at(found.common, slices)
+        elif is_dense(list(map(len, found.parts)), slices.rows):
+            whole[i] = densified(slices, slices.rows or 0)
     arrays = [*dense, *whole.values()]
     means = reduced(
         call,
@@ -246,13 +252,23 @@ def _at_once(
         bucket_bytes=options.bucket_bytes,
     )
     sums = dict(zip(whole, means[len(dense) :], strict=True))
-    gathered = [
-        of_rows(sums[i], found)
-        if i in sums
-        else Slices(_gathered_values(call, slices), found, slices.rows)
-        for i, (slices, (found, _)) in enumerate(zip(rest, indices, strict=True))
-    ]
+    gathered = []
+    for i, (slices, found) in enumerate(zip(rest, indices, strict=True)):
+        if found.common is not None:
+            gathered.append(Slices(sums[i], found.common, slices.rows))
+        elif i in sums:
+            gathered.append(of_rows(sums[i], found.joined))
+        else:
+            values = _gathered_values(call, slices)
+            gathered.append(Slices(values, found.joined, slices.rows))
     return means[: len(dense)], gathered
+
+
+def _values_at(indices: Array, slices: Slices) -> Array:
+    """This rank's values at the common indices: zeros if it has no rows."""
+    if len(slices.indices):
+        return slices.values
+    return np.zeros((len(indices), *slices.values.shape[1:]), slices.values.dtype)
 
 
 def _bucket_means(

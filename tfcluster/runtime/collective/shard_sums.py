@@ -9,6 +9,7 @@ add two vectors at most, and otherwise to move the vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +28,7 @@ from tfcluster.runtime.collective.shard_tree import (
 )
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.sparse_indices import gathered_indices
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Transport
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
@@ -57,7 +59,9 @@ def mean_of_shards(
     float32, float64 or complex, of any shape, with equal shapes and dtypes for all
     shards; results are new arrays of the same shapes and dtypes. Half precision is
     summed in float32. Slices are scaled and concatenated in the order of the shards;
-    their number may differ. ``check`` compares notes of all ranks in the same exchange.
+    their number may differ. If their indices are ``common``, they are added up one by
+    one, in the order of ``shard_tree``. ``check`` compares notes of all ranks in the
+    same exchange.
 
     Raises what ``Group.exchange`` and ``check.compared`` raise.
     """
@@ -288,17 +292,25 @@ def _in_order(
 def _gathered(
     call: CollectiveCall, own: Sequence[Slices], shares: Sequence[float]
 ) -> Slices:
-    """The slices of all shards, scaled, in the order of the shards."""
+    """The slices of all shards, scaled, in the order of the shards, or their sums."""
     counted = [
-        Slices(each.values * each.values.dtype.type(share), each.indices, each.rows)
+        replace(each, values=each.values * each.values.dtype.type(share))
         if share
-        else Slices(each.values[:0], each.indices[:0], each.rows)
+        else replace(each, values=each.values[:0], indices=each.indices[:0])
         for each, share in zip(own, shares, strict=True)
     ]
     values, _ = ragged_collectives.allgatherv(
         call.transport, np.concatenate([each.values for each in counted])
     )
-    indices, _ = ragged_collectives.allgatherv(
-        call.transport, np.concatenate([each.indices for each in counted])
-    )
-    return Slices(values, indices, own[0].rows)
+    indices = gathered_indices(call.transport, counted)
+    if indices.common is None:
+        return Slices(values, indices.joined, own[0].rows)
+    ends = np.cumsum(list(map(len, indices.parts)))
+    zeros = np.zeros((len(indices.common), *values.shape[1:]), values.dtype)
+    of_shards = [
+        values[end - len(part) : end] if len(part) else zeros
+        for part, end in zip(indices.parts, ends, strict=True)
+    ]
+    known = {(shard, shard + 1): each for shard, each in enumerate(of_shards)}
+    total = added_up((0, len(of_shards)), known, np.add)
+    return Slices(total, indices.common, own[0].rows)

@@ -225,6 +225,7 @@ class ParameterServerClient:
                     "version": state.versions[ps],
                     "weight": weight,
                     "kinds": kinds,
+                    "common": _common(pieces, gradients),
                 }
                 channel = self._connections.channels[ps]
                 requests[ps] = channel.with_shared_buffers(
@@ -374,6 +375,12 @@ class ParameterServerClient:
                 error = _ERRORS.get(kind, CollectiveError)
                 raise error(f"ps:{ps}: {answers[ps].header['text']}")
         return answers
+
+
+def _common(pieces: Sequence[Piece], gradients: Sequence[Gradient]) -> list[bool]:
+    """Whether the indices of each piece's gradient are common: see ``Slices``."""
+    found = [gradients[piece.variable] for piece in pieces]
+    return [isinstance(each, Slices) and each.common for each in found]
 
 
 def _named(requests: Mapping[int, Message]) -> str:

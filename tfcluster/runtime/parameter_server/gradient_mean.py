@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfcluster.runtime.collective.half_precision import is_half_precision
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.sparse import Slices, are_common
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.sharding import Gradient
 
@@ -45,8 +45,9 @@ def mean(pushed: Mapping[int, Pushed]) -> list[Gradient]:
     """The weighted mean of each gradient; ranks of weight zero are ignored, even NaN.
 
     All ranks have the same kinds, shapes and dtypes (floats); the result keeps them.
-    Half precision is summed in float32. Dense gradients may be overwritten. Sparse ones
-    are scaled and concatenated in rank order. Weights are numbers of rows: McMahan et
+    Half precision is summed in float32. Gradients may be overwritten. Sparse ones are
+    scaled and concatenated in rank order, or added up if their indices are ``common``.
+    Weights are numbers of rows: McMahan et
     al., arXiv:1602.05629.
     """
     ranks = sorted(pushed)
@@ -63,6 +64,11 @@ def _mean(column: Sequence[Gradient], shares: Sequence[float]) -> Gradient:
         return None
     if isinstance(first, Slices):
         slices = [gradient for gradient in column if isinstance(gradient, Slices)]
+        if are_common([s.indices for s in slices]):
+            pairs = [p for p in zip(slices, shares, strict=True) if len(p[0].indices)]
+            if all(s.common for s, _ in pairs):
+                total = _weighted([s.values for s, _ in pairs], [p for _, p in pairs])
+                return Slices(total, pairs[0][0].indices)
         values = [
             (s.values * np.float32(share)).astype(s.values.dtype, copy=False)
             for s, share in zip(slices, shares, strict=True)

@@ -186,7 +186,7 @@ class Service:
     def _push(self, rank: int, connection: object, request: Message) -> Message:
         header = request.header
         model = self._model(request)
-        gradients = gradients_of(header["kinds"], request.arrays)
+        gradients = gradients_of(header["kinds"], request.arrays, header["common"])
         since = int(header["version"])
         self.gradient_arrived.set()
         pushed = Pushed(float(header["weight"]), header["kinds"], gradients)
@@ -262,19 +262,22 @@ class Service:
         return Message({"text": self._notes.get(request.header["key"])})
 
 
-def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
+def gradients_of(
+    kinds: str, arrays: Sequence[Array], common: Sequence[bool]
+) -> list[Gradient]:
     """The gradients of these kinds (see ``client.Pack``), from their arrays.
 
     ``d`` takes one array, ``s`` takes two (values, indices), and ``-`` takes none.
+    ``common`` says of each gradient whether its indices are: see ``Slices``.
     """
     rest = iter(arrays)
     found: list[Gradient] = []
-    for kind in kinds:
+    for kind, is_common in zip(kinds, common, strict=True):
         if kind == "-":
             found.append(None)
         elif kind == "s":
             values = next(rest)
-            found.append(Slices(values, next(rest)))
+            found.append(Slices(values, next(rest), common=is_common))
         else:
             found.append(next(rest))
     return found

@@ -36,6 +36,132 @@ def case_embedding():
     return results(model, model.fit(x, y, batch_size=11, epochs=2, verbose=0))
 
 
+class Positions(keras.layers.Layer):
+    """Adds an embedding of the positions in a row, as transformers do."""
+
+    def __init__(self, most, width, in_each_row=False):
+        super().__init__()
+        self.positions = keras.layers.Embedding(most, width)
+        self.in_each_row = in_each_row
+
+    def call(self, x):
+        shape = keras.ops.shape(x)
+        positions = keras.ops.arange(shape[1])
+        if self.in_each_row:
+            positions = keras.ops.broadcast_to(positions, shape[:2])
+        return x + self.positions(positions)
+
+
+def trained_with_positions(optimizer, length=5, batch=11, in_each_row=False, **kwargs):
+    generator = np.random.default_rng(3)
+    x = generator.integers(0, 50, size=(45, 5))
+    y = generator.integers(0, 2, size=45)
+    model = keras.Sequential(
+        [
+            keras.Input((length,), dtype="int32"),
+            keras.layers.Embedding(50, 4),
+            Positions(7, 4, in_each_row),
+            keras.layers.GlobalMaxPooling1D(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, optimizer, **kwargs)
+    return results(model, model.fit(x, y, batch_size=batch, epochs=2, verbose=0))
+
+
+def each_of(optimizers, **kwargs):
+    found = {}
+    for number, optimizer in enumerate(optimizers):
+        keras.utils.set_random_seed(2)
+        for key, value in trained_with_positions(optimizer, **kwargs).items():
+            found[f"{key}_{number}"] = value
+    return found
+
+
+def case_positions():
+    """On one machine, each position has one slice, whatever the number of rows."""
+    return each_of(
+        [
+            keras.optimizers.Adam(0.01),
+            keras.optimizers.Adagrad(0.05),
+            keras.optimizers.RMSprop(0.01),
+            keras.optimizers.Adam(0.01, clipnorm=0.02),
+        ]
+    )
+
+
+def case_positions_eagerly():
+    return each_of([keras.optimizers.Adam(0.01)], run_eagerly=True)
+
+
+def case_positions_of_any_length():
+    """The graph computes the length; one rank has no row of the last batch."""
+    return each_of([keras.optimizers.Adam(0.01)], length=None, batch=4)
+
+
+def case_positions_in_each_row():
+    """Each row has slices of its own, though all ranks have the same indices."""
+    found = each_of([keras.optimizers.Adam(0.01)], batch=12, in_each_row=True)
+    eagerly = each_of(
+        [keras.optimizers.Adam(0.01)], batch=12, in_each_row=True, run_eagerly=True
+    )
+    return found | {f"{key}_eagerly": value for key, value in eagerly.items()}
+
+
+def case_positions_in_inner_functions():
+    """A step whose model is called in a function of the program."""
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.positions = Positions(7, 6)
+            self.last = keras.layers.Dense(2, activation="softmax")
+
+        @tf.function
+        def transformed(self, x):
+            return self.positions(x[:, None] * tf.ones([1, 5, 1]))
+
+        def call(self, x):
+            return self.last(keras.ops.max(self.transformed(x), axis=1))
+
+    x, y = data()
+    model = Model()
+    model(x)
+    compiled(model, keras.optimizers.Adam(0.01))
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_segments():
+    """Each row looks up the same index, and has a slice of its own.
+
+    Ranks that have one row each, as in the last batch, can tell in a graph only.
+    """
+
+    class Segments(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.segments = keras.layers.Embedding(2, 6)
+
+        def call(self, inputs):
+            x, segments = inputs
+            return x + self.segments(segments)
+
+    inputs = [keras.Input((6,)), keras.Input((), dtype="int32")]
+    hidden = keras.layers.Dense(8, activation="tanh")(Segments()(inputs))
+    outputs = keras.layers.Dense(2, activation="softmax")(hidden)
+    found = {}
+    for eagerly in (False, True):
+        keras.utils.set_random_seed(2)
+        model = keras.Model(inputs, outputs)
+        compiled(model, keras.optimizers.Adam(0.01), run_eagerly=eagerly)
+        x, y = data(48 if eagerly else 50)
+        segments = np.zeros(len(x), "int32")
+        history = model.fit([x, segments], y, batch_size=16, epochs=2, verbose=0)
+        for key, value in results(model, history).items():
+            found[f"{key}_eagerly" if eagerly else key] = value
+    return found
+
+
 def case_wide():
     """Matrices that are large for the few rows of a rank."""
     wide = [keras.layers.Dense(520, activation="tanh") for _ in range(2)]

@@ -51,12 +51,12 @@ def ancestry(tensor: Tensor, given: Mapping[int, object]) -> Ancestry:
         ops[id(op)] = op
         if op.type == "Placeholder":
             closed = False
-            outer = _captured(op)
+            outer = captured(op)
             if outer is None:
                 sees_data = sees_data or op.outputs[0].dtype != tf.resource
             elif not hasattr(outer, "numpy"):
                 waiting.append(outer.op)
-        elif tf_internals.is_stateful(op) or _calls_functions(op):
+        elif tf_internals.is_stateful(op) or calls_functions(op):
             closed = False
         for source in op.inputs:
             if id(source) in given and source is not tensor:
@@ -71,7 +71,7 @@ def ancestry(tensor: Tensor, given: Mapping[int, object]) -> Ancestry:
     )
 
 
-def _captured(placeholder: Operation) -> Tensor | None:
+def captured(placeholder: Operation) -> Tensor | None:
     """The outer tensor that a function captured as this placeholder, or None."""
     for outer, inner in getattr(placeholder.graph, "captures", ()):
         if inner is placeholder.outputs[0]:
@@ -100,7 +100,8 @@ class Derived:
         return result
 
 
-def _calls_functions(op: Operation) -> bool:
+def calls_functions(op: Operation) -> bool:
+    """Whether an op calls functions; branches and bodies of loops are functions."""
     return any(
         attribute.HasField("func") or attribute.list.func
         for attribute in op.node_def.attr.values()

@@ -29,6 +29,7 @@ from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModel, ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import have_values, raw
+from tfcluster.runtime.keras.train.common_indices import marked, may_be_common
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.keras.variable_exchange import exchange_variables
@@ -259,6 +260,7 @@ class PsUpdate:
         """
         rows = StepRows(self._session)
         known = len(rows.inputs)
+        common = list(map(may_be_common, gradients.indices))
         inputs = [*rows.inputs, *gradients.flat]
         plain = [kind is Kind.DENSE for kind in gradients.kinds]
         types: list[tf.DType] = []
@@ -267,8 +269,13 @@ class PsUpdate:
             types += [dtype] if whole else [tf.int32, dtype, tf.int64]
 
         def run(*arrays: Array) -> list[Array | np.generic]:
-            given = gradients.in_order(*gradients.unflattened(arrays[known:]))
             weight = rows.weight(arrays[:known])
+            dense, sparse = gradients.unflattened(arrays[known:])
+            sparse = [
+                marked(each, weight, may_be_common=may)
+                for each, may in zip(sparse, common, strict=True)
+            ]
+            given = gradients.in_order(dense, sparse)
             try:
                 received = self._exchange(
                     model, given, weight, in_loop=rows.in_loop, identical=identical

@@ -36,6 +36,7 @@ from tfcluster.runtime.exchange.wire_format import (
 )
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
+from tfcluster.runtime.keras.train.common_indices import marked
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
 from tfcluster.runtime.tensor_types import Gradient, Tensor
@@ -107,7 +108,8 @@ class AllreduceStep:
     """The exchange of one trace; it runs in every step.
 
     ``words`` are the entries of its signature. ``dense`` is the number of gradients
-    among the dense tensors; layers' variables follow. The other arguments are as for
+    among the dense tensors; layers' variables follow. ``may_be_common`` says it of the
+    indices of each sparse gradient. The other arguments are as for
     ``gradient_allreduce.exchange``.
     """
 
@@ -118,6 +120,7 @@ class AllreduceStep:
         words: tuple[str, ...],
         dense: int,
         watch: Watch | None,
+        may_be_common: Sequence[bool],
         *,
         chiefs_count: bool,
     ) -> None:
@@ -126,6 +129,7 @@ class AllreduceStep:
         self._words = words
         self._dense = dense
         self._watch = watch
+        self._may_be_common = may_be_common
         self._chiefs_count = chiefs_count
         self._rows = StepRows(session)
         self._signatures: dict[str, Signature] = {}
@@ -185,7 +189,7 @@ class AllreduceStep:
             return found, slices, ()
         means = mean_of(
             self._session.group,
-            Available(dense, self._counted(sparse), len(dense) - self._dense),
+            Available(dense, self._counted(now, sparse), len(dense) - self._dense),
             self._options,
             now.weight,
             self._signature(now.name),
@@ -258,7 +262,7 @@ class AllreduceStep:
         now, background = self._background
         self._background = None
         with self._abandoning():
-            means = background.result(late, self._counted(sparse))
+            means = background.result(late, self._counted(now, sparse))
             dense = [self._judged[place] for place in sorted(self._judged)]
             self._judged = {}
             self._done(now, means, dense, sparse)
@@ -288,10 +292,13 @@ class AllreduceStep:
             self._watch.look(*watched) if self._watch else None,
         )
 
-    def _counted(self, sparse: Sequence[Slices]) -> Sequence[Slices]:
+    def _counted(self, now: _Now, sparse: Sequence[Slices]) -> Sequence[Slices]:
         if self._rows.in_loop and not self._chiefs_count:
-            return [_as_on_one_machine(self._session, each) for each in sparse]
-        return sparse
+            sparse = [_as_on_one_machine(self._session, each) for each in sparse]
+        return [
+            marked(each, now.weight, may_be_common=common)
+            for each, common in zip(sparse, self._may_be_common, strict=True)
+        ]
 
     def _done(
         self,
@@ -330,8 +337,8 @@ def _as_on_one_machine(session: Session, slices: Slices) -> Slices:
     """Slices in which an optimizer finds each row as often as on one machine.
 
     Keras's Adam squares the values of each slice separately. So repeated indices are
-    not summed. If all ranks have the same slices, only the chief's are kept, multiplied
-    by the number of ranks.
+    not summed, unless they do not come from rows (``Slices.common``). If all ranks have
+    the same slices, only the chief's are kept, multiplied by the number of ranks.
     """
     if session.divides and not session.loop.divided:
         values, indices = slices.values, slices.indices

@@ -22,6 +22,7 @@ from tfcluster.runtime.keras.train.allreduce_step import (
     Watch,
     words_of,
 )
+from tfcluster.runtime.keras.train.common_indices import may_be_common
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import as_tensor
@@ -63,6 +64,7 @@ def exchange(
         words,
         tensors.dense_count - len(state),
         watch,
+        list(map(may_be_common, tensors.indices)),
         chiefs_count=chiefs_count,
     )
     wire_tensors = step.wire_tensors(tensors)

@@ -12,7 +12,7 @@ so all but the last overlap with the backward pass.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -35,6 +35,7 @@ from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session, Share
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.allreduce_step import Target, words_of
+from tfcluster.runtime.keras.train.common_indices import may_be_common
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.process_group import context
 from tfcluster.runtime.tensor_types import (
@@ -189,6 +190,8 @@ class _Context:
     """This rank's fraction of all rows: a scalar of dtype float64, 0..1."""
     shares: Tensor
     """The fractions of all ranks, in TensorFlow's order."""
+    rows: Tensor
+    """This rank's number of rows: a scalar of dtype float64."""
     times: Tensor
     """How often this rank's slices count: a scalar of dtype float64."""
     order: Tensor
@@ -240,7 +243,7 @@ class _Step:
         """The averages, in the order of ``tensors.flat``.
 
         The first ``gradients`` of the dense tensors are gradients, and the others are
-        layers' variables. Slices are gathered.
+        layers' variables. Slices are gathered, or added up if their indices are common.
         """
         wires = self._wire_tensors(tensors, gradients)
         flat = tensors.flat
@@ -252,7 +255,7 @@ class _Step:
         told = self._told(share, ready)
         self._keep_trial(share, flat[:gradients], own[gradients:])
         rows = [
-            self._gathered_rows(told, number, indices)
+            self._gathered_rows(told, number, indices, common=may_be_common(indices))
             for number, indices in enumerate(tensors.indices)
         ]
         dense = wires[: tensors.dense_count]
@@ -342,7 +345,7 @@ class _Step:
             graph.assign(self._kept.rows, rows)
             order = tf.argsort(table[:, 0])
             shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
-            return _Context(fraction, shares, self._times(share), order)
+            return _Context(fraction, shares, rows, self._times(share), order)
 
     def _weight(self, share: Share) -> Tensor:
         if self._chiefs_count:
@@ -419,20 +422,32 @@ class _Step:
 
     # --- sparse gradients -------------------------------------------------------------
 
-    def _gathered_rows(self, told: _Context, number: int, indices: Tensor) -> _Rows:
-        """The indices of all ranks' rows; a rank without weight has none."""
+    def _gathered_rows(
+        self, told: _Context, number: int, indices: Tensor, *, common: bool
+    ) -> _Rows:
+        """The indices of all ranks' rows; a rank without weight has none.
+
+        ``common``: whether they may be common, see ``common_indices``. Ranks whose
+        graphs differ in this exchange the same messages.
+        """
         with tf.device("CPU:0"):
             own = tf.shape(indices, out_type=tf.int64)[:1]
             counts = told.share * told.times > 0
             own = tf.where(counts, own, tf.zeros_like(own))
+            own_word = tf.constant(common) & ~_repeat_by_rows(indices, told.rows)
+            mine = tf.concat([own, [tf.cast(own_word, tf.int64)]], 0)
             words = (*self._key, "counts", number)
-            counts = tf.gather(self._ops.contexts.all_gather(own, words), told.order)
-            rows = _Rows(own[0], counts, told.order, indices)
+            said = self._ops.contexts.all_gather(mine, words)
+            table = tf.gather(tf.reshape(said, [self._ops.size, 2]), told.order)
+            counts = table[:, 0]
+            rows = _Rows(own[0], counts, told.order, indices, own_word)
             words = (*self._key, "indices", number)
             gathered = self._ops.contexts.all_gather(
                 rows.padded(indices), words, rows=rows.most
             )
-            return replace(rows, indices=rows.unpadded(gathered))
+            agreed = tf.reduce_all((table[:, 1] > 0) | (counts == 0))
+            rows = replace(rows, common=agreed & rows.are_common(gathered))
+            return replace(rows, indices=rows.combined(gathered, _first_of))
 
     def _gathered_values(
         self, told: _Context, number: int, wire: WireTensor, rows: _Rows
@@ -445,7 +460,7 @@ class _Step:
             gathered = self._ops.buckets.all_gather(
                 rows.padded(part), words, values, rows=rows.most
             )
-            found = rows.unpadded(gathered)
+            found = rows.combined(gathered, _sum_of)
         return wire.restored(found)
 
     # --- outside of the graph ---------------------------------------------------------
@@ -511,7 +526,9 @@ class _Rows:
     order: Tensor
     """See ``_Context.order``."""
     indices: Tensor
-    """The indices of all ranks' rows, in rank order."""
+    """The indices of all ranks' rows, in rank order, or the common ones."""
+    common: Tensor
+    """Whether the ranks' slices are added up instead of concatenated: a scalar."""
 
     @property
     def most(self) -> Tensor:
@@ -527,15 +544,58 @@ class _Rows:
         others = [[0, 0]] * (len(tensor.shape) - 1)
         return tf.pad(tensor[: self.own], tf.stack([*missing, *others]))
 
-    def unpadded(self, gathered: Tensor) -> Tensor:
-        """The rows of all ranks without padding, in rank order."""
+    def are_common(self, gathered: Tensor) -> Tensor:
+        """Like ``sparse.are_common``, of all ranks' padded indices: a scalar."""
+        own = self.counts > 0
+        counts = tf.boolean_mask(self.counts, own)
+        parts = tf.boolean_mask(self._parts(gathered), own)
+        equal = tf.reduce_all(counts == counts[:1]) & tf.reduce_all(parts == parts[:1])
+        return equal & (tf.size(counts) > 1)
+
+    def combined(
+        self, gathered: Tensor, of_common: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """The rows of all ranks without padding, in rank order.
+
+        If their indices are common, ``of_common`` of all ranks' rows, of shape (ranks,
+        most, ...), and of their counts, also without padding.
+        """
+        parts = self._parts(gathered)
+
+        def added() -> Tensor:
+            return of_common(parts, self.counts)[: tf.reduce_max(self.counts)]
+
+        def concatenated() -> Tensor:
+            return tf.boolean_mask(parts, tf.sequence_mask(self.counts, self.most))
+
+        found = tf.cond(self.common, added, concatenated)
+        found.set_shape([None, *gathered.shape[1:]])
+        return found
+
+    def _parts(self, gathered: Tensor) -> Tensor:
+        """The padded rows of each rank: shape (ranks, most, ...), in rank order."""
         size = self.order.shape[0]
         row = tf.shape(gathered, tf.int64)[1:]
         parts = tf.reshape(gathered, tf.concat([[size, self.most], row], 0))
-        mask = tf.sequence_mask(self.counts, self.most)
-        found = tf.boolean_mask(tf.gather(parts, self.order), mask)
-        found.set_shape([None, *gathered.shape[1:]])
-        return found
+        return tf.gather(parts, self.order)
+
+
+def _first_of(parts: Tensor, counts: Tensor) -> Tensor:
+    """The rows of a rank that has the most."""
+    return parts[tf.argmax(counts)]
+
+
+def _sum_of(parts: Tensor, _: Tensor) -> Tensor:
+    """The sum over the ranks, in their order."""
+    return tf.add_n(tf.unstack(parts))
+
+
+def _repeat_by_rows(indices: Tensor, rows: Tensor) -> Tensor:
+    """Like ``sparse.repeat_by_rows``: a scalar."""
+    count, rows = tf.size(indices, tf.int64), tf.cast(rows, tf.int64)
+    period = count // tf.maximum(rows, 1)
+    repeats = tf.reduce_all(indices[period:] == indices[: count - period])
+    return (rows > 1) & (period > 0) & (period * rows == count) & repeats
 
 
 def _code(settings: Sequence[Tensor]) -> Tensor:

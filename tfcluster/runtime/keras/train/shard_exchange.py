@@ -18,6 +18,7 @@ from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, flattened
 from tfcluster.runtime.exchange.wire_format import widened
 from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.common_indices import marked, may_be_common
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, Watch
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor, Weight
@@ -93,6 +94,7 @@ def exchange_shards(
         [*one.flat[:dense], *(wire.tensor for wire in wires[i]), *one.indices]
         for i, one in enumerate(lists)
     ]
+    common = [list(map(may_be_common, one.indices)) for one in lists]
     count, each = len(computed), len(sent[0])
 
     def run(*arrays: Array) -> list[Array]:
@@ -112,7 +114,13 @@ def exchange_shards(
             session.group,
             session.shards,
             [arrays for arrays, _ in found],
-            [slices for _, slices in found],
+            [
+                [
+                    marked(one, rows, may_be_common=may)
+                    for one, may in zip(slices, mays, strict=True)
+                ]
+                for (_, slices), rows, mays in zip(found, weights, common, strict=True)
+            ],
             weights=weights,
             signature=signatures[name],
             check=watch.look(*looked) if watch else None,
