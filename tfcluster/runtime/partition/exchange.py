@@ -1,0 +1,128 @@
+"""What ranks exchange in a program, and the host's way to do it.
+
+An exchange is one op, which calls Python. It carries several tensors at once: sums,
+maxima and minima over the ranks, and tensors of which every rank has its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.packing import reduced
+from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.partition.placement import Partial, Shape, Shard
+from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.tensor_types import Array
+
+_OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tensor that every rank needs whole, and what this rank has of it."""
+
+    ref: Ref
+    placement: Partial | Shard
+    shape: Shape | None
+    """The shape of the whole tensor."""
+    name: str
+
+
+class Exchanger(Protocol):
+    """Writes the exchanges between the processes."""
+
+    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+        """Write one exchange; returns the whole tensors, in order.
+
+        The op that ends the exchange is then ``writer.last``.
+        """
+        ...
+
+
+class HostExchanger:
+    """Exchanges by calls of a function on the host.
+
+    ``program`` says in signatures which program exchanges: ranks with different
+    programs get an error instead of a wrong sum.
+    """
+
+    def __init__(self, group: Group, program: str) -> None:
+        self._group = group
+        self._program = program
+        self._functions: list[HostFunction] = []
+        """They must live as long as the ops that call them."""
+
+    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+        """See ``Exchanger``."""
+        words = tuple(
+            tensor_words(
+                f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
+            )
+            for each in requests
+        )
+        what = f"exchange {len(self._functions) + 1} of {self._program}"
+        group, signature = self._group, Signature(what, words)
+        placements = [each.placement for each in requests]
+
+        def run(*arrays: Array) -> list[Array]:
+            with group.exchange(signature) as call:
+                results = _reduced_by_op(call, arrays, placements)
+                for index, placement in enumerate(placements):
+                    if isinstance(placement, Shard):
+                        results[index] = gathered(
+                            call.transport, arrays[index], placement
+                        )
+            return [np.ascontiguousarray(results[i]) for i in range(len(arrays))]
+
+        function = HostFunction(run)
+        self._functions.append(function)
+        types = [each.ref.dtype for each in requests]
+        return writer.op(
+            "PyFunc",
+            [[each.ref for each in requests]],
+            {"token": function.token, "Tout": types},
+            "exchange",
+        )
+
+
+def _reduced_by_op(
+    call: object, arrays: Sequence[Array], placements: Sequence[Partial | Shard]
+) -> dict[int, Array]:
+    results: dict[int, Array] = {}
+    for name, op in _OPS.items():
+        chosen = [i for i, p in enumerate(placements) if p == Partial(name)]
+        if chosen:
+            found = reduced(call, [_numbers(arrays[i]) for i in chosen], op)  # type: ignore[arg-type]
+            for index, array in zip(chosen, found, strict=True):
+                results[index] = array.astype(arrays[index].dtype, copy=False)
+    return results
+
+
+def _numbers(array: Array) -> Array:
+    return array.astype(np.uint8) if array.dtype == np.bool_ else array
+
+
+def gathered(transport: Transport, array: Array, shard: Shard) -> Array:
+    """The whole array, of which every rank has its rows."""
+    parts = transport.allgather(np.ascontiguousarray(array).tobytes())
+    before, after = array.shape[: shard.dim], array.shape[shard.dim + 1 :]
+    shape = (*before, shard.outer, -1, *after)
+    if 0 in before or 0 in after:
+        return np.zeros((*before, shard.size, *after), array.dtype)
+    whole = np.concatenate(
+        [np.frombuffer(part, array.dtype).reshape(shape) for part in parts],
+        axis=shard.dim + 1,
+    )
+    return whole.reshape((*before, shard.size, *after))
+
+
+def supports(dtype: object) -> bool:
+    """Whether the host can exchange tensors of this dtype."""
+    return dtype not in (tf.string, tf.resource, tf.variant)

@@ -1,0 +1,177 @@
+"""The definition of a TensorFlow function, parsed: its nodes in a possible order.
+
+In a FunctionDef an input is written ``node:output:index``, where ``output`` is a name
+of the op's definition. Here it is a node and the number of its output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.tensor_types import Message
+
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+LOOPS = ("While", "StatelessWhile")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+
+
+class Input(NamedTuple):
+    """An output of a node, or an argument, for which ``index`` is 0."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceNode:
+    """A node of a function."""
+
+    definition: Message
+    inputs: tuple[Input, ...]
+    controls: tuple[str, ...]
+    output_types: tuple[int, ...]
+    is_stateful: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function. ``nodes`` are in an order in which they may run."""
+
+    name: str
+    arguments: tuple[str, ...]
+    nodes: Mapping[str, SourceNode]
+    outputs: tuple[Input, ...]
+    must_run: tuple[str, ...]
+    """Nodes that run even if no output needs them."""
+    definition: Message
+
+
+@functools.lru_cache(maxsize=512)
+def function_named(name: str) -> Function | None:
+    """The registered function of this name; None if there is none."""
+    definition = tf_functions.definition_of(name)
+    return None if definition is None else parsed(definition)
+
+
+def parsed(definition: Message) -> Function:
+    """Parse a FunctionDef."""
+    types: dict[str, tuple[int, ...]] = {}
+    starts: dict[tuple[str, str], int] = {}
+    for node in definition.node_def:
+        count: list[int] = []
+        for output, each in _outputs(node):
+            starts[node.name, output] = len(count)
+            count += each
+        types[node.name] = tuple(count)
+
+    def input_of(text: str) -> Input:
+        name, _, rest = text.partition(":")
+        if not rest:
+            return Input(name, 0)
+        output, _, index = rest.partition(":")
+        return Input(name, starts[name, output] + int(index or 0))
+
+    nodes = {}
+    for node in definition.node_def:
+        found = tf_functions.op_def(node.op)
+        nodes[node.name] = SourceNode(
+            node,
+            tuple(input_of(text) for text in node.input if text[0] != "^"),
+            tuple(text[1:] for text in node.input if text[0] == "^"),
+            types[node.name],
+            bool(found is not None and found.is_stateful),
+        )
+    signature = definition.signature
+    outputs = tuple(
+        input_of(definition.ret[each.name]) for each in signature.output_arg
+    )
+    must_run = tuple(definition.control_ret.values())
+    return Function(
+        signature.name,
+        tuple(argument.name for argument in signature.input_arg),
+        {name: nodes[name] for name in _in_order(_needed(nodes, outputs, must_run))},
+        outputs,
+        must_run,
+        definition,
+    )
+
+
+def called_function(node: Message) -> str | None:
+    """The name of the function that a node calls, if it is a call."""
+    if node.op in CALLS:
+        name: str = node.attr["f"].func.name
+        return name
+    is_function = tf_functions.is_function(node.op)
+    return node.op if is_function else None
+
+
+def _outputs(node: Message) -> Iterator[tuple[str, list[int]]]:
+    """The name and the dtypes (as enum values) of each output argument of a node."""
+    found = tf_functions.op_def(node.op)
+    if found is None:
+        raise NotImplementedError(f"TensorFlow has no op {node.op}")
+    return output_types(found, node.attr)
+
+
+def output_types(
+    op_def: Message, attributes: Mapping[str, Message]
+) -> Iterator[tuple[str, list[int]]]:
+    """The name and the dtypes (as enum values) of each output argument of an op."""
+    defaults = {each.name: each.default_value for each in op_def.attr}
+
+    def value(name: str) -> Message:
+        return attributes[name] if name in attributes else defaults[name]
+
+    for argument in op_def.output_arg:
+        if argument.type_list_attr:
+            yield argument.name, list(value(argument.type_list_attr).list.type)
+            continue
+        dtype = argument.type or value(argument.type_attr).type
+        number = value(argument.number_attr).i if argument.number_attr else 1
+        yield argument.name, [dtype] * number
+
+
+def _needed(
+    nodes: Mapping[str, SourceNode], outputs: Sequence[Input], must_run: Sequence[str]
+) -> Mapping[str, SourceNode]:
+    """The nodes on which an output or an effect depends, in their order."""
+    found = {each.node for each in outputs} | set(must_run)
+    found |= {name for name, node in nodes.items() if node.is_stateful}
+    todo = [name for name in found if name in nodes]
+    while todo:
+        for name in _needs(nodes[todo.pop()], nodes):
+            if name not in found:
+                found.add(name)
+                todo.append(name)
+    return {name: node for name, node in nodes.items() if name in found}
+
+
+def _in_order(nodes: Mapping[str, SourceNode]) -> Sequence[str]:
+    """The nodes' names, each after its inputs; the order stays where it can."""
+    order: list[str] = []
+    done: set[str] = set()
+    for root in nodes:
+        if root in done:
+            continue
+        stack: list[tuple[str, Iterator[str]]] = [(root, _needs(nodes[root], nodes))]
+        open_nodes = {root}
+        while stack:
+            name, needs = stack[-1]
+            needed = next((n for n in needs if n not in done), None)
+            if needed is None:
+                stack.pop()
+                done.add(name)
+                order.append(name)
+            elif needed not in open_nodes:
+                open_nodes.add(needed)
+                stack.append((needed, _needs(nodes[needed], nodes)))
+    return order
+
+
+def _needs(node: SourceNode, nodes: Mapping[str, SourceNode]) -> Iterator[str]:
+    names = (*(each.node for each in node.inputs), *node.controls)
+    return iter([name for name in names if name in nodes])

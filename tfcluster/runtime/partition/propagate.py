@@ -1,0 +1,206 @@
+"""Finds a placement for every tensor of a graph, and a plan for every node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tfcluster.runtime.partition.functions import LOOPS
+from tfcluster.runtime.partition.graph import Graph, Node, Value
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    SUM,
+    ListOf,
+    Partial,
+    Placement,
+    is_whole,
+    joined,
+)
+from tfcluster.runtime.partition.rules import lists as list_rules
+from tfcluster.runtime.partition.rules import random as random_rules
+from tfcluster.runtime.partition.rules.all import RULES
+from tfcluster.runtime.partition.rules.table import Operation, Plan
+
+_READS = frozenset(
+    (
+        *("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"),
+        *("VarIsInitializedOp", "VarHandleOp", "Placeholder"),
+        *("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2"),
+    )
+)
+"""Ops that TensorFlow calls stateful, but that need not run if nobody reads them."""
+_MOST_ROUNDS = 16
+
+
+@dataclass(slots=True)
+class Placed:
+    """A graph with placements.
+
+    ``rows`` is the number of rows of the batch, or None if nothing is divided.
+    """
+
+    graph: Graph
+    nodes: list[Node]
+    """The nodes that run, in order."""
+    inputs: list[Placement]
+    rows: int | None
+    placements: dict[Value, Placement] = field(default_factory=dict)
+    plans: dict[Node, Plan] = field(default_factory=dict)
+    bodies: dict[Node, tuple[Placed, ...]] = field(default_factory=dict)
+    whole: set[Node] = field(default_factory=set)
+    """Nodes with divided inputs that have no rule for them."""
+
+    @property
+    def outputs(self) -> list[Placement]:
+        return [self.placements[value] for value in self.graph.outputs]
+
+    def exchanges(self) -> bool:
+        """Whether the placements are not all the same as on one machine."""
+        return any(not is_whole(each) for each in self.placements.values()) or any(
+            body.exchanges() for bodies in self.bodies.values() for body in bodies
+        )
+
+
+def propagate(
+    graph: Graph, inputs: Sequence[Placement], rows: int | None
+) -> Placed:
+    """Placements for a graph whose inputs have the placements ``inputs``."""
+    return _Propagation(graph, inputs, rows).result()
+
+
+class _Propagation:
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Placement], rows: int | None
+    ) -> None:
+        self._placed = Placed(graph, needed(graph), list(inputs), rows)
+        self._reduced: set[Value] = set()
+        """Partial values that are reduced at once, since a node needs them whole."""
+
+    def result(self) -> Placed:
+        for _ in range(_MOST_ROUNDS):
+            self._pass()
+            more = self._needed_whole() - self._reduced
+            if not more:
+                break
+            self._reduced |= more
+        return self._placed
+
+    def _pass(self) -> None:
+        placed = self._placed
+        placed.placements = dict(zip(placed.graph.inputs, placed.inputs, strict=True))
+        placed.whole = set()
+        for node in placed.nodes:
+            plan = placed.plans[node] = self._plan(node)
+            placed.placements.update(zip(node.outputs, plan.outputs, strict=True))
+
+    def _seen(self, value: Value) -> Placement:
+        """The placement as the nodes that use the value see it."""
+        found = self._placed.placements[value]
+        if isinstance(found, Partial) and value in self._reduced:
+            return REPLICATE
+        return found
+
+    def _needed_whole(self) -> set[Value]:
+        placed = self._placed
+        return {
+            value
+            for node, plan in placed.plans.items()
+            for value, want in zip(node.inputs, plan.want, strict=not node.is_folded)
+            if isinstance(placed.placements[value], Partial)
+            and not isinstance(want, Partial)
+        }
+
+    def _plan(self, node: Node) -> Plan:
+        if node.bodies:
+            return self._loop(node) if node.type in LOOPS else self._branch(node)
+        if node.is_folded:
+            return Plan([], [REPLICATE] * len(node.outputs))
+        placements = [self._seen(value) for value in node.inputs]
+        if all(map(is_whole, placements)):
+            # Nothing is divided yet, but random numbers for the rows can be.
+            plan = random_rules.by_rows(node, self._placed.rows)
+            if plan is not None:
+                return plan
+            if not list_rules.handles_lists(node):
+                return Plan(placements, [REPLICATE] * len(node.outputs))
+        found = RULES.get(node.type)
+        plan = None if found is None else found(Operation(node, placements))
+        if plan is not None:
+            return plan
+        if not all(map(is_whole, placements)):
+            self._placed.whole.add(node)
+        return Plan(
+            [
+                ListOf(REPLICATE) if isinstance(each, ListOf) else REPLICATE
+                for each in placements
+            ],
+            [
+                ListOf(REPLICATE) if value.list is not None else REPLICATE
+                for value in node.outputs
+            ],
+        )
+
+    # --- loops and branches -----------------------------------------------------------
+
+    def _loop(self, node: Node) -> Plan:
+        condition, body = node.bodies
+        current = [_carried(self._seen(value)) for value in node.inputs]
+        final = [False] * len(current)
+        rows = self._placed.rows
+        for _ in range(_MOST_ROUNDS):
+            placed = propagate(body, current, rows)
+            following = list(current)
+            for index, each in enumerate(placed.outputs):
+                if not final[index]:
+                    following[index], final[index] = joined(current[index], each)
+            if following == current:
+                break
+            current = following
+        else:
+            current = [_all_whole(each) for each in current]
+            placed = propagate(body, current, rows)
+        self._placed.bodies[node] = (propagate(condition, current, rows), placed)
+        return Plan(current, current)
+
+    def _branch(self, node: Node) -> Plan:
+        inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
+        bodies = [propagate(each, inputs, self._placed.rows) for each in node.bodies]
+        outputs, *others = (body.outputs for body in bodies)
+        for each in others:
+            outputs = [
+                joined(one, other)[0] for one, other in zip(outputs, each, strict=True)
+            ]
+        self._placed.bodies[node] = tuple(bodies)
+        return Plan([REPLICATE, *inputs], outputs)
+
+
+def _carried(placement: Placement) -> Placement:
+    """The placement with which a value goes into a loop or a branch."""
+    if isinstance(placement, Partial) and placement != SUM:
+        return REPLICATE
+    return placement
+
+
+def _all_whole(placement: Placement) -> Placement:
+    return ListOf(REPLICATE) if isinstance(placement, ListOf) else REPLICATE
+
+
+def needed(graph: Graph) -> list[Node]:
+    """The nodes on which an output or an effect depends, in their order."""
+    found = {value.node for value in graph.outputs}
+    for node in reversed(graph.nodes):
+        if node in found or has_effect(node):
+            found.add(node)
+            if not node.is_folded:
+                found.update(value.node for value in node.inputs)
+            found.update(node.controls)
+    return [node for node in graph.nodes if node in found]
+
+
+def has_effect(node: Node) -> bool:
+    """Whether the node has to run even if no output depends on it."""
+    if node.type in _READS or random_rules.is_stateful_draw(node):
+        return False
+    if node.bodies:
+        return any(has_effect(each) for body in node.bodies for each in body.nodes)
+    return node.stateful

@@ -1,0 +1,1 @@
+"""The rules: which placements an op can compute from which, by families of ops."""

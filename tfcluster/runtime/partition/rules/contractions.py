@@ -1,0 +1,138 @@
+"""Products that sum over a common dimension: matrix products, Einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfcluster.runtime.partition.graph import elements_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    SUM,
+    Placement,
+    Shard,
+)
+from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+
+Labels = Sequence[object]
+"""A name for each dimension; None for a dimension of size 1 that is broadcast."""
+
+
+@rule("MatMul")
+def matmul(op: Operation) -> Plan | None:
+    first = "km" if op.attribute("transpose_a") else "mk"
+    second = "nk" if op.attribute("transpose_b") else "kn"
+    return contract(op, [list(first), list(second)], list("mn"))
+
+
+@rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def batch_matmul(op: Operation) -> Plan | None:
+    output = op.output_shape()
+    if output is None or op.shape(0) is None or op.shape(1) is None:
+        return None
+
+    def labels(index: int, matrix: str) -> list[object]:
+        shape = op.shape(index)
+        assert shape is not None
+        assert output is not None
+        before = len(output) - len(shape)
+        found: list[object] = []
+        for dim, size in enumerate(shape[:-2]):
+            place = dim + before
+            found.append(None if size == 1 and output[place] != 1 else place)
+        return [*found, *matrix]
+
+    first = labels(0, "km" if op.attribute("adj_x") else "mk")
+    second = labels(1, "nk" if op.attribute("adj_y") else "kn")
+    return contract(op, [first, second], [*range(len(output) - 2), "m", "n"])
+
+
+@rule("Einsum")
+def einsum(op: Operation) -> Plan | None:
+    equation = op.attribute("equation").decode().replace(" ", "")
+    inputs, _, output = equation.partition("->")
+    labels = [list(each) for each in inputs.split(",")]
+    if "..." in equation or any(len(set(each)) < len(each) for each in labels):
+        return None
+    if len(labels) == 2:
+        return contract(op, labels, list(output))
+    if len(labels) != 1:
+        return None
+    if op.placements[0] == SUM:
+        return Plan([SUM], [SUM])
+    shard = op.shard()
+    if shard is None:
+        return None
+    label = labels[0][shard.dim]
+    if label in output:
+        return Plan([shard], [shard.at(output.index(label))])
+    return Plan([shard], [SUM])
+
+
+def contract(
+    op: Operation, labels: Sequence[Labels], output: Labels
+) -> Plan | None:
+    """Divide both inputs along the dimension of one of them that is divided.
+
+    If the output does not have that dimension, the result is a term of a sum. Of
+    several ways the one is taken that moves the fewest elements.
+    """
+    plans = []
+    for index in (0, 1):
+        shard = op.shard(index)
+        if shard is None or (label := labels[index][shard.dim]) is None:
+            continue
+        plan = _along(op, labels, output, label, shard)
+        if plan is not None:
+            plans.append(plan)
+    if plans:
+        return min(plans, key=lambda plan: _moved(op, plan))
+    return _of_terms(op)
+
+
+def _along(
+    op: Operation,
+    labels: Sequence[Labels],
+    output: Labels,
+    label: object,
+    shard: Shard,
+) -> Plan | None:
+    want: list[Placement] = []
+    for index, own in enumerate(labels):
+        if label not in own:
+            want.append(REPLICATE)
+            continue
+        dim = list(own).index(label)
+        shape = op.shape(index)
+        if shape is None or shape[dim] != shard.size:
+            return None
+        want.append(shard.at(dim))
+    if label in output:
+        return Plan(want, [shard.at(list(output).index(label))])
+    return Plan(want, [SUM])
+
+
+def _of_terms(op: Operation) -> Plan | None:
+    """Terms times a whole factor, unless the result is larger than the terms.
+
+    A factor that is infinite would make terms of zero NaN, as it does on one machine
+    unless terms cancel; so does a weight that is infinite.
+    """
+    output = elements_of(op.output_shape())
+    for index in (0, 1):
+        size = op.elements(index)
+        is_term = op.placements[index] == SUM and op.placements[1 - index] == REPLICATE
+        if is_term and output is not None and size is not None and output <= size:
+            want: list[Placement] = [REPLICATE, REPLICATE]
+            want[index] = SUM
+            return Plan(want, [SUM])
+    return None
+
+
+def _moved(op: Operation, plan: Plan) -> int:
+    """The number of elements of inputs that have to be exchanged."""
+    return sum(
+        op.elements(index) or 0
+        for index, want in enumerate(plan.want)
+        if want != op.placements[index] and op.placements[index] != REPLICATE
+    )
+

@@ -1,0 +1,141 @@
+"""Linear ops, which also compute terms of a sum from terms of a sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Value, elements_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    SUM,
+    ListOf,
+    Partial,
+    Placement,
+    Shard,
+)
+from tfcluster.runtime.partition.rules.elementwise import elementwise
+from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+
+_COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+
+
+@rule(*_COPIES)
+def copy(op: Operation) -> Plan | None:
+    placement = op.placements[0]
+    if isinstance(placement, Partial | ListOf):
+        return Plan([placement], [placement])
+    return elementwise(op)
+
+
+@rule("IdentityN")
+def copy_all(op: Operation) -> Plan | None:
+    return Plan(list(op.placements), list(op.placements))
+
+
+@rule("CheckNumerics", "CheckNumericsV2", "EnsureShape")
+def checked(op: Operation) -> Plan | None:
+    """A check of a part is part of the check; a term may be anything."""
+    shard = op.shard()
+    if shard is None or op.type == "EnsureShape":
+        if op.type == "EnsureShape" and shard is not None:
+            return Plan([shard], [shard], build=lambda local, node, inputs: inputs)
+        return None
+    return Plan([shard], [shard])
+
+
+@rule("Neg", "Real", "Imag")
+def linear(op: Operation) -> Plan | None:
+    if op.placements[0] == SUM:
+        return Plan([SUM], [SUM])
+    return elementwise(op)
+
+
+@rule("Cast")
+def cast(op: Operation) -> Plan | None:
+    """Terms are cast only to dtypes that hold them exactly."""
+    source, target = op.inputs[0].dtype, op.outputs[0].dtype
+    if op.placements[0] == SUM and source.is_floating and target.is_floating:
+        if target.size >= source.size and target.size > 2:
+            return Plan([SUM], [SUM])
+        return None
+    return elementwise(op)
+
+
+@rule("Add", "AddV2", "Sub", "AddN")
+def add(op: Operation) -> Plan | None:
+    """A sum of terms is a term of the sum, if nothing is broadcast."""
+    placements = op.placements
+    if any(isinstance(each, ListOf) for each in placements):
+        return _add_lists(op)
+    if SUM in placements and all(each in (SUM, REPLICATE) for each in placements):
+        output = op.output_shape()
+        same = all(each.shape == output for each in op.inputs)
+        if same and elements_of(output) is not None:
+            return Plan([SUM] * len(placements), [SUM])
+    return elementwise(op)
+
+
+def _add_lists(op: Operation) -> Plan:
+    """Lists of gradients, which are added element by element."""
+    element: Placement | None = None
+    for each in op.placements:
+        own = each.element if isinstance(each, ListOf) else REPLICATE
+        if element is None or (element == REPLICATE and isinstance(own, Shard)):
+            element = own
+        elif own is not None and own != element and own != REPLICATE:
+            element = REPLICATE
+    found = ListOf(element if isinstance(element, Shard) else REPLICATE)
+    return Plan([found] * len(op.placements), [found])
+
+
+@rule("Mul")
+def multiply(op: Operation) -> Plan | None:
+    for term, factor in ((0, 1), (1, 0)):
+        if op.placements[term] == SUM and op.placements[factor] == REPLICATE:
+            return _scaled(op, term, factor)
+    return elementwise(op)
+
+
+@rule("RealDiv", "DivNoNan", "Div")
+def divide(op: Operation) -> Plan | None:
+    if op.placements[0] == SUM and op.placements[1] == REPLICATE:
+        return _scaled(op, 0, 1)
+    return elementwise(op)
+
+
+@rule("MulNoNan")
+def multiply_no_nan(op: Operation) -> Plan | None:
+    return elementwise(op)
+
+
+def _scaled(op: Operation, term: int, factor: int) -> Plan | None:
+    """Terms times a factor.
+
+    Only if the factor is finite: 0 * inf is not 0. It is, if it is a constant; any
+    other factor is used once the sum is known.
+    """
+    output = elements_of(op.output_shape())
+    if output is None or output != op.elements(term):
+        return None
+    if not _is_finite(op.inputs[factor], op.type):
+        return None
+    want: list[Placement] = [REPLICATE, REPLICATE]
+    want[term] = SUM
+    return Plan(want, [SUM])
+
+
+def _is_finite(factor: Value, op_type: str) -> bool:
+    if factor.dtype.size < 4 or not (factor.dtype.is_floating):
+        return False
+    if (elements_of(factor.shape) or _LARGE) >= _LARGE:
+        return False
+    constant = factor.constant
+    if constant is None:
+        return False
+    if op_type == "Mul":
+        return bool(np.isfinite(constant).all())
+    return bool(np.isfinite(constant).all() and (np.abs(constant) > _TINY).all())
+
+
+_LARGE = 1024
+_TINY = 1e-30

@@ -1,0 +1,138 @@
+"""Ops on TensorLists, of which all elements have one placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node, elements_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    ListOf,
+    Placement,
+    Replicate,
+    Shape,
+    Shard,
+)
+from tfcluster.runtime.partition.rules.table import Build, Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
+
+Element = Replicate | Shard
+
+
+def handles_lists(node: Node) -> bool:
+    """Whether the placement of a list that the node makes depends on its elements."""
+    return node.type in ("TensorListReserve", "EmptyTensorList") or any(
+        value.list is not None for value in (*node.inputs, *node.outputs)
+    )
+
+
+def _element(op: Operation) -> Element:
+    """The placement of the elements of the list, the first input."""
+    found = op.placements[0]
+    return (found.element or REPLICATE) if isinstance(found, ListOf) else REPLICATE
+
+
+def _of_any_shape(index: int) -> Build:
+    """The op for elements of any shape, since they may be parts."""
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        given = list(inputs)
+        given[index] = local.constant(np.array(-1, np.int32))
+        return local.repeat(node, given, shape_type=given[index].dtype)
+
+    return build
+
+
+def _of_shape(index: int, whole: Shape | None, element: Element) -> Build | None:
+    """The op for elements that are parts of ``whole``, also those that are not set."""
+    if elements_of(whole) is None:
+        return None
+    assert whole is not None
+    shape = whole
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        own = np.array(local.split.local_shape(shape, element), np.int32)
+        given = list(inputs)
+        given[index] = local.constant(own.reshape(-1))
+        return local.repeat(node, given)
+
+    return build
+
+
+@rule("TensorListReserve", "EmptyTensorList")
+def new_list(op: Operation) -> Plan | None:
+    want: list[Placement] = [REPLICATE] * len(op.inputs)
+    return Plan(want, [ListOf(None)], _of_any_shape(0))
+
+
+@rule("TensorListFromTensor")
+def from_tensor(op: Operation) -> Plan | None:
+    shard = op.shard()
+    if shard is None or shard.dim == 0:
+        return Plan([REPLICATE, REPLICATE], [ListOf(REPLICATE)])
+    element = shard.at(shard.dim - 1)
+    return Plan([shard, REPLICATE], [ListOf(element)], _of_any_shape(1))
+
+
+@rule("TensorListSetItem", "TensorListPushBack")
+def add_element(op: Operation) -> Plan | None:
+    place = 2 if op.type == "TensorListSetItem" else 1
+    known = op.placements[0]
+    before = known.element if isinstance(known, ListOf) else REPLICATE
+    given = op.placements[place]
+    element: Element = given if isinstance(given, Shard) else REPLICATE
+    if isinstance(element, Shard) and not _has_known_elements(op):
+        element = REPLICATE
+    if isinstance(before, Shard):
+        element = before if element in (before, REPLICATE) else REPLICATE
+    want: list[Placement] = [REPLICATE] * len(op.inputs)
+    want[0], want[place] = ListOf(element), element
+    return Plan(want, [ListOf(element)])
+
+
+def _has_known_elements(op: Operation) -> bool:
+    """Whether a divided list could be made whole, which takes its elements' shape."""
+    known = op.outputs[0].list
+    return known is not None and elements_of(known.shape) is not None
+
+
+@rule("TensorListGetItem")
+def get_element(op: Operation) -> Plan | None:
+    element = _element(op)
+    want: list[Placement] = [ListOf(element), REPLICATE, REPLICATE]
+    return Plan(want, [element], _of_shape(2, op.output_shape(), element))
+
+
+@rule("TensorListPopBack")
+def pop_element(op: Operation) -> Plan | None:
+    element = _element(op)
+    build = _of_shape(1, op.output_shape(1), element)
+    return Plan([ListOf(element), REPLICATE], [ListOf(element), element], build)
+
+
+@rule("TensorListStack")
+def stack(op: Operation) -> Plan | None:
+    element = _element(op)
+    shape = op.output_shape()
+    target = element.at(element.dim + 1) if isinstance(element, Shard) else element
+    build = _of_shape(1, None if shape is None else shape[1:], element)
+    return Plan([ListOf(element), REPLICATE], [target], build)
+
+
+@rule("TensorListLength", "TensorListElementShape")
+def length(op: Operation) -> Plan | None:
+    if op.type == "TensorListElementShape":
+        return Plan([op.placements[0]], [REPLICATE], _unknown_shape)
+    return Plan([op.placements[0]], [REPLICATE])
+
+
+def _unknown_shape(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    dtype = node.outputs[0].dtype.as_numpy_dtype
+    return [local.constant(np.array(-1, dtype))]
+
+
+@rule("TensorListResize")
+def resize(op: Operation) -> Plan | None:
+    return Plan([op.placements[0], REPLICATE], [op.placements[0]])

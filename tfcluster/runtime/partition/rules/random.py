@@ -1,0 +1,56 @@
+"""Random numbers: every rank draws those of the whole batch, and takes its rows'.
+
+An op whose kernel has a state (``tf.random.normal``) is written as a stateless op that
+gets the same counter, so that programs for batches of other sizes continue its
+sequence. See ``GuardedPhiloxRandom`` in TensorFlow.
+"""
+
+from __future__ import annotations
+
+from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.placement import REPLICATE, Shard
+from tfcluster.runtime.partition.rules.table import Plan
+
+STATEFUL = {
+    "RandomUniform": "StatelessRandomUniformV2",
+    "RandomStandardNormal": "StatelessRandomNormalV2",
+    "TruncatedNormal": "StatelessTruncatedNormalV2",
+    "RandomUniformInt": "StatelessRandomUniformIntV2",
+}
+"""The ops with a state that draw the numbers of a stateless one."""
+OWN_STATE = frozenset(
+    (
+        *("Multinomial", "RandomGamma", "RandomPoissonV2", "RandomShuffle"),
+        *("ParameterizedTruncatedNormal", "StatefulRandomBinomial"),
+    )
+)
+_STATELESS = frozenset(
+    (
+        *("StatelessRandomUniform", "StatelessRandomNormal"),
+        *("StatelessTruncatedNormal", "StatelessRandomUniformInt"),
+        *("StatelessRandomUniformFullInt", "StatelessRandomUniformV2"),
+        *("StatelessRandomNormalV2", "StatelessTruncatedNormalV2"),
+        *("StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2"),
+        *("StatelessRandomGammaV2", "StatelessRandomGammaV3"),
+        *("StatelessRandomPoisson", "StatelessRandomBinomial"),
+        *("StatelessParameterizedTruncatedNormal", "StatelessMultinomial"),
+    )
+)
+
+
+def is_stateful_draw(node: Node) -> bool:
+    """Whether the op draws from a state of its own, and has no other effect."""
+    return node.type in STATEFUL or node.type in OWN_STATE
+
+
+def by_rows(node: Node, rows: int | None) -> Plan | None:
+    """A plan for random numbers that has as many as the batch has rows."""
+    if node.type not in _STATELESS and not is_stateful_draw(node):
+        return None
+    if rows is None or len(node.outputs) != 1:
+        return None
+    shape = node.outputs[0].shape
+    if not shape or shape[0] != rows:
+        return None
+    want = [REPLICATE] * len(node.inputs)
+    return Plan(want, [Shard(0, rows)], made=[REPLICATE])

@@ -1,0 +1,120 @@
+"""Reductions along dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.placement import SUM, Partial
+from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
+
+
+def _axes(op: Operation, rank: int) -> list[int] | None:
+    found = op.constant(1)
+    if found is None:
+        return None
+    return sorted({int(axis) % rank for axis in np.atleast_1d(found)}) if rank else []
+
+
+@rule("Sum", "Mean", "Max", "Min", "Any", "All", "Prod", "EuclideanNorm")
+def reduce(op: Operation) -> Plan | None:
+    """A reduction over the rows is a term of the whole reduction."""
+    shape = op.shape()
+    if shape is None:
+        return None
+    if op.placements[0] == SUM:
+        if op.type == "Sum" or (op.type == "Mean" and _is_wide_float(op)):
+            return Plan(op.wants(i0=SUM), [SUM])
+        return None
+    shard = op.shard()
+    axes = _axes(op, len(shape))
+    if shard is None or axes is None:
+        return None
+    want = op.wants(i0=shard)
+    if shard.dim not in axes:
+        dropped = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in axes)
+        return Plan(want, [shard.at(shard.dim - dropped)])
+    if op.inputs[0].dtype.is_complex and op.type != "Sum":
+        return None
+    if op.type == "Sum":
+        return Plan(want, [SUM], _sum if _is_half(op) else None)
+    if op.type == "Mean" and op.inputs[0].dtype.is_floating:
+        return _mean(op, [shape[axis] for axis in axes])
+    if op.type in ("Max", "Any"):
+        return Plan(want, [Partial("max")])
+    if op.type in ("Min", "All"):
+        return Plan(want, [Partial("min")])
+    return None
+
+
+def _mean(op: Operation, sizes: Sequence[int | None]) -> Plan | None:
+    """The sum of a rank's rows, divided by the number of all rows."""
+    shard = op.shard()
+    assert shard is not None
+    if any(size is None for size in sizes):
+        return None
+    count = math.prod(size or 0 for size in sizes)
+    dtype = op.inputs[0].dtype
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        total = _wide_sum(local, node, inputs)
+        divisor = np.array(count, total.dtype.as_numpy_dtype)
+        mean = local.op("RealDiv", [total, local.constant(divisor)])
+        return mean if total.dtype == dtype else local.op("Cast", mean, DstT=dtype)
+
+    return Plan(op.wants(i0=shard), [SUM], build)
+
+
+def _sum(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    dtype = node.outputs[0].dtype
+    return local.op("Cast", [_wide_sum(local, node, inputs)], DstT=dtype)
+
+
+def _wide_sum(local: Local, node: Node, inputs: Sequence[Ref]) -> Ref:
+    """The sum in float32 at least, so that it neither overflows nor loses digits."""
+    value, axes = inputs
+    if value.dtype.is_floating and value.dtype.size < 4:
+        value = local.op("Cast", [value], DstT=tf.float32)[0]
+    return local.op("Sum", [value, axes], keep_dims=node.attribute("keep_dims"))[0]
+
+
+def _is_half(op: Operation) -> bool:
+    return op.inputs[0].dtype.is_floating and op.inputs[0].dtype.size < 4
+
+
+def _is_wide_float(op: Operation) -> bool:
+    return op.inputs[0].dtype.is_floating and op.inputs[0].dtype.size >= 4
+
+
+@rule("ArgMax", "ArgMin")
+def arg_max(op: Operation) -> Plan | None:
+    shape, shard, axis = op.shape(), op.shard(), op.integer(1)
+    if shape is None or shard is None or axis is None:
+        return None
+    axis %= len(shape)
+    if axis == shard.dim:
+        return None
+    return Plan(op.wants(i0=shard), [shard.at(shard.dim - (axis < shard.dim))])
+
+
+@rule("L2Loss")
+def l2_loss(op: Operation) -> Plan | None:
+    shard = op.shard()
+    if shard is None or not _is_wide_float(op):
+        return None
+    return Plan([shard], [SUM])
+
+
+@rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
+def cumulate(op: Operation) -> Plan | None:
+    shape, shard, axis = op.shape(), op.shard(), op.integer(1)
+    if shape is None or shard is None or axis is None:
+        return None
+    if axis % len(shape) == shard.dim:
+        return None
+    return Plan(op.wants(i0=shard), [shard])

@@ -1,0 +1,258 @@
+"""Ops that change a tensor's shape, or put tensors together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    SUM,
+    Partial,
+    Placement,
+    Shard,
+)
+from tfcluster.runtime.partition.rules.table import (
+    Build,
+    Local,
+    Operation,
+    Plan,
+    rule,
+)
+from tfcluster.runtime.partition.writer import Ref
+
+
+@rule("Reshape")
+def reshape(op: Operation) -> Plan | None:
+    target = _reshaped(op)
+    if target is None:
+        return None
+    if isinstance(target, Partial):
+        return Plan([target, REPLICATE], [target])
+    sizes = op.output_sizes()
+    assert sizes is not None
+    return Plan(op.wants(i0=op.placements[0]), [target], _with_shape(1, sizes, target))
+
+
+@rule("Squeeze", "ExpandDims")
+def squeeze(op: Operation) -> Plan | None:
+    target = _reshaped(op)
+    if target is None:
+        return None
+    want = op.wants(i0=op.placements[0])
+    if isinstance(target, Partial):
+        return Plan(want, [target])
+    sizes = op.output_sizes()
+    assert sizes is not None
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        own = np.array(local.split.local_shape(sizes, target), np.int32)
+        return local.op("Reshape", [inputs[0], local.constant(own)])
+
+    return Plan(want, [target], build)
+
+
+def _reshaped(op: Operation) -> Shard | Partial | None:
+    placement = op.placements[0]
+    if isinstance(placement, Partial):
+        return placement
+    old, new = op.sizes(), op.output_sizes()
+    if not isinstance(placement, Shard) or old is None or new is None:
+        return None
+    return placement.reshaped(old, new)
+
+
+def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
+    """The op with the shape of the rank's part as input ``index``."""
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        own = local.split.local_shape(whole, target)
+        given = list(inputs)
+        dtype = node.inputs[index].dtype.as_numpy_dtype
+        given[index] = local.constant(np.array(own, dtype))
+        return local.repeat(node, given)
+
+    return build
+
+
+@rule("Transpose", "ConjugateTranspose")
+def transpose(op: Operation) -> Plan | None:
+    if op.placements[0] == SUM:
+        return Plan([SUM, REPLICATE], [SUM])
+    shard, order = op.shard(), op.constant(1)
+    if shard is None or order is None:
+        return None
+    return Plan(op.wants(i0=shard), [shard.at(list(order).index(shard.dim))])
+
+
+@rule("Concat", "ConcatV2")
+def concat(op: Operation) -> Plan | None:
+    """Rows of several tensors in one dimension become several blocks of rows."""
+    axis_input = len(op.inputs) - 1 if op.type == "ConcatV2" else 0
+    data = [i for i in range(len(op.inputs)) if i != axis_input]
+    axis, output = op.integer(axis_input), op.output_shape()
+    if axis is None or output is None:
+        return None
+    axis %= len(output)
+    if all(op.placements[i] == SUM for i in data):
+        return Plan(op.want(data, SUM), [SUM])
+    shard = op.first_shard(data)
+    if shard is None:
+        return None
+    if shard.dim != axis:
+        return Plan(op.want(data, shard), [shard])
+    want: list[Placement] = [REPLICATE] * len(op.inputs)
+    blocks = 0
+    for index in data:
+        shape = op.shape(index)
+        size = None if shape is None else shape[axis]
+        if size is None or size % shard.block:
+            return None
+        want[index] = shard.with_outer(size // shard.block)
+        blocks += size // shard.block
+    return Plan(want, [shard.with_outer(blocks)])
+
+
+@rule("Split", "SplitV")
+def split(op: Operation) -> Plan | None:
+    """Along the rows, whole blocks of rows can be taken apart."""
+    value, axis_input = (1, 0) if op.type == "Split" else (0, 2)
+    axis, shape = op.integer(axis_input), op.shape(value)
+    if axis is None or shape is None:
+        return None
+    count = len(op.outputs)
+    if op.placements[value] == SUM:
+        return Plan(op.want([value], SUM), [SUM] * count)
+    shard = op.shard(value)
+    if shard is None:
+        return None
+    want = op.want([value], shard)
+    if axis % len(shape) != shard.dim:
+        return Plan(want, [shard] * count)
+    if op.type == "Split" and shard.outer % count == 0:
+        return Plan(want, [shard.with_outer(shard.outer // count)] * count)
+    return None
+
+
+@rule("Pack", "ParallelConcat")
+def pack(op: Operation) -> Plan | None:
+    if op.type != "Pack":
+        return None
+    if all(each == SUM for each in op.placements):
+        return Plan(list(op.placements), [SUM])
+    shard, output = op.first_shard(), op.output_shape()
+    if shard is None or output is None:
+        return None
+    axis = op.attribute("axis") % len(output)
+    target = shard.at(shard.dim + (axis <= shard.dim))
+    return Plan([shard] * len(op.inputs), [target])
+
+
+@rule("Unpack")
+def unpack(op: Operation) -> Plan | None:
+    shape = op.shape()
+    if shape is None:
+        return None
+    if op.placements[0] == SUM:
+        return Plan([SUM], [SUM] * len(op.outputs))
+    shard = op.shard()
+    axis = op.attribute("axis") % len(shape)
+    if shard is None or axis == shard.dim:
+        return None
+    target = shard.at(shard.dim - (axis < shard.dim))
+    return Plan([shard], [target] * len(op.outputs))
+
+
+@rule("Tile")
+def tile(op: Operation) -> Plan | None:
+    """Tiles of rows are blocks of rows."""
+    shard, multiples = op.shard(), op.constant(1)
+    if shard is None or multiples is None:
+        return None
+    count = int(multiples[shard.dim])
+    if count == 0:
+        return None
+    return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer * count)])
+
+
+@rule("BroadcastTo")
+def broadcast_to(op: Operation) -> Plan | None:
+    shape, output = op.shape(), op.output_sizes()
+    if shape is None or output is None:
+        return None
+    if op.placements[0] == SUM and op.elements() == op.outputs[0].elements:
+        return Plan([SUM, REPLICATE], [SUM])
+    shard = op.shard()
+    if shard is None:
+        return None
+    target = shard.at(shard.dim + len(output) - len(shape))
+    if output[target.dim] != shard.size:
+        return None
+    return Plan(op.wants(i0=shard), [target], _with_shape(1, output, target))
+
+
+@rule("ReverseV2", "Roll")
+def reverse(op: Operation) -> Plan | None:
+    axes_input = 1 if op.type == "ReverseV2" else 2
+    shape, shard, axes = op.shape(), op.shard(), op.constant(axes_input)
+    if shape is None or shard is None or axes is None:
+        return None
+    if shard.dim in {int(axis) % len(shape) for axis in np.atleast_1d(axes)}:
+        return None
+    return Plan(op.wants(i0=shard), [shard])
+
+
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+def pad(op: Operation) -> Plan | None:
+    """Along the rows, only whole blocks of zeros can be added."""
+    widths, shape = op.constant(1), op.shape()
+    if widths is None or shape is None:
+        return None
+    if op.placements[0] == SUM:
+        return Plan(op.wants(i0=SUM), [SUM]) if op.type == "Pad" else None
+    shard = op.shard()
+    if shard is None:
+        return None
+    before, after = (int(width) for width in widths[shard.dim])
+    block = shard.block
+    if before or after:
+        is_mirror = op.type.startswith("Mirror")
+        if is_mirror or before % block or after % block:
+            return None
+    target = shard.with_outer(shard.outer + (before + after) // block)
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        own = np.array(widths)
+        part = local.split.local_block(shard)
+        own[shard.dim] = before // block * part, after // block * part
+        return local.repeat(node, [inputs[0], local.constant(own), *inputs[2:]])
+
+    return Plan(op.wants(i0=shard), [target], build)
+
+
+@rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
+def blocks_to_rows(op: Operation) -> Plan | None:
+    """Space goes into the outermost part of the rows' dimension, and back."""
+    shard, block, sizes = op.shard(), op.constant(1), op.output_sizes()
+    if shard is None or block is None or sizes is None or shard.dim != 0:
+        return None
+    if not op.type.endswith("ND"):
+        return None
+    count = int(np.prod(block))
+    if op.type == "SpaceToBatchND":
+        return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer * count)])
+    if shard.outer % count:
+        return None
+    return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer // count)])
+
+
+@rule("Fill")
+def fill(op: Operation) -> Plan | None:
+    """A sum's term fills a term."""
+    if op.placements[1] == SUM:
+        return Plan([REPLICATE, SUM], [SUM])
+    return None
+
+

@@ -1,0 +1,291 @@
+"""Ops that take a part of a tensor, by where it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.placement import SUM, Shard, Split
+from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
+
+
+@rule("Slice")
+def slice_(op: Operation) -> Plan | None:
+    """Along the rows, whole blocks of rows can be taken."""
+    if op.placements[0] == SUM:
+        return Plan(op.wants(i0=SUM), [SUM])
+    shard, shape = op.shard(), op.shape()
+    begin, size = op.constant(1), op.constant(2)
+    if shard is None or shape is None:
+        return None
+    dim, block = shard.dim, shard.block
+    if begin is None or size is None:
+        return _if_rows_stay(op, shard)
+    first, whole = int(begin[dim]), shard.size
+    count = int(size[dim]) if size[dim] != -1 else whole - first
+    if first % block or count % block or count == 0:
+        return None
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        part = local.split.local_block(shard)
+        own_begin, own_size = np.array(begin), np.array(size)
+        own_begin[dim], own_size[dim] = first // block * part, count // block * part
+        constants = [local.constant(own_begin), local.constant(own_size)]
+        return local.repeat(node, [inputs[0], *constants])
+
+    return Plan(op.wants(i0=shard), [shard.with_outer(count // block)], build)
+
+
+def _if_rows_stay(op: Operation, shard: Shard) -> Plan | None:
+    """A slice that begins where the data say; all rows must be in it.
+
+    That is known from the output's size.
+    """
+    output = op.output_shape()
+    if output is None or output[shard.dim] != shard.size:
+        return None
+    size = op.constant(2)
+    if size is None or size[shard.dim] != -1:
+        return None
+    return Plan(op.wants(i0=shard), [shard])
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """One entry of a strided slice, as numbers from 0.
+
+    ``dim`` is the input's dimension, None for a new axis; ``output`` the output's, None
+    if the dimension is dropped.
+    """
+
+    dim: int | None
+    output: int | None
+    begin: int
+    end: int
+    stride: int
+
+
+def _ranges(
+    op: Operation,
+    begin: Sequence[int],
+    end: Sequence[int],
+    strides: Sequence[int],
+    shape: Sequence[int],
+) -> list[_Range]:
+    """What a strided slice takes of each dimension of ``shape``.
+
+    The semantics of the masks are those of tensorflow/core/util/strided_slice_op.cc.
+    """
+
+    def is_set(mask: str, index: int) -> bool:
+        return bool((op.attribute(mask) or 0) >> index & 1)
+
+    count = len(begin)
+    spent = sum(
+        not is_set("new_axis_mask", i) and not is_set("ellipsis_mask", i)
+        for i in range(count)
+    )
+    found: list[_Range] = []
+    dim = output = 0
+
+    def whole() -> None:
+        nonlocal dim, output
+        found.append(_Range(dim, output, 0, shape[dim], 1))
+        dim += 1
+        output += 1
+
+    for i in range(count):
+        if is_set("ellipsis_mask", i):
+            for _ in range(len(shape) - spent):
+                whole()
+        elif is_set("new_axis_mask", i):
+            found.append(_Range(None, output, 0, 1, 1))
+            output += 1
+        elif is_set("shrink_axis_mask", i):
+            first = begin[i] + (shape[dim] if begin[i] < 0 else 0)
+            found.append(_Range(dim, None, first, first + 1, 1))
+            dim += 1
+        else:
+            size, stride = shape[dim], strides[i]
+            forward = stride > 0
+            lowest, highest = (0, size) if forward else (-1, size - 1)
+
+            def place(
+                number: int,
+                size: int = size,
+                lowest: int = lowest,
+                highest: int = highest,
+            ) -> int:
+                number += size if number < 0 else 0
+                return min(max(number, lowest), highest)
+
+            start = lowest if forward else highest
+            stop = highest if forward else lowest
+            if not is_set("begin_mask", i):
+                start = place(begin[i])
+            if not is_set("end_mask", i):
+                stop = place(end[i])
+            found.append(_Range(dim, output, start, stop, stride))
+            dim += 1
+            output += 1
+    while dim < len(shape):
+        whole()
+    return found
+
+
+def _own(
+    ranges: Sequence[_Range], shard: Shard, split: Split
+) -> tuple[list[list[int]], dict[str, object]]:
+    """Begin, end and strides, and the masks, of a rank's part of the same slice."""
+    vectors: list[list[int]] = [[], [], []]
+    new = shrink = begin_mask = end_mask = 0
+    for index, each in enumerate(ranges):
+        first, last = each.begin, each.end
+        if each.dim is None:
+            new |= 1 << index
+        elif each.output is None:
+            shrink |= 1 << index
+        if each.dim == shard.dim:
+            part = split.local_block(shard)
+            first, last = first // shard.block * part, last // shard.block * part
+        if each.stride < 0 and last < 0:
+            end_mask |= 1 << index
+        for vector, number in zip(
+            vectors, (first, last, each.stride), strict=True
+        ):
+            vector.append(number)
+    return vectors, {
+        "begin_mask": begin_mask,
+        "end_mask": end_mask,
+        "ellipsis_mask": 0,
+        "new_axis_mask": new,
+        "shrink_axis_mask": shrink,
+    }
+
+
+def _numbers(op: Operation, indices: Sequence[int]) -> list[list[int]] | None:
+    found = [op.constant(index) for index in indices]
+    known = [[int(number) for number in each] for each in found if each is not None]
+    return known if len(known) == len(found) else None
+
+
+def _vectors(local: Local, vectors: Sequence[Sequence[int]]) -> list[Ref]:
+    return [local.constant(np.array(each, np.int64)) for each in vectors]
+
+
+@rule("StridedSlice")
+def strided_slice(op: Operation) -> Plan | None:
+    """Along the rows, whole blocks of rows can be taken."""
+    if op.placements[0] == SUM:
+        return Plan(op.wants(i0=SUM), [SUM])
+    shard, shape = op.shard(), op.shape()
+    if shard is None or shape is None:
+        return None
+    want = op.wants(i0=shard)
+    numbers, sizes = _numbers(op, [1, 2, 3]), op.sizes()
+    if numbers is None or sizes is None:
+        place = _place_of_whole_dimension(op, shard.dim, len(shape), 3)
+        return None if place is None else Plan(want, [shard.at(place)])
+    ranges = _ranges(op, *numbers, sizes)
+    own = next(each for each in ranges if each.dim == shard.dim)
+    if own.output is None or own.stride != 1 or own.end <= own.begin:
+        return None
+    if own.begin % shard.block or own.end % shard.block:
+        return None
+    blocks = (own.end - own.begin) // shard.block
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        vectors, masks = _own(ranges, shard, local.split)
+        return local.op(
+            "StridedSlice", [inputs[0], *_vectors(local, vectors)], **masks
+        )
+
+    return Plan(want, [shard.at(own.output).with_outer(blocks)], build)
+
+
+@rule("StridedSliceGrad")
+def strided_slice_gradient(op: Operation) -> Plan | None:
+    """Zeros of the shape of the sliced tensor, with the gradient where the slice was."""
+    shard, shape = op.shard(4), op.constant(0)
+    if shard is None or shape is None:
+        return None
+    want = op.wants(i4=shard)
+    sizes = [int(size) for size in shape]
+    numbers = _numbers(op, [1, 2, 3])
+    if numbers is None:
+        return _gradient_of_unknown_slice(op, shard, sizes)
+    ranges = _ranges(op, *numbers, sizes)
+    own = next(each for each in ranges if each.output == shard.dim)
+    if own.dim is None or own.stride != 1 or sizes[own.dim] % shard.block:
+        return None
+    if own.begin % shard.block or own.end % shard.block:
+        return None
+    target = shard.at(own.dim).with_outer(sizes[own.dim] // shard.block)
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        vectors, masks = _own(ranges, target, local.split)
+        whole = [int(size or 0) for size in local.split.local_shape(sizes, target)]
+        given = [*_vectors(local, [whole, *vectors]), inputs[4]]
+        return local.op("StridedSliceGrad", given, **masks)
+
+    return Plan(want, [target], build)
+
+
+def _gradient_of_unknown_slice(
+    op: Operation, shard: Shard, sizes: Sequence[int]
+) -> Plan | None:
+    for dim in range(len(sizes)):
+        place = _place_of_whole_dimension(op, dim, len(sizes), 3)
+        if place == shard.dim and sizes[dim] == shard.size:
+            target = shard.at(dim)
+
+            def build(
+                local: Local,
+                node: Node,
+                inputs: Sequence[Ref],
+                target: Shard = target,
+            ) -> Sequence[Ref]:
+                dtype = node.inputs[0].dtype.as_numpy_dtype
+                own = np.array(local.split.local_shape(sizes, target), dtype)
+                return local.repeat(node, [local.constant(own), *inputs[1:]])
+
+            return Plan(op.wants(i4=shard), [target], build)
+    return None
+
+
+def _place_of_whole_dimension(
+    op: Operation, dim: int, rank: int, strides: int
+) -> int | None:
+    """The output's dimension of ``dim``, if a slice with unknown numbers keeps all.
+
+    None if it does not, or if that is not known.
+    """
+    if op.attribute("ellipsis_mask"):
+        return None
+    count = next((s[0] for i in (1, 2, 3) if (s := op.shape(i))), None)
+    if count is None:
+        return None
+    masks = [
+        op.attribute(name) or 0
+        for name in ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask")
+    ]
+    current = output = 0
+    for index in range(count):
+        begins, ends, new, shrinks = (bool(mask >> index & 1) for mask in masks)
+        if new:
+            output += 1
+            continue
+        if current == dim:
+            step = op.constant(strides)
+            is_whole = begins and ends and not shrinks
+            known = step is not None and int(step[index]) == 1
+            return output if is_whole and known else None
+        current += 1
+        output += not shrinks
+    return output + dim - current if current <= dim < rank else None
+
+

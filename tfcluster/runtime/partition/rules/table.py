@@ -1,0 +1,183 @@
+"""The table of rules, and what a rule sees of an op.
+
+A rule gets an op of the whole graph with the placements that its inputs have, and
+returns a ``Plan``: the placements that the op wants, those of its outputs, and how a
+rank computes them if not by the same op. It returns None if the op has to be computed
+whole. To add an op, add its name to the ``@rule`` of its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from tfcluster.runtime.partition.graph import Node, Value, elements_of, sizes_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    ListOf,
+    Partial,
+    Placement,
+    Shape,
+    Shard,
+    Split,
+)
+from tfcluster.runtime.partition.writer import Ref
+from tfcluster.runtime.tensor_types import Array
+
+
+class Local(Protocol):
+    """Writes the ops of one rank."""
+
+    @property
+    def split(self) -> Split:
+        """The rank's rows."""
+        ...
+
+    def repeat(
+        self, node: Node, inputs: Sequence[Ref], **attributes: object
+    ) -> list[Ref]:
+        """The same op for other inputs, with some other attributes."""
+        ...
+
+    def op(
+        self,
+        op_type: str,
+        inputs: Sequence[Ref | Sequence[Ref]],
+        **attributes: object,
+    ) -> list[Ref]:
+        """An op; dtypes and counts of inputs among its attributes are inferred."""
+        ...
+
+    def constant(self, array: Array) -> Ref:
+        """A constant."""
+        ...
+
+
+Build: TypeAlias = Callable[[Local, Node, Sequence[Ref]], Sequence[Ref]]
+"""Writes a rank's ops for a node, given its inputs as wanted; returns the outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a rank computes an op."""
+
+    want: Sequence[Placement]
+    outputs: Sequence[Placement]
+    build: Build | None = None
+    """None if the rank repeats the op."""
+    made: Sequence[Placement] | None = None
+    """What is written, if not ``outputs``: each rank then takes its part of it."""
+
+
+class Operation:
+    """An op with the placements that its inputs have."""
+
+    __slots__ = ("node", "placements")
+
+    def __init__(self, node: Node, placements: Sequence[Placement]) -> None:
+        self.node = node
+        self.placements = placements
+
+    @property
+    def type(self) -> str:
+        return self.node.type
+
+    @property
+    def inputs(self) -> Sequence[Value]:
+        return self.node.inputs
+
+    @property
+    def outputs(self) -> Sequence[Value]:
+        return self.node.outputs
+
+    def shape(self, index: int = 0) -> Shape | None:
+        """The shape of an input; None if its rank is unknown."""
+        return self.node.inputs[index].shape
+
+    def output_shape(self, index: int = 0) -> Shape | None:
+        """The shape of an output; None if its rank is unknown."""
+        return self.node.outputs[index].shape
+
+    def sizes(self, index: int = 0) -> tuple[int, ...] | None:
+        """The shape of an input if it is fully known."""
+        return sizes_of(self.shape(index))
+
+    def output_sizes(self, index: int = 0) -> tuple[int, ...] | None:
+        """The shape of an output if it is fully known."""
+        return sizes_of(self.output_shape(index))
+
+    def elements(self, index: int = 0) -> int | None:
+        """The number of elements of an input."""
+        return elements_of(self.shape(index))
+
+    def constant(self, index: int) -> Array | None:
+        """The value of an input, if it depends on no input of the function."""
+        return self.node.inputs[index].constant
+
+    def integer(self, index: int) -> int | None:
+        """The value of an input that has one element, such as an axis."""
+        found = self.constant(index)
+        if found is None or found.size != 1:
+            return None
+        return int(found.reshape(-1)[0])
+
+    def attribute(self, name: str) -> Any:
+        return self.node.attribute(name)
+
+    def shard(self, index: int = 0) -> Shard | None:
+        """The placement of an input, if it is a ``Shard``."""
+        found = self.placements[index]
+        return found if isinstance(found, Shard) else None
+
+    def first_shard(self, indices: Sequence[int] | None = None) -> Shard | None:
+        """The first ``Shard`` among the placements of these inputs, or of all."""
+        chosen = range(len(self.placements)) if indices is None else indices
+        return next((s for i in chosen if (s := self.shard(i)) is not None), None)
+
+    def is_partial(self, index: int = 0) -> bool:
+        return isinstance(self.placements[index], Partial)
+
+    def is_list(self, index: int = 0) -> bool:
+        return isinstance(self.placements[index], ListOf)
+
+    def wants(self, **placements: Placement) -> list[Placement]:
+        """A list for ``Plan.want``: ``REPLICATE`` but for inputs ``i0=``, ``i1=``."""
+        want: list[Placement] = [REPLICATE] * len(self.inputs)
+        for name, placement in placements.items():
+            want[int(name[1:])] = placement
+        return want
+
+    def want(self, chosen: Sequence[int], placement: Placement) -> list[Placement]:
+        """A list for ``Plan.want``: ``placement`` for chosen inputs, else Replicate."""
+        return [
+            placement if index in chosen else REPLICATE
+            for index in range(len(self.inputs))
+        ]
+
+
+Rule: TypeAlias = Callable[[Operation], Plan | None]
+
+RULES: dict[str, Rule] = {}
+"""The rule of each op that can be divided."""
+WHOLE: dict[str, str] = {}
+"""Why an op is computed whole, for ops of which that is known."""
+
+
+def rule(*op_types: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of these ops."""
+
+    def register(function: Rule) -> Rule:
+        for op_type in op_types:
+            if op_type in RULES:
+                raise ValueError(f"{op_type} has two rules")
+            RULES[op_type] = function
+        return function
+
+    return register
+
+
+def whole(reason: str, *op_types: str) -> None:
+    """Register ops that are computed whole."""
+    for op_type in op_types:
+        WHOLE[op_type] = reason

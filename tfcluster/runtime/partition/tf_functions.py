@@ -1,0 +1,202 @@
+"""TensorFlow's functions: their definitions, calls and ops, by names that may change.
+
+All of TensorFlow's non-public parts that the partition uses. ``NAMES`` says for each
+name which feature needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime import contract
+from tfcluster.runtime.contract import Name
+from tfcluster.runtime.tensor_types import Array, Graph, Message, Operation, Tensor
+
+_PARTITION = "dividing functions among the ranks"
+_CONTEXT = "tensorflow.python.eager.context.Context"
+_ATOMIC = (
+    "tensorflow.python.eager.polymorphic_function.atomic_function.AtomicFunction"
+)
+
+NAMES = (
+    *(
+        Name(_CONTEXT, name, _PARTITION, "every rank computes whole batches")
+        for name in (
+            "add_function_def",
+            "get_function_def",
+            "has_function",
+            "call_function",
+            "remove_function",
+        )
+    ),
+    *(
+        Name(_ATOMIC, name, _PARTITION, "every rank computes whole batches")
+        for name in ("call_flat", "definition", "function_type", "name")
+    ),
+    Name(
+        "tensorflow.python.client.pywrap_tf_session",
+        "TF_TryEvaluateConstant_wrapper",
+        _PARTITION,
+        "every rank computes whole batches",
+    ),
+    Name(
+        "tensorflow.python.ops.script_ops",
+        "_py_funcs",
+        _PARTITION,
+        "ranks cannot exchange data",
+    ),
+    *(
+        Name(
+            "tensorflow.python.ops.handle_data_util",
+            name,
+            _PARTITION,
+            "every rank computes whole batches",
+        )
+        for name in ("copy_handle_data", "set_handle_data", "get_handle_data")
+    ),
+)
+
+
+def check() -> None:
+    """Raise CollectiveError if TensorFlow lacks one of ``NAMES``."""
+    contract.check(NAMES)
+
+
+def definition_of(name: str) -> Message | None:
+    """The FunctionDef of a registered function; None if there is no such function."""
+    from tensorflow.python.eager import context
+
+    found = context.context()
+    return found.get_function_def(name) if found.has_function(name) else None
+
+
+def register(definition: Message) -> None:
+    """Register a FunctionDef. Raises ``tf.errors.OpError`` if it is wrong."""
+    from tensorflow.python.eager import context
+
+    context.context().add_function_def(definition)
+
+
+def forget(name: str) -> None:
+    """Remove a registered function."""
+    from tensorflow.python.eager import context
+
+    context.context().remove_function(name)
+
+
+def call(name: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
+    """Call a registered function; raises what its ops raise."""
+    from tensorflow.python.eager import context
+
+    found = context.context().call_function(name.encode(), list(inputs), outputs)
+    return list(found or ())
+
+
+def op_def(op_type: str) -> Message | None:
+    """The OpDef of an op, or the signature of a function of that name, or None."""
+    found = _registered_op(op_type)
+    if found is None and (function := definition_of(op_type)) is not None:
+        found = function.signature
+    return found
+
+
+@functools.cache
+def _registered_op(op_type: str) -> Message | None:
+    from tensorflow.python.framework import op_def_registry
+
+    found: Message | None = op_def_registry.get(op_type)
+    return found
+
+
+def is_function(name: str) -> bool:
+    """Whether this is the name of a registered function, not of an op."""
+    return _registered_op(name) is None and definition_of(name) is not None
+
+
+_numbers = itertools.count(1)
+
+
+def unique_name(stem: str) -> str:
+    """A name that no other function of this process has."""
+    return f"{stem}_{next(_numbers)}"
+
+
+def constant_of(tensor: Tensor) -> Array | None:
+    """The value of a tensor of a graph that depends on no input, as far as known."""
+    from tensorflow.python.client import pywrap_tf_session
+
+    with tensor.graph._c_graph.get() as graph:
+        found: Array | None = pywrap_tf_session.TF_TryEvaluateConstant_wrapper(
+            graph, tensor._as_tf_output()
+        )
+    return found
+
+
+def import_nodes(
+    graph: Graph, definition: Message, inputs: Mapping[str, Tensor]
+) -> None:
+    """Add the nodes of a GraphDef to a graph; ``inputs`` are tensors by name."""
+    with graph.as_default():
+        tf.graph_util.import_graph_def(definition, input_map=inputs or None, name="")
+
+
+def placeholder(graph: Graph, dtype: Any, shape: Any, like: Tensor | None) -> Tensor:
+    """A placeholder; a handle gets the shapes and dtypes that ``like`` refers to."""
+    from tensorflow.python.ops import array_ops, handle_data_util
+
+    with graph.as_default():
+        found: Tensor = array_ops.placeholder(dtype, shape)
+        if like is not None:
+            handle_data_util.copy_handle_data(like, found)
+    return found
+
+
+def refer(tensor: Tensor, shape: Any) -> None:
+    """Note the shape of the elements of a TensorList, whose handle has a type."""
+    from tensorflow.python.framework import cpp_shape_inference_pb2
+
+    data = handle_data(tensor)
+    if data is None or len(data.shape_and_type) != 1:
+        return
+    changed = cpp_shape_inference_pb2.CppShapeInferenceResult.HandleData()
+    changed.CopyFrom(data)
+    changed.shape_and_type[0].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    set_handle_data(tensor, changed)
+
+
+def operation(graph: Graph, name: str) -> Operation:
+    """An op of a graph."""
+    return graph.get_operation_by_name(name)
+
+
+def handle_data(tensor: Tensor) -> Message | None:
+    """What a handle refers to, as a ``HandleData`` message; None if that is unknown."""
+    from tensorflow.python.ops import handle_data_util
+
+    found: Message | None = handle_data_util.get_handle_data(tensor)
+    return found if found is not None and found.is_set else None
+
+
+def set_handle_data(tensor: Tensor, data: Message) -> None:
+    """Note on a tensor what its handle refers to."""
+    from tensorflow.python.ops import handle_data_util
+
+    handle_data_util.set_handle_data(tensor, data)
+
+
+class HostFunction:
+    """A Python function that an op ``PyFunc`` calls, for as long as this object lives.
+
+    ``function`` gets arrays and returns a list of arrays.
+    """
+
+    def __init__(self, function: Callable[..., Sequence[Array]]) -> None:
+        from tensorflow.python.ops import script_ops
+
+        self._function = function
+        self.token: str = script_ops._py_funcs.insert(function)
