@@ -15,6 +15,7 @@ import tfcluster
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras import patches as keras_patches
+from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.tf1 import patches as tf1_patches
 
 ROOT = Path(tfcluster.__file__).parent
@@ -72,6 +73,7 @@ RUNTIME_LAYERS = [
     "process_group",
     "process_sets",
     "exchange",
+    "partition",
     "keras.object_map",
     "keras.tf_variables",
     "keras.merge_rules",
@@ -343,7 +345,11 @@ def test_importing_is_cheap(module: str, forbidden: str) -> None:
 
 
 # The only modules that may use private names of Keras and TensorFlow.
-INTERNALS = {"runtime.keras.internals", "runtime.tf_internals"}
+INTERNALS = {
+    "runtime.keras.internals",
+    "runtime.partition.tf_functions",
+    "runtime.tf_internals",
+}
 TABLES_OF_PATCHES = {
     "runtime.keras.patches",
     "runtime.tf_patches",
@@ -391,6 +397,7 @@ PATCHED = {patch.attribute for table in TABLES.values() for patch in table}
 
 NAMES = (
     *internals.NAMES,
+    *tf_functions.NAMES,
     *tf_internals.NAMES,
     *tf_internals.NAMES_OF_TF1,
     *tf_internals.NAMES_OF_OPTIMIZER_1,

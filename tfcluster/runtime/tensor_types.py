@@ -33,6 +33,9 @@ class DType(Protocol):
     def size(self) -> int: ...
 
     @property
+    def as_datatype_enum(self) -> int: ...
+
+    @property
     def is_floating(self) -> bool: ...
 
     @property
@@ -264,6 +267,8 @@ class Graph(Protocol):
     seed: int | None
     _variable_creator_stack: list[tuple[int, Callable[..., Any]]]
     """The stack of the thread that asks."""
+
+    def get_operation_by_name(self, name: str) -> Operation: ...
 
     def switch_to_thread_local(self) -> None:
         """Keep scopes for each thread from now on."""

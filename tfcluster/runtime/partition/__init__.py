@@ -1,4 +1,4 @@
-"""Divides a traced function among the ranks, so that they compute what one process does.
+"""Divides a traced function among the ranks, which compute what one process does.
 
 The whole batch is traced, exactly as on one machine. ``specialise`` gives every tensor
 its static shape. ``propagate`` finds a placement for every tensor: ``Replicate``,

@@ -44,9 +44,7 @@ def fetches_of(function: Function) -> list[Fetch]:
     return list(_fetches(function, places, ()))
 
 
-def _fetches(
-    function: Function, places: dict[str, int], path: Path
-) -> Iterator[Fetch]:
+def _fetches(function: Function, places: dict[str, int], path: Path) -> Iterator[Fetch]:
     for name, node in function.nodes.items():
         known = [places.get(each.node) for each in node.inputs]
         if node.definition.op == "IteratorGetNext":

@@ -20,10 +20,10 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 class Input(NamedTuple):
-    """An output of a node, or an argument, for which ``index`` is 0."""
+    """An output of a node, or an argument, for which ``output`` is 0."""
 
     node: str
-    index: int
+    output: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,15 +42,19 @@ class Value:
     shape: Shape | None = None
     list: ListType | None = None
     """For a TensorList."""
-    evaluate: Callable[[], Array | None] | None = None
+    _evaluate: Callable[[], Array | None] | None = None
     _constant: Array | None = _UNKNOWN
 
     @property
     def constant(self) -> Array | None:
         """The value, if it depends on no input; None if it is not known or large."""
         if self._constant is _UNKNOWN:
-            self._constant = self.evaluate() if self.evaluate is not None else None
+            self._constant = None if self._evaluate is None else self._evaluate()
         return self._constant
+
+    def evaluate_by(self, evaluate: Callable[[], Array | None]) -> None:
+        """Let ``constant`` be what the function returns, if somebody asks."""
+        self._evaluate = evaluate
 
     @constant.setter
     def constant(self, value: Array | None) -> None:

@@ -14,18 +14,15 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function
-from tfcluster.runtime.partition.placement import (
-    REPLICATE,
-    Placement,
-    Shard,
-)
+from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
+from tfcluster.runtime.partition.placement import Shape as Sizes
 from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.rewrite import Ranks, Written, rewrite
 from tfcluster.runtime.partition.rules.random import is_stateful_draw
 from tfcluster.runtime.partition.specialise import Argument, specialise
 from tfcluster.runtime.tensor_types import DType, Tensor
 
-Key: TypeAlias = tuple[tuple[DType, tuple[int, ...]] | None, ...]
+Key: TypeAlias = tuple[tuple[DType, Sizes] | None, ...]
 
 
 @dataclass(slots=True)
@@ -110,8 +107,12 @@ class Programs:
             for each in tensors
         ]
         written = rewrite(
-            placed, f"{self.function.name}_rank", self._ranks, exchanger,
-            self._draws, handles,
+            placed,
+            f"{self.function.name}_rank",
+            self._ranks,
+            exchanger,
+            self._draws,
+            handles,
         )
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
@@ -162,7 +163,7 @@ def has_rows(tensor: Tensor, rows: int) -> bool:
 _WITHOUT_ROWS = (tf.resource, tf.variant, tf.string)
 
 
-def _key(tensor: Tensor) -> tuple[DType, tuple[int, ...]] | None:
+def _key(tensor: Tensor) -> tuple[DType, Sizes] | None:
     if tensor.dtype in (tf.resource, tf.variant):
         return None
     return tensor.dtype, tuple(tensor.shape)

@@ -61,9 +61,7 @@ class Placed:
         )
 
 
-def propagate(
-    graph: Graph, inputs: Sequence[Placement], rows: int | None
-) -> Placed:
+def propagate(graph: Graph, inputs: Sequence[Placement], rows: int | None) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``."""
     return _Propagation(graph, inputs, rows).result()
 

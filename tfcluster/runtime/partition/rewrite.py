@@ -21,7 +21,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, Request
 from tfcluster.runtime.partition.functions import LOOPS
-from tfcluster.runtime.partition.graph import Graph, Node, Value, elements_of
+from tfcluster.runtime.partition.graph import Node, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,
@@ -115,9 +115,7 @@ def _returned(placement: Placement) -> Placement:
 class _Process:
     """What all bodies of a function share."""
 
-    def __init__(
-        self, ranks: Ranks, exchanger: Exchanger | None, draws: Draws
-    ) -> None:
+    def __init__(self, ranks: Ranks, exchanger: Exchanger | None, draws: Draws) -> None:
         self.draws = draws
         self.ranks = ranks
         self.splits = ranks.splits
@@ -384,7 +382,8 @@ class _Body:
 
     def _exchange(self, pending: Mapping[Value, None]) -> None:
         """Make these values whole on every rank."""
-        reductions, gathers = [], []
+        reductions: list[Value] = []
+        gathers: list[Value] = []
         for value in pending:
             placement = self._placed.placements[value]
             kind = reductions if isinstance(placement, Partial) else gathers
@@ -437,9 +436,7 @@ class _Body:
     def _ensured(self, ref: Ref, shape: Shape | None) -> Ref:
         if elements_of(shape) is None:
             return ref
-        return self.writer.op(
-            "EnsureShape", [ref], {"shape": tf.TensorShape(shape)}
-        )[0]
+        return self.writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[0]
 
     def _combined(
         self, refs: Refs, placement: Partial | Shard, shape: Shape | None

@@ -196,7 +196,7 @@ class _Specialiser:
                 if value.shape is None:
                     value.shape = shape_of(tensor)
                 if not value.is_handle and value.dtype != tf.string:
-                    value.evaluate = partial(tf_functions.constant_of, tensor)
+                    value.evaluate_by(partial(tf_functions.constant_of, tensor))
             lists.set_types(node)
         self._nodes += self._pending
         self._pending = []
@@ -221,7 +221,7 @@ class _Specialiser:
         }
         after: dict[str, list[Node]] = {name: [] for name in values}
         for name, source in function.nodes.items():
-            inputs = [values[each.node][each.index] for each in source.inputs]
+            inputs = [values[each.node][each.output] for each in source.inputs]
             controls = [node for each in source.controls for node in after[each]]
             here = (*path, name)
             if here in fetched:
@@ -233,7 +233,7 @@ class _Specialiser:
                 source, inputs, controls, here, fetched
             )
         tails = [node for name in function.must_run for node in after[name]]
-        outputs = [values[each.node][each.index] for each in function.outputs]
+        outputs = [values[each.node][each.output] for each in function.outputs]
         return outputs, tails or list(waits)
 
     def _node(
@@ -369,9 +369,7 @@ class _Specialiser:
         node = self._source_node(source, inputs, controls, kept, path)
         node.bodies = (_body(condition, arguments, path), graph)
         self._flush()
-        for value, argument, given in zip(
-            node.outputs, arguments, inputs, strict=True
-        ):
+        for value, argument, given in zip(node.outputs, arguments, inputs, strict=True):
             value.list = argument.list
             if argument.constant is not None:
                 value.constant = argument.constant

@@ -9,19 +9,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.runtime import contract
 from tfcluster.runtime.contract import Name
-from tfcluster.runtime.tensor_types import Array, Graph, Message, Operation, Tensor
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.tensor_types import Array, Graph, Message, Operation, Tensor
 
 _PARTITION = "dividing functions among the ranks"
 _CONTEXT = "tensorflow.python.eager.context.Context"
-_ATOMIC = (
-    "tensorflow.python.eager.polymorphic_function.atomic_function.AtomicFunction"
-)
+_ATOMIC = "tensorflow.python.eager.polymorphic_function.atomic_function.AtomicFunction"
 
 NAMES = (
     *(
@@ -130,9 +128,10 @@ def constant_of(tensor: Tensor) -> Array | None:
     """The value of a tensor of a graph that depends on no input, as far as known."""
     from tensorflow.python.client import pywrap_tf_session
 
-    with tensor.graph._c_graph.get() as graph:
+    known: Any = tensor
+    with known.graph._c_graph.get() as graph:
         found: Array | None = pywrap_tf_session.TF_TryEvaluateConstant_wrapper(
-            graph, tensor._as_tf_output()
+            graph, known._as_tf_output()
         )
     return found
 
@@ -141,6 +140,8 @@ def import_nodes(
     graph: Graph, definition: Message, inputs: Mapping[str, Tensor]
 ) -> None:
     """Add the nodes of a GraphDef to a graph; ``inputs`` are tensors by name."""
+    import tensorflow as tf
+
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, input_map=inputs or None, name="")
 
@@ -158,6 +159,7 @@ def placeholder(graph: Graph, dtype: Any, shape: Any, like: Tensor | None) -> Te
 
 def refer(tensor: Tensor, shape: Any) -> None:
     """Note the shape of the elements of a TensorList, whose handle has a type."""
+    import tensorflow as tf
     from tensorflow.python.framework import cpp_shape_inference_pb2
 
     data = handle_data(tensor)

@@ -68,9 +68,7 @@ def einsum(op: Operation) -> Plan | None:
     return Plan([shard], [SUM])
 
 
-def contract(
-    op: Operation, labels: Sequence[Labels], output: Labels
-) -> Plan | None:
+def contract(op: Operation, labels: Sequence[Labels], output: Labels) -> Plan | None:
     """Divide both inputs along the dimension of one of them that is divided.
 
     If the output does not have that dimension, the result is a term of a sum. Of
@@ -135,4 +133,3 @@ def _moved(op: Operation, plan: Plan) -> int:
         for index, want in enumerate(plan.want)
         if want != op.placements[index] and op.placements[index] != REPLICATE
     )
-

@@ -38,7 +38,9 @@ def gather(op: Operation) -> Plan | None:
         return Plan(op.wants(i0=table, i1=table), [table])
     if table.dim < axis:
         return Plan(op.wants(i0=table), [table])
-    return Plan(op.wants(i0=table), [table.at(table.dim + len(index_shape) - batch - 1)])
+    return Plan(
+        op.wants(i0=table), [table.at(table.dim + len(index_shape) - batch - 1)]
+    )
 
 
 @rule("GatherNd", "ResourceGatherNd")

@@ -254,5 +254,3 @@ def fill(op: Operation) -> Plan | None:
     if op.placements[1] == SUM:
         return Plan([REPLICATE, SUM], [SUM])
     return None
-
-

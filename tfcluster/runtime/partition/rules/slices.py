@@ -70,16 +70,14 @@ class _Range:
 
 
 def _ranges(
-    op: Operation,
-    begin: Sequence[int],
-    end: Sequence[int],
-    strides: Sequence[int],
-    shape: Sequence[int],
+    op: Operation, numbers: Sequence[Sequence[int]], shape: Sequence[int]
 ) -> list[_Range]:
     """What a strided slice takes of each dimension of ``shape``.
 
     The semantics of the masks are those of tensorflow/core/util/strided_slice_op.cc.
     """
+
+    begin, end, strides = numbers
 
     def is_set(mask: str, index: int) -> bool:
         return bool((op.attribute(mask) or 0) >> index & 1)
@@ -154,9 +152,7 @@ def _own(
             first, last = first // shard.block * part, last // shard.block * part
         if each.stride < 0 and last < 0:
             end_mask |= 1 << index
-        for vector, number in zip(
-            vectors, (first, last, each.stride), strict=True
-        ):
+        for vector, number in zip(vectors, (first, last, each.stride), strict=True):
             vector.append(number)
     return vectors, {
         "begin_mask": begin_mask,
@@ -190,7 +186,7 @@ def strided_slice(op: Operation) -> Plan | None:
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape), 3)
         return None if place is None else Plan(want, [shard.at(place)])
-    ranges = _ranges(op, *numbers, sizes)
+    ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.dim == shard.dim)
     if own.output is None or own.stride != 1 or own.end <= own.begin:
         return None
@@ -200,16 +196,14 @@ def strided_slice(op: Operation) -> Plan | None:
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         vectors, masks = _own(ranges, shard, local.split)
-        return local.op(
-            "StridedSlice", [inputs[0], *_vectors(local, vectors)], **masks
-        )
+        return local.op("StridedSlice", [inputs[0], *_vectors(local, vectors)], **masks)
 
     return Plan(want, [shard.at(own.output).with_outer(blocks)], build)
 
 
 @rule("StridedSliceGrad")
 def strided_slice_gradient(op: Operation) -> Plan | None:
-    """Zeros of the shape of the sliced tensor, with the gradient where the slice was."""
+    """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
     shard, shape = op.shard(4), op.constant(0)
     if shard is None or shape is None:
         return None
@@ -218,7 +212,7 @@ def strided_slice_gradient(op: Operation) -> Plan | None:
     numbers = _numbers(op, [1, 2, 3])
     if numbers is None:
         return _gradient_of_unknown_slice(op, shard, sizes)
-    ranges = _ranges(op, *numbers, sizes)
+    ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.output == shard.dim)
     if own.dim is None or own.stride != 1 or sizes[own.dim] % shard.block:
         return None
@@ -287,5 +281,3 @@ def _place_of_whole_dimension(
         current += 1
         output += not shrinks
     return output + dim - current if current <= dim < rank else None
-
-

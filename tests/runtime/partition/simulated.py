@@ -1,0 +1,103 @@
+"""Runs functions divided among simulated ranks in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.draws import Draws
+from tfcluster.runtime.partition.functions import parsed
+from tfcluster.runtime.partition.placement import Placement
+from tfcluster.runtime.partition.propagate import Placed, propagate
+from tfcluster.runtime.partition.rewrite import Ranks, Written, rewrite
+from tfcluster.runtime.partition.specialise import Argument, specialise
+
+SIZES = (1, 2, 3, 5)
+"""The numbers of ranks that tests simulate."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What ranks computed, beside what the whole function computed."""
+
+    placed: Placed
+    written: Written
+    whole: list[Array]
+    found: list[Array]
+
+    @property
+    def outputs(self) -> list[Placement]:
+        """The placements of the outputs, before they are made whole."""
+        return self.placed.outputs
+
+    @property
+    def computed_whole(self) -> list[str]:
+        """The types of nodes with divided inputs that no rule divides."""
+        return sorted({node.type for node in self.placed.whole})
+
+    def assert_equal(self, tolerance: float = 0.0) -> None:
+        """Bit for bit, or up to a part of the largest value where sums are reordered.
+
+        NaN equals NaN.
+        """
+        assert len(self.found) == len(self.whole)
+        for found, whole in zip(self.found, self.whole, strict=True):
+            assert found.dtype == whole.dtype
+            assert found.shape == whole.shape
+            if whole.dtype.kind not in "fcV" or tolerance == 0:
+                np.testing.assert_array_equal(found, whole)
+                continue
+            wide = whole.astype(complex if whole.dtype.kind == "c" else float)
+            finite = wide[np.isfinite(wide)]
+            largest = np.abs(finite).max() if finite.size else 0.0
+            np.testing.assert_allclose(
+                found.astype(wide.dtype), wide, rtol=0, atol=tolerance * largest
+            )
+
+
+def divide(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    placements: Sequence[Placement],
+    size: int,
+    rows: int | None = None,
+) -> Divided:
+    """Run ``function`` on ``size`` ranks with these placements of its arguments.
+
+    ``rows`` are the batch's rows. Arguments become tensors; the results must be
+    tensors of numbers, in any nest.
+    """
+    tensors = [tf.convert_to_tensor(each) for each in arguments]
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in tensors]
+    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
+    definition = traced.function_def
+    inputs = [*tensors, *traced.captured_inputs]
+    graph = specialise(parsed(definition), [Argument.of(each) for each in inputs])
+    given = [*placements, *[_whole()] * (len(inputs) - len(placements))]
+    placed = propagate(graph, given, rows)
+    ranks = Ranks(size, tuple(range(size)))
+    draws = Draws(iter(range(1, 1000)).__next__)
+    written = rewrite(placed, "divided", ranks, None, draws)
+    tf_functions.register(written.definitions[0])
+    whole = tf.nest.flatten(traced(*tensors))
+    found = tf_functions.call(written.name, inputs, len(whole))
+    return Divided(
+        placed,
+        written,
+        [np.asarray(each) for each in whole],
+        [np.asarray(each) for each in found],
+    )
+
+
+def _whole() -> Placement:
+    from tfcluster.runtime.partition.placement import REPLICATE
+
+    return REPLICATE
