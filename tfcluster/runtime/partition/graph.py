@@ -52,13 +52,13 @@ class Value:
             self._constant = None if self._evaluate is None else self._evaluate()
         return self._constant
 
-    def evaluate_by(self, evaluate: Callable[[], Array | None]) -> None:
-        """Let ``constant`` be what the function returns, if somebody asks."""
-        self._evaluate = evaluate
-
     @constant.setter
     def constant(self, value: Array | None) -> None:
         self._constant = value
+
+    def evaluate_by(self, evaluate: Callable[[], Array | None]) -> None:
+        """Let ``constant`` be what the function returns, if somebody asks."""
+        self._evaluate = evaluate
 
     @property
     def elements(self) -> int | None:
