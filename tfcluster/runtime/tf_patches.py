@@ -498,6 +498,15 @@ SUMMARY_WRITER_2 = Patch(
     "event files written by the chief only",
 )
 
+# --- functions ------------------------------------------------------------------------
+
+CALL_FUNCTION = Patch(
+    "tensorflow.python.eager.context.Context",
+    "call_function",
+    (Handler("partition.hook.Hook.call", IN_STEP),),
+    "division of functions among the ranks",
+)
+
 # --- strategies of TensorFlow's -------------------------------------------------------
 
 _REFUSE = "checks.unsupported_strategies._refuse"

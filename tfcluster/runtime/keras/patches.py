@@ -101,6 +101,7 @@ ONE_OPTIMIZER_LOCAL = Patch(
 # --- models ---------------------------------------------------------------------------
 
 _ENTRY = "train.model_methods.ModelMethods"
+_PARTITIONED = "strategies.partitioned.PartitionedModels"
 
 MODEL_FIT = Patch(
     "keras.Model",
@@ -109,6 +110,7 @@ MODEL_FIT = Patch(
         in_keras(f"{_RECORD}._fit", VERIFY, always=True),
         in_keras("checks.own_exchanges.OwnExchanges._fit", EACH),
         in_keras(f"{_ENTRY}._fit", EACH),
+        in_keras(f"{_PARTITIONED}._fit", IN_STEP),
     ),
     "training on a part of each batch, callbacks in step",
     how="inherited",
@@ -116,7 +118,11 @@ MODEL_FIT = Patch(
 MODEL_EVALUATE = Patch(
     "keras.Model",
     "evaluate",
-    (_RECORD_RESULT, in_keras(f"{_ENTRY}._evaluate", EACH)),
+    (
+        _RECORD_RESULT,
+        in_keras(f"{_ENTRY}._evaluate", EACH),
+        in_keras(f"{_PARTITIONED}._evaluate", IN_STEP),
+    ),
     "evaluation on a part of each batch",
     how="inherited",
 )
@@ -126,6 +132,7 @@ MODEL_PREDICT = Patch(
     (
         in_keras("data.data_service_hooks.DataServiceHooks._predict", DATA),
         in_keras(f"{_ENTRY}._predict", EACH),
+        in_keras(f"{_PARTITIONED}._predict", IN_STEP),
     ),
     "prediction of all rows on each rank",
     how="inherited",

@@ -79,7 +79,7 @@ class HostExchanger:
                         results[index] = gathered(
                             call.transport, arrays[index], placement
                         )
-            return [np.ascontiguousarray(results[i]) for i in range(len(arrays))]
+            return [np.asarray(results[i], order="C") for i in range(len(arrays))]
 
         function = HostFunction(run)
         self._functions.append(function)

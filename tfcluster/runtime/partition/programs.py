@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,14 +32,26 @@ class Program:
 
     name: str
     """The registered function; the original one if nothing is divided."""
+    label: str
+    """The original function's name, without the number of its trace."""
     placed: Placed | None = None
     written: Written | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """What making it took, by pass."""
+    _trains: bool | None = None
 
     @property
     def is_divided(self) -> bool:
         return self.placed is not None and self.placed.exchanges()
+
+    @property
+    def trains(self) -> bool:
+        """Whether the program seems to train: it computes gradients."""
+        if self._trains is None:
+            graph = None if self.placed is None else self.placed.graph
+            nodes = () if graph is None else graph.nodes
+            self._trains = any("gradient_tape/" in node.name for node in nodes)
+        return self._trains
 
 
 class Programs:
@@ -57,6 +70,29 @@ class Programs:
         self._new_exchanger = new_exchanger
         self._draws = Draws(new_seed)
         self._programs: dict[Key, Program] = {}
+
+    @property
+    def label(self) -> str:
+        """The function's name without the number of its trace, which ranks may not
+        share."""
+        return _TRACE.sub("", self.function.name)
+
+    def data_places(self, tensors: Sequence[Tensor]) -> list[int]:
+        """The places of the program's data among its inputs and batches.
+
+        These are numbers; neither variables nor arrays that the function has captured.
+        """
+        arguments = len(self.function.arguments)
+        return [
+            place
+            for place, tensor in enumerate(tensors)
+            if tensor.dtype not in _WITHOUT_ROWS
+            and (place >= arguments or self._is_named(place))
+        ]
+
+    def _is_named(self, place: int) -> bool:
+        given = self.function.definition.arg_attr
+        return place in given and "_user_specified_name" in given[place].attr
 
     def __iter__(self) -> object:
         return iter(self._programs.values())
@@ -92,12 +128,10 @@ class Programs:
         if not placed.exchanges() and not any(
             is_stateful_draw(node) for node in graph.all_nodes()
         ):
-            return Program(self.function.name, placed, None, seconds)
+            return Program(self.function.name, self.label, placed, None, seconds)
         began = clock()
         exchanger = (
-            self._new_exchanger(self.function.name)
-            if self._new_exchanger is not None
-            else None
+            self._new_exchanger(self.label) if self._new_exchanger is not None else None
         )
         tensors = (*inputs, *fetched)
         handles = [
@@ -116,7 +150,7 @@ class Programs:
         )
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
-        return Program(written.name, placed, written, seconds)
+        return Program(written.name, self.label, placed, written, seconds)
 
     def _rows(
         self, inputs: Sequence[Tensor], fetched: Sequence[Tensor]
@@ -127,11 +161,7 @@ class Programs:
         without one, of the largest array that the function has captured. To divide
         other tensors would not be wrong, only slower.
         """
-        given = self.function.definition.arg_attr
-        named = [
-            "_user_specified_name" in given[index].attr if index in given else False
-            for index in range(len(inputs))
-        ]
+        named = [self._is_named(place) for place in range(len(inputs))]
         arguments = [t for t, own in zip(inputs, named, strict=True) if own]
         captured = [t for t, own in zip(inputs, named, strict=True) if not own]
         for candidates in (fetched, arguments, captured):
@@ -160,6 +190,7 @@ def has_rows(tensor: Tensor, rows: int) -> bool:
     return bool(tensor.shape[0] == rows)
 
 
+_TRACE = re.compile(r"^__inference_|_\d+$")
 _WITHOUT_ROWS = (tf.resource, tf.variant, tf.string)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 import platform
 from collections.abc import Callable
 
@@ -32,6 +34,7 @@ from tfcluster.runtime.keras.graph_steps import GraphSteps
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import (
     async_parameter_server,
+    partitioned,
     synchronous,
 )
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
@@ -70,9 +73,24 @@ def begin(context: Context) -> Session:
         and not context.options.synchronous
     ):
         return _asynchronous_ps(context)
+    if _is_partitioned(context):
+        session = _session(context)
+        seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
+        strict = os.environ["TFCLUSTER_PARTITION"] == "strict"
+        partitioned.install(session, seed=seed, strict=strict)
+        return session
     session = _IN_STEP[context.strategy](context)
     _with_data_tasks(context, session)
     return session
+
+
+def _is_partitioned(context: Context) -> bool:
+    return (
+        bool(os.environ.get("TFCLUSTER_PARTITION"))
+        and context.strategy is Strategy.COLLECTIVE
+        and context.options.shards is None
+        and context.options.divides
+    )
 
 
 def _collective(context: Context) -> Session:

@@ -1,0 +1,130 @@
+"""Ranks that divide every traced function: see ``tfcluster.runtime.partition``.
+
+Numbers need no hook in Keras. What remains is what other ranks must not do again:
+printing progress and writing files.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from tfcluster.runtime import tf_patches
+from tfcluster.runtime.exchange.error_translation import translated
+from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.fit_position import FitPosition
+from tfcluster.runtime.keras.train.injected_callbacks import (
+    changed_callbacks,
+    for_evaluation,
+    with_chief_only_files,
+)
+from tfcluster.runtime.keras.types import Callback, Model
+from tfcluster.runtime.partition.agreement import Agreement
+from tfcluster.runtime.partition.exchange import HostExchanger
+from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.rewrite import Ranks
+from tfcluster.runtime.telemetry.tracer import KERAS, span
+
+
+def install(session: Session, *, seed: int, strict: bool) -> Hook:
+    """Install the hooks, once per process; ``seed`` is equal on all ranks.
+
+    ``strict`` raises what the division of a function raises, which is otherwise
+    computed whole.
+    """
+    group = session.group
+
+    def differing(program: str) -> None:
+        session.warn(
+            f"{program}: the ranks have different batches, so all of them compute the "
+            "chief's. Is the data shuffled with a seed of its own, or read in another "
+            "order on each host?"
+        )
+
+    def ran(program: Program) -> None:
+        if program.is_divided:
+            session.exchanged()
+            if program.trains:
+                session.applies += 1
+                session.step_rate.applied(program.label)
+
+    hook = Hook(
+        Ranks(session.size, (session.rank,)),
+        lambda label: HostExchanger(group, label),
+        seed=seed,
+        strict=strict,
+        agree=Agreement(group, differing).on,
+        is_paused=lambda: session.within("saving"),
+        ran=ran,
+    )
+    tf_patches.TABLE.install({tf_patches.CALL_FUNCTION: hook.call})
+    saving = ChiefOnlySaving(session)
+    saving.install()
+    PartitionedModels(session, saving).install()
+    return hook
+
+
+class PartitionedModels:
+    """The hooks on the methods of a model that print or take callbacks."""
+
+    def __init__(self, session: Session, files: ChiefOnlySaving) -> None:
+        self._session = session
+        self._files = files
+
+    def install(self) -> None:
+        """Install the hooks in Keras, once per process."""
+        patches.TABLE.install(
+            {
+                patches.MODEL_FIT: self._fit,
+                patches.MODEL_EVALUATE: self._evaluate,
+                patches.MODEL_PREDICT: self._predict,
+            }
+        )
+
+    def _fit(
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        arguments = bound.arguments
+
+        def change(callbacks: Any) -> list[Callback]:
+            ours = with_chief_only_files(callbacks, self._session, self._files)
+            return [*ours, FitPosition(self._session.reporter)]
+
+        self._print_on_the_chief(arguments)
+        tracer = self._session.group.tracer
+        with (
+            changed_callbacks(arguments.get("callbacks"), model, change) as changed,
+            translated(),
+            self._session.entering(),
+            span(tracer, KERAS, f"fit of {model.name}") if tracer else nullcontext(),
+            self._session.reporter.keeping_position(),
+        ):
+            arguments["callbacks"] = changed
+            return original(*bound.args, **bound.kwargs)
+
+    def _evaluate(
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        if not self._session.inside_keras:
+            callbacks = bound.arguments.get("callbacks")
+            bound.arguments["callbacks"] = for_evaluation(callbacks, self._session)
+            self._print_on_the_chief(bound.arguments)
+        with translated(), self._session.entering():
+            return original(*bound.args, **bound.kwargs)
+
+    def _predict(
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        return self._evaluate(original, model, *args, **kwargs)
+
+    def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
+        """Let only the chief print the progress of a call."""
+        if not self._session.chief:
+            arguments["verbose"] = 0
