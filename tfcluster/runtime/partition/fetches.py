@@ -39,29 +39,72 @@ class Fetch:
 
 
 def fetches_of(function: Function) -> list[Fetch]:
-    """The fetches that every call of the function makes once, in order."""
+    """The fetches that every call of the function makes once, in order.
+
+    Without those of iterators that the function also uses otherwise, as in a loop:
+    these would get the wrong elements.
+    """
     places = {name: index for index, name in enumerate(function.arguments)}
-    return list(_fetches(function, places, ()))
+    others: set[int] = set()
+    found = list(_fetches(function, places, (), others))
+    return [fetch for fetch in found if fetch.iterator not in others]
 
 
-def _fetches(function: Function, places: dict[str, int], path: Path) -> Iterator[Fetch]:
+def _fetches(
+    function: Function, places: dict[str, int], path: Path, others: set[int]
+) -> Iterator[Fetch]:
+    """Adds to ``others`` the inputs that are used in another way."""
     for name, node in function.nodes.items():
         known = [places.get(each.node) for each in node.inputs]
-        if node.definition.op == "IteratorGetNext":
-            if known[0] is not None:
-                attributes = node.definition.attr
-                yield Fetch(
-                    (*path, name),
-                    known[0],
-                    python_value(attributes["output_types"]),
-                    python_value(attributes["output_shapes"]),
-                )
+        if all(place is None for place in known):
+            continue
+        if node.definition.op == "IteratorGetNext" and known[0] is not None:
+            attributes = node.definition.attr
+            yield Fetch(
+                (*path, name),
+                known[0],
+                python_value(attributes["output_types"]),
+                python_value(attributes["output_shapes"]),
+            )
             continue
         called = called_function(node.definition)
-        if called is None or all(each is None for each in known):
+        inner = None if called is None else function_named(called)
+        if inner is None:
+            others.update(place for place in known if place is not None)
             continue
-        inner = function_named(called)
-        if inner is not None:
-            pairs = zip(inner.arguments, known, strict=True)
-            passed = {each: place for each, place in pairs if place is not None}
-            yield from _fetches(inner, passed, (*path, name))
+        pairs = zip(inner.arguments, known, strict=True)
+        passed = {each: place for each, place in pairs if place is not None}
+        yield from _fetches(inner, passed, (*path, name), others)
+
+
+def handed(
+    fetches: Sequence[Fetch], taken: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Inputs with which the function itself gets elements that were taken already.
+
+    ``taken`` has those of the first ``fetches``, or of all. Iterators of which
+    something was taken are replaced by others, which have only that.
+    """
+    datasets: dict[int, tuple[Fetch, Tensor]] = {}
+    rest = list(taken)
+    for fetch in fetches:
+        if not rest:
+            break
+        element, rest = rest[: len(fetch.types)], rest[len(fetch.types) :]
+        kinds = {"output_types": fetch.types, "output_shapes": fetch.shapes}
+        dataset = tf.raw_ops.TensorDataset(
+            components=element, output_shapes=[each.shape for each in element]
+        )
+        if fetch.iterator in datasets:
+            _, before = datasets[fetch.iterator]
+            dataset = tf.raw_ops.ConcatenateDataset(
+                input_dataset=before, another_dataset=dataset, **kinds
+            )
+        datasets[fetch.iterator] = fetch, dataset
+    found = list(inputs)
+    for place, (fetch, dataset) in datasets.items():
+        found[place] = tf.raw_ops.AnonymousIteratorV3(
+            output_types=fetch.types, output_shapes=fetch.shapes
+        )
+        tf.raw_ops.MakeIterator(dataset=dataset, iterator=found[place])
+    return found

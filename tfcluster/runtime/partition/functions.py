@@ -109,6 +109,31 @@ def called_function(node: Message) -> str | None:
     return node.op if is_function else None
 
 
+def op_types(function: Function) -> set[str]:
+    """The types of all ops of a function, and of the functions that it calls."""
+    found: set[str] = set()
+    done: set[str] = set()
+    todo = [function]
+    while todo:
+        for node in todo.pop().nodes.values():
+            found.add(node.definition.op)
+            for name in _functions_of(node.definition):
+                inner = None if name in done else function_named(name)
+                done.add(name)
+                if inner is not None:
+                    todo.append(inner)
+    return found
+
+
+def _functions_of(node: Message) -> Iterator[str]:
+    """The names of the functions that a node calls in some way."""
+    yield node.op
+    for attribute in node.attr.values():
+        if attribute.HasField("func"):
+            yield attribute.func.name
+        yield from (each.name for each in attribute.list.func)
+
+
 def _outputs(node: Message) -> Iterator[tuple[str, list[int]]]:
     """The name and the dtypes (as enum values) of each output argument of a node."""
     found = tf_functions.op_def(node.op)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.functions import function_named
-from tfcluster.runtime.partition.programs import Program, Programs
+from tfcluster.runtime.partition.programs import Given, Part, Program, Programs
 from tfcluster.runtime.partition.rewrite import Ranks
 from tfcluster.runtime.tensor_types import Tensor
 
@@ -54,8 +55,26 @@ class Hook:
         self._ran = ran
         self._functions: dict[str, Programs | None] = {}
         self._busy = threading.local()
+        self._parts: dict[int, tuple[object, Part]] = {}
+        """The tensors that are parts, by ``id``, each with a reference that ends it."""
         self.programs: list[Program] = []
         """All that have run, in the order of their first run."""
+
+    # --- the hooks --------------------------------------------------------------------
+
+    def flat_call(
+        self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a ``ConcreteFunction``, of which a tape may need more than its outputs.
+
+        Such tensors, which only the function's gradient reads, may stay parts.
+        """
+        before = getattr(self._busy, "visible", None)
+        self._busy.visible = len(function.outputs)
+        try:
+            return original(function, *args, **kwargs)
+        finally:
+            self._busy.visible = before
 
     def call(
         self,
@@ -67,29 +86,36 @@ class Hook:
     ) -> Any:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
-        if self._stands_aside() or text.startswith(_OF_TAPES):
+        if self._stands_aside():
             return original(context, name, inputs, outputs)
         self._busy.now = True
         try:
             programs = self._programs_of(text)
             if programs is None:
                 return original(context, name, inputs, outputs)
+            given = [Given(each, self._part_of(each)) for each in inputs]
             try:
                 fetched = [t for f in programs.fetches for t in f.next(inputs)]
             except tf.errors.OutOfRangeError:
                 # The function itself does what does not wait for the batch.
                 return original(context, name, inputs, outputs)
-            program = self._program(programs, inputs, fetched)
-            if program is None or program.written is None:
-                if not fetched:
+            given += [Given(each) for each in fetched]
+            program = self._program(programs, given)
+            if program is None:
+                if not fetched and not any(each.part for each in given):
                     return original(context, name, inputs, outputs)
                 raise NotImplementedError(f"{text} cannot be run whole")
             if self._agree is not None and program.is_divided:
-                inputs, fetched = self._agreed(programs, inputs, fetched)
-                program = programs.program(inputs, fetched)
+                given = self._agreed(programs, given)
+                program = programs.program(given)
             result = original(
-                context, program.name.encode(), [*inputs, *fetched], outputs
+                context,
+                program.name.encode(),
+                [each.tensor for each in given],
+                outputs,
             )
+            for index, part in program.parts.items():
+                self._note_part(result[index], part)
             self._ran(program)
             return result
         finally:
@@ -102,39 +128,51 @@ class Hook:
             or self._is_paused()
         )
 
-    def _agreed(
-        self, programs: Programs, inputs: Sequence[Tensor], fetched: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    # --- parts ------------------------------------------------------------------------
+
+    def _part_of(self, tensor: Tensor) -> Part | None:
+        found = self._parts.get(id(tensor))
+        return None if found is None else found[1]
+
+    def _note_part(self, tensor: Tensor, part: Part) -> None:
+        key, parts = id(tensor), self._parts
+        parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
+
+    # --- programs ---------------------------------------------------------------------
+
+    def _agreed(self, programs: Programs, given: list[Given]) -> list[Given]:
         """The inputs and batches with which all ranks continue."""
-        every = [*inputs, *fetched]
         assert self._agree is not None
-        places = programs.data_places(every)
-        found = self._agree(programs.label, [every[place] for place in places])
+        places = programs.data_places(given)
+        found = self._agree(programs.label, [given[place].tensor for place in places])
         for place, tensor in zip(places, found, strict=True):
-            every[place] = tensor
-        return every[: len(inputs)], every[len(inputs) :]
+            given[place] = Given(tensor)
+        return given
 
     def _programs_of(self, name: str) -> Programs | None:
         if name not in self._functions:
             function = function_named(name)
+            visible = getattr(self._busy, "visible", None)
             self._functions[name] = (
                 None
                 if function is None
                 else Programs(
-                    function, self._ranks, self._new_exchanger, self._new_seed
+                    function,
+                    self._ranks,
+                    self._new_exchanger,
+                    self._new_seed,
+                    visible if name.startswith(_FORWARD) else None,
                 )
             )
         return self._functions[name]
 
-    def _program(
-        self, programs: Programs, inputs: Sequence[Tensor], fetched: Sequence[Tensor]
-    ) -> Program | None:
+    def _program(self, programs: Programs, given: Sequence[Given]) -> Program | None:
         try:
-            program = programs.program(inputs, fetched)
+            program = programs.program(given)
         except Exception as error:
             if self._strict:
                 raise
-            sys.stderr.write(f"tfcluster: {programs.function.name}: {error}")
+            sys.stderr.write(f"tfcluster: {programs.function.name}: {error}\n")
             return None
         if program not in self.programs:
             self.programs.append(program)
@@ -144,4 +182,5 @@ class Hook:
         return self._seeds.getrandbits(62) + 1
 
 
-_OF_TAPES = ("__forward_", "__backward_")
+_FORWARD = "__forward_"
+"""The beginning of the name of a function whose gradient a tape may need."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -15,15 +15,56 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function
-from tfcluster.runtime.partition.placement import REPLICATE, Placement, Shard
-from tfcluster.runtime.partition.placement import Shape as Sizes
+from tfcluster.runtime.partition.graph import elements_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    Placement,
+    Shape,
+    Shard,
+)
 from tfcluster.runtime.partition.propagate import Placed, propagate
-from tfcluster.runtime.partition.rewrite import Ranks, Written, rewrite
+from tfcluster.runtime.partition.rewrite import Ranks, Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import is_stateful_draw
 from tfcluster.runtime.partition.specialise import Argument, specialise
 from tfcluster.runtime.tensor_types import DType, Tensor
 
-Key: TypeAlias = tuple[tuple[DType, Sizes] | None, ...]
+_HANDLES = (tf.resource, tf.variant)
+_TRACE = re.compile(r"^__inference_|_\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a tensor is a part of, if it holds only this rank's rows."""
+
+    shard: Shard
+    shape: Shape
+    """The shape of the whole tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tensor that a program gets."""
+
+    tensor: Tensor
+    part: Part | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the whole tensor."""
+        return tuple(self.tensor.shape) if self.part is None else self.part.shape
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it holds numbers."""
+        return self.tensor.dtype not in (*_HANDLES, tf.string)
+
+    def argument(self) -> Argument:
+        if self.tensor.dtype in _HANDLES or self.part is None:
+            return Argument.of(self.tensor)
+        return Argument(self.tensor.dtype, self.part.shape)
+
+
+Key: TypeAlias = tuple[tuple[DType, Shape, Shard | None] | None, ...]
 
 
 @dataclass(slots=True)
@@ -38,6 +79,8 @@ class Program:
     written: Written | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """What making it took, by pass."""
+    parts: dict[int, Part] = field(default_factory=dict)
+    """The outputs that are parts."""
     _trains: bool | None = None
 
     @property
@@ -55,7 +98,10 @@ class Program:
 
 
 class Programs:
-    """All programs of one function."""
+    """All programs of one function.
+
+    Only the first ``visible`` outputs are seen by anybody but by other functions.
+    """
 
     def __init__(
         self,
@@ -63,12 +109,14 @@ class Programs:
         ranks: Ranks,
         new_exchanger: Callable[[str], Exchanger] | None,
         new_seed: Callable[[], int],
+        visible: int | None = None,
     ) -> None:
         self.function = function
         self.fetches: list[Fetch] = fetches_of(function)
         self._ranks = ranks
         self._new_exchanger = new_exchanger
         self._draws = Draws(new_seed)
+        self._visible = visible
         self._programs: dict[Key, Program] = {}
 
     @property
@@ -77,16 +125,18 @@ class Programs:
         share."""
         return _TRACE.sub("", self.function.name)
 
-    def data_places(self, tensors: Sequence[Tensor]) -> list[int]:
+    def data_places(self, given: Sequence[Given]) -> list[int]:
         """The places of the program's data among its inputs and batches.
 
-        These are numbers; neither variables nor arrays that the function has captured.
+        These are numbers that are equal on all ranks: neither variables, nor arrays
+        that the function has captured, nor parts.
         """
         arguments = len(self.function.arguments)
         return [
             place
-            for place, tensor in enumerate(tensors)
-            if tensor.dtype not in _WITHOUT_ROWS
+            for place, each in enumerate(given)
+            if each.is_data
+            and each.part is None
             and (place >= arguments or self._is_named(place))
         ]
 
@@ -94,107 +144,116 @@ class Programs:
         given = self.function.definition.arg_attr
         return place in given and "_user_specified_name" in given[place].attr
 
-    def __iter__(self) -> object:
-        return iter(self._programs.values())
-
-    def program(self, inputs: Sequence[Tensor], fetched: Sequence[Tensor]) -> Program:
-        """The program for inputs and batches of these shapes."""
-        key = tuple(map(_key, (*inputs, *fetched)))
+    def program(self, given: Sequence[Given]) -> Program:
+        """The program for inputs and batches, in this order, of these shapes."""
+        key = tuple(
+            (each.tensor.dtype, each.shape, each.part and each.part.shard)
+            if each.is_data
+            else None
+            for each in given
+        )
         found = self._programs.get(key)
         if found is None:
-            found = self._programs[key] = self._made(inputs, fetched)
+            found = self._programs[key] = self._made(given)
         return found
 
-    def _made(self, inputs: Sequence[Tensor], fetched: Sequence[Tensor]) -> Program:
-        rows, divided = self._rows(inputs, fetched)
+    def _made(self, given: Sequence[Given]) -> Program:
         clock, seconds = time.perf_counter, {}
         began = clock()
-        arguments = [Argument.of(each) for each in inputs]
+        arguments = [each.argument() for each in given]
+        rest = arguments[len(self.function.arguments) :]
         batches = {}
-        rest = list(fetched)
         for fetch in self.fetches:
             count = len(fetch.types)
-            batches[fetch.path] = [Argument.of(each) for each in rest[:count]]
-            rest = rest[count:]
-        graph = specialise(self.function, arguments, batches)
+            batches[fetch.path], rest = rest[:count], rest[count:]
+        own = arguments[: len(self.function.arguments)]
+        graph = specialise(self.function, own, batches)
         seconds["specialise"] = clock() - began
         began = clock()
-        placements: list[Placement] = [
-            Shard(0, rows) if is_divided and rows is not None else REPLICATE
-            for is_divided in divided
-        ]
+        rows, placements = self._placements(given)
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
-        if not placed.exchanges() and not any(
-            is_stateful_draw(node) for node in graph.all_nodes()
-        ):
+        draws = any(is_stateful_draw(node) for node in graph.all_nodes())
+        if not placed.exchanges() and not draws and not self.fetches:
             return Program(self.function.name, self.label, placed, None, seconds)
         began = clock()
         exchanger = (
             self._new_exchanger(self.label) if self._new_exchanger is not None else None
         )
-        tensors = (*inputs, *fetched)
-        handles = [
-            tf_functions.handle_data(each)
-            if each.dtype in (tf.resource, tf.variant)
-            else None
-            for each in tensors
-        ]
         written = rewrite(
             placed,
             f"{self.function.name}_rank",
             self._ranks,
             exchanger,
             self._draws,
-            handles,
+            [
+                tf_functions.handle_data(each.tensor)
+                if each.tensor.dtype in _HANDLES
+                else None
+                for each in given
+            ],
+            [REPLICATE if each.part is None else each.part.shard for each in given],
+            self._visible,
         )
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
-        return Program(written.name, self.label, placed, written, seconds)
+        parts = {
+            index: Part(placement, value.shape)
+            for index, (placement, value) in enumerate(
+                zip(
+                    returned(placed, self._ranks, self._visible),
+                    graph.outputs,
+                    strict=True,
+                )
+            )
+            if isinstance(placement, Shard) and value.shape is not None
+        }
+        return Program(written.name, self.label, placed, written, seconds, parts)
 
-    def _rows(
-        self, inputs: Sequence[Tensor], fetched: Sequence[Tensor]
-    ) -> tuple[int | None, list[bool]]:
-        """The number of rows, and which inputs and batches have that many.
+    def _placements(
+        self, given: Sequence[Given]
+    ) -> tuple[int | None, Sequence[Placement]]:
+        """The number of rows, and the placements of inputs and batches.
 
-        The rows are those of the largest batch; without one, of the largest argument;
-        without one, of the largest array that the function has captured. To divide
-        other tensors would not be wrong, only slower.
+        The rows are those of parts; without any, those of the largest batch; without
+        one, of the largest argument; without one, of the largest array that the
+        function has captured. To divide other tensors would not be wrong, only slower.
         """
-        named = [self._is_named(place) for place in range(len(inputs))]
-        arguments = [t for t, own in zip(inputs, named, strict=True) if own]
-        captured = [t for t, own in zip(inputs, named, strict=True) if not own]
-        for candidates in (fetched, arguments, captured):
+        rows = self._rows(given)
+        return rows, [
+            each.part.shard
+            if each.part is not None
+            else Shard(0, rows)
+            if rows is not None and has_rows(each, rows)
+            else REPLICATE
+            for each in given
+        ]
+
+    def _rows(self, given: Sequence[Given]) -> int | None:
+        arguments = len(self.function.arguments)
+        inputs, fetched = given[:arguments], given[arguments:]
+        for each in given:
+            if each.part is not None:
+                return each.part.shard.rows
+        named = [each for i, each in enumerate(inputs) if self._is_named(i)]
+        for candidates in (fetched, named, inputs):
             rows = _most_rows(candidates, self._ranks.size)
             if rows is not None:
-                taken = [has_rows(t, rows) for t in (*inputs, *fetched)]
-                return rows, taken
-        return None, [False] * (len(inputs) + len(fetched))
+                return rows
+        return None
 
 
-def _most_rows(tensors: Sequence[Tensor], least: int) -> int | None:
+def _most_rows(given: Iterable[Given], least: int) -> int | None:
     sizes: dict[int, int] = {}
-    for tensor in tensors:
-        if tensor.dtype not in _WITHOUT_ROWS and tensor.shape.rank:
-            rows = int(tensor.shape[0])
-            nbytes = int(tensor.shape.num_elements() or 0) * tensor.dtype.size
-            if rows >= max(least, 2):
-                sizes[rows] = sizes.get(rows, 0) + nbytes
+    for each in given:
+        if each.is_data and each.shape:
+            rows, nbytes = each.shape[0], elements_of(each.shape)
+            if rows is not None and rows >= max(least, 2):
+                size = (nbytes or 0) * each.tensor.dtype.size
+                sizes[rows] = sizes.get(rows, 0) + size
     return max(sizes, key=lambda rows: sizes[rows]) if sizes else None
 
 
-def has_rows(tensor: Tensor, rows: int) -> bool:
+def has_rows(given: Given, rows: int) -> bool:
     """Whether the tensor's first dimension has that size."""
-    if tensor.dtype in _WITHOUT_ROWS or not tensor.shape.rank:
-        return False
-    return bool(tensor.shape[0] == rows)
-
-
-_TRACE = re.compile(r"^__inference_|_\d+$")
-_WITHOUT_ROWS = (tf.resource, tf.variant, tf.string)
-
-
-def _key(tensor: Tensor) -> tuple[DType, Sizes] | None:
-    if tensor.dtype in (tf.resource, tf.variant):
-        return None
-    return tensor.dtype, tuple(tensor.shape)
+    return given.is_data and bool(given.shape) and given.shape[0] == rows
