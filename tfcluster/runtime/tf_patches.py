@@ -506,6 +506,12 @@ CALL_FUNCTION = Patch(
     (Handler("partition.hook.Hook.call", IN_STEP),),
     "division of functions among the ranks",
 )
+FLAT_CALL = Patch(
+    "tensorflow.python.eager.polymorphic_function.concrete_function.ConcreteFunction",
+    "_call_flat",
+    (Handler("partition.hook.Hook.flat_call", IN_STEP),),
+    "division of functions whose gradients a tape computes",
+)
 
 # --- strategies of TensorFlow's -------------------------------------------------------
 

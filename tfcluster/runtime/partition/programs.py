@@ -54,6 +54,11 @@ class Given:
         return tuple(self.tensor.shape) if self.part is None else self.part.shape
 
     @property
+    def shard(self) -> Shard | None:
+        """The placement, if the tensor is a part."""
+        return None if self.part is None else self.part.shard
+
+    @property
     def is_data(self) -> bool:
         """Whether it holds numbers."""
         return self.tensor.dtype not in (*_HANDLES, tf.string)
@@ -147,9 +152,7 @@ class Programs:
     def program(self, given: Sequence[Given]) -> Program:
         """The program for inputs and batches, in this order, of these shapes."""
         key = tuple(
-            (each.tensor.dtype, each.shape, each.part and each.part.shard)
-            if each.is_data
-            else None
+            (each.tensor.dtype, each.shape, each.shard) if each.is_data else None
             for each in given
         )
         found = self._programs.get(key)
@@ -192,7 +195,7 @@ class Programs:
                 else None
                 for each in given
             ],
-            [REPLICATE if each.part is None else each.part.shard for each in given],
+            [each.shard or REPLICATE for each in given],
             self._visible,
         )
         tf_functions.register(written.definitions[0])
@@ -221,11 +224,12 @@ class Programs:
         """
         rows = self._rows(given)
         return rows, [
-            each.part.shard
-            if each.part is not None
-            else Shard(0, rows)
-            if rows is not None and has_rows(each, rows)
-            else REPLICATE
+            each.shard
+            or (
+                Shard(0, rows)
+                if rows is not None and has_rows(each, rows)
+                else REPLICATE
+            )
             for each in given
         ]
 

@@ -86,19 +86,32 @@ def rewrite(
     exchanger: Exchanger | None,
     draws: Draws,
     handles: Sequence[Message | None] = (),
+    given: Sequence[Placement] = (),
+    visible: int | None = None,
 ) -> Written:
     """The function of a process, which gets and returns whole tensors.
 
-    ``handles`` says what the handles among the inputs refer to. Registers the
-    functions of loops and branches, but not the function itself.
+    ``handles`` says what the handles among the inputs refer to. ``given`` are the
+    placements with which the inputs come, if not whole. Only the first ``visible``
+    outputs have to be whole; others stay parts, if the process has one rank. Registers
+    the functions of loops and branches, but not the function itself.
     """
     process = _Process(ranks, exchanger, draws)
     body = _Body(process, placed, stem)
-    known = list(handles) or [None] * len(placed.inputs)
-    for value, handle in zip(placed.graph.inputs, known, strict=True):
-        ref = body.writer.argument(value.dtype, value.shape, handle)
-        body.put(value, REPLICATE, (ref,))
-    outputs = body.run([_returned(each) for each in placed.outputs])
+    count = len(placed.inputs)
+    for value, handle, placement in zip(
+        placed.graph.inputs,
+        list(handles) or [None] * count,
+        list(given) or [REPLICATE] * count,
+        strict=True,
+    ):
+        shape = value.shape
+        if shape is not None:
+            shape = process.splits[0].local_shape(shape, placement)
+        ref = body.writer.argument(value.dtype, shape, handle)
+        body.put(value, placement, (ref,))
+    wanted = returned(placed, ranks, visible)
+    outputs = body.run(wanted)
     definition = body.finish([refs[0] for refs in outputs])
     return Written(
         [definition, *process.definitions],
@@ -108,8 +121,18 @@ def rewrite(
     )
 
 
-def _returned(placement: Placement) -> Placement:
-    return ListOf(REPLICATE) if isinstance(placement, ListOf) else REPLICATE
+def returned(placed: Placed, ranks: Ranks, visible: int | None) -> list[Placement]:
+    """The placements of what a process returns: whole, but for hidden parts."""
+    found: list[Placement] = []
+    for index, placement in enumerate(placed.outputs):
+        hidden = visible is not None and index >= visible and len(ranks.local) == 1
+        if isinstance(placement, ListOf):
+            found.append(ListOf(REPLICATE))
+        elif hidden and isinstance(placement, Shard):
+            found.append(placement)
+        else:
+            found.append(REPLICATE)
+    return found
 
 
 class _Process:

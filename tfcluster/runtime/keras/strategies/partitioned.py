@@ -62,7 +62,9 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         is_paused=lambda: session.within("saving"),
         ran=ran,
     )
-    tf_patches.TABLE.install({tf_patches.CALL_FUNCTION: hook.call})
+    tf_patches.TABLE.install(
+        {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
+    )
     saving = ChiefOnlySaving(session)
     saving.install()
     PartitionedModels(session, saving).install()
