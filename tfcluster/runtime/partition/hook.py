@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfcluster.runtime.partition.exchange import Exchanger
+from tfcluster.runtime.partition.fetches import handed
 from tfcluster.runtime.partition.functions import function_named
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs
 from tfcluster.runtime.partition.rewrite import Ranks
@@ -94,20 +95,25 @@ class Hook:
             if programs is None:
                 return original(context, name, inputs, outputs)
             given = [Given(each, self._part_of(each)) for each in inputs]
+            taken: list[Tensor] = []
             try:
-                fetched = [t for f in programs.fetches for t in f.next(inputs)]
+                for fetch in programs.fetches:
+                    taken += fetch.next(inputs)
             except tf.errors.OutOfRangeError:
                 # The function itself does what does not wait for the batch.
-                return original(context, name, inputs, outputs)
-            given += [Given(each) for each in fetched]
-            program = self._program(programs, given)
-            if program is None:
-                if not fetched and not any(each.part for each in given):
-                    return original(context, name, inputs, outputs)
-                raise NotImplementedError(f"{text} cannot be run whole")
+                rest = handed(programs.fetches, taken, inputs)
+                whole = self._checked(programs.without_batches(rest))
+                return original(context, whole.name.encode(), rest, outputs)
+            given += [Given(each) for each in taken]
+            program = self._checked(programs.program(given))
             if self._agree is not None and program.is_divided:
                 given = self._agreed(programs, given)
-                program = programs.program(given)
+                program = self._checked(programs.program(given))
+            if program.error is not None:
+                if any(each.part for each in given):
+                    raise program.error
+                rest = handed(programs.fetches, taken, inputs)
+                return original(context, name, rest, outputs)
             result = original(
                 context,
                 program.name.encode(),
@@ -166,16 +172,15 @@ class Hook:
             )
         return self._functions[name]
 
-    def _program(self, programs: Programs, given: Sequence[Given]) -> Program | None:
-        try:
-            program = programs.program(given)
-        except Exception as error:
-            if self._strict:
-                raise
-            sys.stderr.write(f"tfcluster: {programs.function.name}: {error}\n")
-            return None
+    def _checked(self, program: Program) -> Program:
+        """The program, noted; raises why there is none if the hook is strict."""
+        if program.error is not None and self._strict:
+            raise program.error
         if program not in self.programs:
             self.programs.append(program)
+            if program.error is not None:
+                reason = f"{program.label} is computed whole: {program.error}"
+                sys.stderr.write(f"tfcluster: {reason}\n")
         return program
 
     def _new_seed(self) -> int:

@@ -14,7 +14,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
-from tfcluster.runtime.partition.functions import Function
+from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -24,11 +24,17 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.rewrite import Ranks, Written, returned, rewrite
-from tfcluster.runtime.partition.rules.random import is_stateful_draw
-from tfcluster.runtime.partition.specialise import Argument, specialise
+from tfcluster.runtime.partition.rules.random import (
+    OWN_STATE,
+    STATEFUL,
+    is_stateful_draw,
+)
+from tfcluster.runtime.partition.shape_graph import Argument
+from tfcluster.runtime.partition.specialise import Taken, specialise
 from tfcluster.runtime.tensor_types import DType, Tensor
 
 _HANDLES = (tf.resource, tf.variant)
+_DRAWS = OWN_STATE | STATEFUL.keys()
 _TRACE = re.compile(r"^__inference_|_\d+$")
 
 
@@ -86,6 +92,8 @@ class Program:
     """What making it took, by pass."""
     parts: dict[int, Part] = field(default_factory=dict)
     """The outputs that are parts."""
+    error: Exception | None = None
+    """Why the function cannot be divided, if that was tried in vain."""
     _trains: bool | None = None
 
     @property
@@ -123,6 +131,9 @@ class Programs:
         self._draws = Draws(new_seed)
         self._visible = visible
         self._programs: dict[Key, Program] = {}
+        self._without_batches: Program | None = None
+        self._draws_by_itself: bool | None = None
+        """Whether it holds random ops with states; None if nobody has asked."""
 
     @property
     def label(self) -> str:
@@ -152,21 +163,47 @@ class Programs:
     def program(self, given: Sequence[Given]) -> Program:
         """The program for inputs and batches, in this order, of these shapes."""
         key = tuple(
-            (each.tensor.dtype, each.shape, each.shard) if each.is_data else None
+            None
+            if each.tensor.dtype == tf.resource
+            else (each.tensor.dtype, each.shape, each.shard)
             for each in given
         )
         found = self._programs.get(key)
         if found is None:
-            found = self._programs[key] = self._made(given)
+            found = self._programs[key] = self._made_or_whole(given, self.fetches)
         return found
 
-    def _made(self, given: Sequence[Given]) -> Program:
+    def without_batches(self, inputs: Sequence[Tensor]) -> Program:
+        """The program that takes batches itself, and is not divided.
+
+        Its random ops continue the sequences of the other programs.
+        """
+        if self._draws_by_itself is None:
+            self._draws_by_itself = not _DRAWS.isdisjoint(op_types(self.function))
+        if not self._draws_by_itself:
+            return Program(self.function.name, self.label)
+        if self._without_batches is None:
+            given = [Given(each) for each in inputs]
+            self._without_batches = self._made_or_whole(given, ())
+        return self._without_batches
+
+    def _made_or_whole(
+        self, given: Sequence[Given], fetches: Sequence[Fetch]
+    ) -> Program:
+        try:
+            return self._made(given, fetches)
+        except Exception as error:
+            # Whatever it is: the function itself computes what one machine computes.
+            return Program(self.function.name, self.label, error=error)
+
+    def _made(self, given: Sequence[Given], fetches: Sequence[Fetch]) -> Program:
+        """The program to which ``fetches`` are given."""
         clock, seconds = time.perf_counter, {}
         began = clock()
         arguments = [each.argument() for each in given]
         rest = arguments[len(self.function.arguments) :]
         batches = {}
-        for fetch in self.fetches:
+        for fetch in fetches:
             count = len(fetch.types)
             batches[fetch.path], rest = rest[:count], rest[count:]
         own = arguments[: len(self.function.arguments)]
@@ -174,10 +211,12 @@ class Programs:
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(given)
+        if len(fetches) < len(self.fetches):
+            rows, placements = None, [REPLICATE] * len(given)
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
         draws = any(is_stateful_draw(node) for node in graph.all_nodes())
-        if not placed.exchanges() and not draws and not self.fetches:
+        if not placed.exchanges() and not draws and not fetches:
             return Program(self.function.name, self.label, placed, None, seconds)
         began = clock()
         exchanger = (
