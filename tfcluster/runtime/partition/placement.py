@@ -48,6 +48,14 @@ class Shard:
         """The number of successive entries that hold all rows once."""
         return self.rows * self.inner
 
+    def fits(self, shape: Shape | None) -> bool:
+        """Whether a tensor of this shape can be divided so."""
+        if shape is None or not self.dim < len(shape) or self.size == 0:
+            return False
+        # A part of several blocks is taken by a reshape.
+        enough = self.outer == 1 or shape.count(None) <= 1
+        return shape[self.dim] == self.size and enough
+
     def at(self, dim: int) -> Shard:
         """The same rows in another dimension."""
         return replace(self, dim=dim)
@@ -59,10 +67,12 @@ class Shard:
     def reshaped(self, old: Sequence[int], new: Sequence[int]) -> Shard | None:
         """The placement of the tensor reshaped from ``old`` to ``new``.
 
-        None if the rows are then in no single dimension.
+        None if the rows are then in no single dimension, or if there are no elements.
         """
         outer = math.prod(old[: self.dim]) * self.outer
         inner = self.inner * math.prod(old[self.dim + 1 :])
+        if outer == 0 or inner == 0:
+            return None
         for dim, size in enumerate(new):
             before, after = math.prod(new[:dim]), math.prod(new[dim + 1 :])
             if before and after and outer % before == 0 and inner % after == 0:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tfcluster.runtime.partition.functions import LOOPS
-from tfcluster.runtime.partition.graph import Graph, Node, Value
+from tfcluster.runtime.partition.graph import Graph, Node, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
     ListOf,
     Partial,
     Placement,
+    Shard,
     is_whole,
     joined,
 )
@@ -114,16 +115,15 @@ class _Propagation:
         if node.is_folded:
             return Plan([], [REPLICATE] * len(node.outputs))
         placements = [self._seen(value) for value in node.inputs]
-        if all(map(is_whole, placements)):
-            # Nothing is divided yet, but random numbers for the rows can be.
-            plan = random_rules.by_rows(node, self._placed.rows)
-            if plan is not None:
-                return plan
-            if not list_rules.handles_lists(node):
-                return Plan(placements, [REPLICATE] * len(node.outputs))
+        # Even if nothing is divided yet, random numbers for the rows can be.
+        plan = random_rules.by_rows(node, self._placed.rows)
+        if plan is not None:
+            return plan
+        if all(map(is_whole, placements)) and not list_rules.handles_lists(node):
+            return Plan(placements, [REPLICATE] * len(node.outputs))
         found = RULES.get(node.type)
         plan = None if found is None else found(Operation(node, placements))
-        if plan is not None:
+        if plan is not None and _is_possible(node, plan):
             return plan
         if not all(map(is_whole, placements)):
             self._placed.whole.add(node)
@@ -170,6 +170,27 @@ class _Propagation:
             ]
         self._placed.bodies[node] = tuple(bodies)
         return Plan([REPLICATE, *inputs], outputs)
+
+
+def _is_possible(node: Node, plan: Plan) -> bool:
+    """Whether values of these shapes can have the placements that a rule claims."""
+    return all(map(can_have, node.inputs, plan.want)) and all(
+        map(can_have, node.outputs, plan.outputs)
+    )
+
+
+def can_have(value: Value, placement: Placement) -> bool:
+    """Whether a value can be divided so, and put together again."""
+    if isinstance(placement, Shard):
+        return placement.fits(value.shape)
+    if isinstance(placement, ListOf) and isinstance(placement.element, Shard):
+        known = value.list
+        return (
+            known is not None
+            and elements_of(known.shape) is not None
+            and placement.element.fits(known.shape)
+        )
+    return True
 
 
 def _carried(placement: Placement) -> Placement:

@@ -110,6 +110,8 @@ def concat(op: Operation) -> Plan | None:
         size = None if shape is None else shape[axis]
         if size is None or size % shard.block:
             return None
+        if size == 0:
+            continue
         want[index] = shard.with_outer(size // shard.block)
         blocks += size // shard.block
     return Plan(want, [shard.with_outer(blocks)])
@@ -131,15 +133,28 @@ def split(op: Operation) -> Plan | None:
     want = op.want([value], shard)
     if axis % len(shape) != shard.dim:
         return Plan(want, [shard] * count)
-    if op.type == "Split" and shard.outer % count == 0:
-        return Plan(want, [shard.with_outer(shard.outer // count)] * count)
-    return None
-
-
-@rule("Pack", "ParallelConcat")
-def pack(op: Operation) -> Plan | None:
-    if op.type != "Pack":
+    found = [each.shape for each in op.outputs]
+    sizes = [(each[shard.dim] or 0) if each is not None else 0 for each in found]
+    if any(size == 0 or size % shard.block for size in sizes):
         return None
+    blocks = [size // shard.block for size in sizes]
+    outputs = [shard.with_outer(each) for each in blocks]
+    return Plan(want, outputs, None if op.type == "Split" else _of_blocks(outputs))
+
+
+def _of_blocks(outputs: Sequence[Shard]) -> Build:
+    """``SplitV`` with the sizes of a rank's parts."""
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        dtype = node.inputs[1].dtype.as_numpy_dtype
+        own = np.array([local.split.local_size(each) for each in outputs], dtype)
+        return local.repeat(node, [inputs[0], local.constant(own), inputs[2]])
+
+    return build
+
+
+@rule("Pack")
+def pack(op: Operation) -> Plan | None:
     if all(each == SUM for each in op.placements):
         return Plan(list(op.placements), [SUM])
     shard, output = op.first_shard(), op.output_shape()
@@ -168,6 +183,8 @@ def unpack(op: Operation) -> Plan | None:
 @rule("Tile")
 def tile(op: Operation) -> Plan | None:
     """Tiles of rows are blocks of rows."""
+    if op.placements[0] == SUM:
+        return Plan(op.wants(i0=SUM), [SUM])
     shard, multiples = op.shard(), op.constant(1)
     if shard is None or multiples is None:
         return None
@@ -195,6 +212,8 @@ def broadcast_to(op: Operation) -> Plan | None:
 
 @rule("ReverseV2", "Roll")
 def reverse(op: Operation) -> Plan | None:
+    if op.placements[0] == SUM:
+        return Plan(op.wants(i0=SUM), [SUM])
     axes_input = 1 if op.type == "ReverseV2" else 2
     shape, shard, axes = op.shape(), op.shard(), op.constant(axes_input)
     if shape is None or shard is None or axes is None:
@@ -232,13 +251,13 @@ def pad(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [target], build)
 
 
-@rule("SpaceToBatchND", "BatchToSpaceND", "SpaceToBatch", "BatchToSpace")
+@rule("SpaceToBatchND", "BatchToSpaceND")
 def blocks_to_rows(op: Operation) -> Plan | None:
     """Space goes into the outermost part of the rows' dimension, and back."""
+    if op.placements[0] == SUM:
+        return Plan(op.wants(i0=SUM), [SUM])
     shard, block, sizes = op.shard(), op.constant(1), op.output_sizes()
     if shard is None or block is None or sizes is None or shard.dim != 0:
-        return None
-    if not op.type.endswith("ND"):
         return None
     count = int(np.prod(block))
     if op.type == "SpaceToBatchND":
