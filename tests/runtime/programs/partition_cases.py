@@ -31,7 +31,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tests.runtime.keras_checks import METRICS, OTHERS, WEIGHTS, is_metric
+from tests.runtime.keras_checks import (
+    HALF_PRECISION,
+    METRICS,
+    OTHERS,
+    WEIGHTS,
+    is_metric,
+)
 from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.programs.cases.tools import OPTIMIZED
 from tfcluster.runtime.partition.hook import Hook
@@ -44,6 +50,9 @@ LIMIT_S = int(os.environ.get("LIMIT_S", "240"))
 """Of one run of a case."""
 IN_DOUBLE = 1e-9
 """Tolerance for float64, relative to an array's largest value."""
+
+IN_HALF = 2e-2
+"""The same for cases that compute in half precision."""
 
 
 def run(name: str, case: Case, floatx: str) -> Values:
@@ -131,6 +140,8 @@ def outcome(name: str, case: Case, one: Values, size: int) -> tuple[str, str]:
     text = difference(one, found)
     if not text:
         return "equal", share(hook)
+    if name in HALF_PRECISION and not difference(one, found, IN_HALF):
+        return "rounding", f"of half precision, {text}; {share(hook)}"
     try:
         alone = run(name, case, "float64")
         found, _ = divided(name, case, "float64", size)

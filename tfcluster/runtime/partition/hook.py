@@ -109,15 +109,17 @@ class Hook:
             if self._agree is not None and program.is_divided:
                 given = self._agreed(programs, given)
                 program = self._checked(programs.program(given))
+            tensors = [each.tensor for each in given]
             if program.error is not None:
                 if any(each.part for each in given):
                     raise program.error
-                rest = handed(programs.fetches, taken, inputs)
+                own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
+                rest = handed(programs.fetches, taken, own)
                 return original(context, name, rest, outputs)
             result = original(
                 context,
                 program.name.encode(),
-                [each.tensor for each in given],
+                tensors,
                 outputs,
             )
             for index, part in program.parts.items():
@@ -156,21 +158,28 @@ class Hook:
         return given
 
     def _programs_of(self, name: str) -> Programs | None:
+        """The programs of a function; None if it cannot be read."""
         if name not in self._functions:
-            function = function_named(name)
-            visible = getattr(self._busy, "visible", None)
-            self._functions[name] = (
-                None
-                if function is None
-                else Programs(
-                    function,
-                    self._ranks,
-                    self._new_exchanger,
-                    self._new_seed,
-                    visible if name.startswith(_FORWARD) else None,
-                )
-            )
+            try:
+                self._functions[name] = self._new_programs(name)
+            except Exception as error:
+                if self._strict:
+                    raise
+                self._functions[name] = None
+                sys.stderr.write(f"tfcluster: {name} is computed whole: {error}\n")
         return self._functions[name]
+
+    def _new_programs(self, name: str) -> Programs | None:
+        function = function_named(name)
+        if function is None:
+            return None
+        return Programs(
+            function,
+            self._ranks,
+            self._new_exchanger,
+            self._new_seed,
+            getattr(self._busy, "visible", None) if name.startswith(_FORWARD) else None,
+        )
 
     def _checked(self, program: Program) -> Program:
         """The program, noted; raises why there is none if the hook is strict."""
