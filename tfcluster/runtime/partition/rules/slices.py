@@ -43,15 +43,18 @@ def slice_(op: Operation) -> Plan | None:
 def _if_rows_stay(op: Operation, shard: Shard) -> Plan | None:
     """A slice that begins where the data say; all rows must be in it.
 
-    That is known from the output's size.
+    That is known from its size: then it begins with the first row.
     """
-    output = op.output_shape()
-    if output is None or output[shard.dim] != shard.size:
+    output, size = op.output_shape(), op.constant(2)
+    if output is None or size is None or output[shard.dim] != shard.size:
         return None
-    size = op.constant(2)
-    if size is None or size[shard.dim] != -1:
-        return None
-    return Plan(op.wants(i0=shard), [shard])
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        own = np.array(size)
+        own[shard.dim] = local.split.local_size(shard)
+        return local.repeat(node, [*inputs[:2], local.constant(own)])
+
+    return Plan(op.wants(i0=shard), [shard], build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,10 @@ def _ranges(
     return found
 
 
+def _is_empty(taken: _Range) -> bool:
+    return (taken.end - taken.begin) * taken.stride <= 0
+
+
 def _own(
     ranges: Sequence[_Range], shard: Shard, split: Split
 ) -> tuple[list[list[int]], dict[str, object]]:
@@ -188,7 +195,7 @@ def strided_slice(op: Operation) -> Plan | None:
         return None if place is None else Plan(want, [shard.at(place)])
     ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.dim == shard.dim)
-    if own.output is None or own.stride != 1 or own.end <= own.begin:
+    if own.output is None or own.stride != 1 or any(map(_is_empty, ranges)):
         return None
     if own.begin % shard.block or own.end % shard.block:
         return None
@@ -204,6 +211,8 @@ def strided_slice(op: Operation) -> Plan | None:
 @rule("StridedSliceGrad")
 def strided_slice_gradient(op: Operation) -> Plan | None:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
+    if op.placements[4] == SUM:
+        return Plan(op.wants(i4=SUM), [SUM])
     shard, shape = op.shard(4), op.constant(0)
     if shard is None or shape is None:
         return None
@@ -215,6 +224,8 @@ def strided_slice_gradient(op: Operation) -> Plan | None:
     ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.output == shard.dim)
     if own.dim is None or own.stride != 1 or sizes[own.dim] % shard.block:
+        return None
+    if any(map(_is_empty, ranges)):
         return None
     if own.begin % shard.block or own.end % shard.block:
         return None
@@ -258,26 +269,36 @@ def _place_of_whole_dimension(
 
     None if it does not, or if that is not known.
     """
-    if op.attribute("ellipsis_mask"):
-        return None
     count = next((s[0] for i in (1, 2, 3) if (s := op.shape(i))), None)
-    if count is None:
+    step = op.constant(strides)
+    if count is None or step is None:
         return None
-    masks = [
-        op.attribute(name) or 0
-        for name in ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask")
-    ]
+    masks = {
+        name: op.attribute(f"{name}_mask") or 0
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+
+    def is_set(mask: str, index: int) -> bool:
+        return bool(masks[mask] >> index & 1)
+
+    spent = sum(
+        not is_set("new_axis", i) and not is_set("ellipsis", i) for i in range(count)
+    )
     current = output = 0
     for index in range(count):
-        begins, ends, new, shrinks = (bool(mask >> index & 1) for mask in masks)
-        if new:
+        if is_set("ellipsis", index):
+            kept = rank - spent
+            if current <= dim < current + kept:
+                return output + dim - current
+            current += kept
+            output += kept
+        elif is_set("new_axis", index):
             output += 1
-            continue
-        if current == dim:
-            step = op.constant(strides)
-            is_whole = begins and ends and not shrinks
-            known = step is not None and int(step[index]) == 1
-            return output if is_whole and known else None
-        current += 1
-        output += not shrinks
+        elif current == dim:
+            is_whole = is_set("begin", index) and is_set("end", index)
+            shrinks = is_set("shrink_axis", index)
+            return output if is_whole and not shrinks and step[index] == 1 else None
+        else:
+            current += 1
+            output += not is_set("shrink_axis", index)
     return output + dim - current if current <= dim < rank else None
