@@ -16,7 +16,8 @@ from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.placement import Placement
 from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.rewrite import Ranks, Written, rewrite
-from tfcluster.runtime.partition.specialise import Argument, specialise
+from tfcluster.runtime.partition.shape_graph import Argument
+from tfcluster.runtime.partition.specialise import specialise
 
 SIZES = (1, 2, 3, 5)
 """The numbers of ranks that tests simulate."""
@@ -44,15 +45,15 @@ class Divided:
         return sorted({node.type for node in self.placed.whole})
 
     def assert_equal(self, tolerance: float = 0.0) -> None:
-        """Bit for bit, or up to a part of the largest value where sums are reordered.
+        """Exactly, or up to a part of the largest value where sums are reordered.
 
-        NaN equals NaN.
+        NaN equals NaN, and 0.0 equals -0.0.
         """
         assert len(self.found) == len(self.whole)
         for found, whole in zip(self.found, self.whole, strict=True):
             assert found.dtype == whole.dtype
             assert found.shape == whole.shape
-            if whole.dtype.kind not in "fcV" or tolerance == 0:
+            if whole.dtype.kind not in "fcV":
                 np.testing.assert_array_equal(found, whole)
                 continue
             wide = whole.astype(complex if whole.dtype.kind == "c" else float)

@@ -13,7 +13,7 @@ from tfcluster.runtime.partition.functions import (
     function_named,
 )
 from tfcluster.runtime.partition.graph import python_value
-from tfcluster.runtime.partition.specialise import Path
+from tfcluster.runtime.partition.shape_graph import Path
 from tfcluster.runtime.tensor_types import DType, Shape, Tensor
 
 

@@ -140,6 +140,8 @@ class Graph:
     inputs: list[Value]
     nodes: list[Node]
     outputs: list[Value]
+    rows: set[int] = field(default_factory=set)
+    """For a branch for batches of a known size: the inputs that have its rows."""
 
     def all_nodes(self) -> Iterator[Node]:
         """All nodes, also those of loops and branches."""

@@ -15,7 +15,7 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function, op_types
-from tfcluster.runtime.partition.graph import elements_of
+from tfcluster.runtime.partition.graph import Node, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Placement,
@@ -31,7 +31,8 @@ from tfcluster.runtime.partition.rules.random import (
 )
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import Taken, specialise
-from tfcluster.runtime.tensor_types import DType, Tensor
+from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 _HANDLES = (tf.resource, tf.variant)
 _DRAWS = OWN_STATE | STATEFUL.keys()
@@ -75,7 +76,7 @@ class Given:
         return Argument(self.tensor.dtype, self.part.shape)
 
 
-Key: TypeAlias = tuple[tuple[DType, Shape, Shard | None] | None, ...]
+Key: TypeAlias = tuple[int | None, tuple[tuple[DType, Shape, Shard | None] | None, ...]]
 
 
 @dataclass(slots=True)
@@ -131,6 +132,9 @@ class Programs:
         self._draws = Draws(new_seed)
         self._visible = visible
         self._programs: dict[Key, Program] = {}
+        self._taken_rows: int | None = None
+        """The size of the first batch that a loop of the function took."""
+        self._note = HostFunction(self._took)
         self._without_batches: Program | None = None
         self._draws_by_itself: bool | None = None
         """Whether it holds random ops with states; None if nobody has asked."""
@@ -140,6 +144,11 @@ class Programs:
         """The function's name without the number of its trace, which ranks may not
         share."""
         return _TRACE.sub("", self.function.name)
+
+    def _took(self, size: Array) -> list[Array]:
+        if self._taken_rows is None and int(size) >= self._ranks.size:
+            self._taken_rows = int(size)
+        return []
 
     def data_places(self, given: Sequence[Given]) -> list[int]:
         """The places of the program's data among its inputs and batches.
@@ -162,12 +171,13 @@ class Programs:
 
     def program(self, given: Sequence[Given]) -> Program:
         """The program for inputs and batches, in this order, of these shapes."""
-        key = tuple(
+        shapes = tuple(
             None
             if each.tensor.dtype == tf.resource
             else (each.tensor.dtype, each.shape, each.shard)
             for each in given
         )
+        key = self._taken_rows, shapes
         found = self._programs.get(key)
         if found is None:
             found = self._programs[key] = self._made_or_whole(given, self.fetches)
@@ -207,7 +217,8 @@ class Programs:
             count = len(fetch.types)
             batches[fetch.path], rest = rest[:count], rest[count:]
         own = arguments[: len(self.function.arguments)]
-        graph = specialise(self.function, own, batches)
+        taken = Taken(self._taken_rows, self._note)
+        graph = specialise(self.function, own, batches, taken)
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(given)
@@ -215,8 +226,10 @@ class Programs:
             rows, placements = None, [REPLICATE] * len(given)
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
-        draws = any(is_stateful_draw(node) for node in graph.all_nodes())
-        if not placed.exchanges() and not draws and not fetches:
+        must_be_written = any(
+            is_stateful_draw(node) or self._is_note(node) for node in graph.all_nodes()
+        )
+        if not placed.exchanges() and not must_be_written and not fetches:
             return Program(self.function.name, self.label, placed, None, seconds)
         began = clock()
         exchanger = (
@@ -251,6 +264,10 @@ class Programs:
             if isinstance(placement, Shard) and value.shape is not None
         }
         return Program(written.name, self.label, placed, written, seconds, parts)
+
+    def _is_note(self, node: Node) -> bool:
+        token = node.attribute("token") if node.type == "PyFunc" else None
+        return token == self._note.token.encode()
 
     def _placements(
         self, given: Sequence[Given]

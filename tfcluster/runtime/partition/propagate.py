@@ -162,7 +162,7 @@ class _Propagation:
 
     def _branch(self, node: Node) -> Plan:
         inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
-        bodies = [propagate(each, inputs, self._placed.rows) for each in node.bodies]
+        bodies = [self._of_branch(each, inputs) for each in node.bodies]
         outputs, *others = (body.outputs for body in bodies)
         for each in others:
             outputs = [
@@ -170,6 +170,20 @@ class _Propagation:
             ]
         self._placed.bodies[node] = tuple(bodies)
         return Plan([REPLICATE, *inputs], outputs)
+
+    def _of_branch(self, body: Graph, inputs: Sequence[Placement]) -> Placed:
+        if not body.rows:
+            return propagate(body, inputs, self._placed.rows)
+        # A branch for batches of a known size: whole outside, divided within.
+        sizes = {(body.inputs[index].shape or (None,))[0] for index in body.rows}
+        (rows,) = sizes
+        if rows is None:
+            raise NotImplementedError("a branch for batches of unknown sizes")
+        divided: list[Placement] = [
+            Shard(0, rows) if index in body.rows else each
+            for index, each in enumerate(inputs)
+        ]
+        return propagate(body, divided, rows)
 
 
 def _is_possible(node: Node, plan: Plan) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import lists, tf_functions
@@ -23,9 +23,12 @@ from tfcluster.runtime.partition.functions import (
     called_function,
     function_named,
 )
-from tfcluster.runtime.partition.graph import Graph, ListType, Node, Value
+from tfcluster.runtime.partition.graph import Graph, Node, Value
 from tfcluster.runtime.partition.placement import Shape
-from tfcluster.runtime.tensor_types import Array, DType, Message, Tensor
+from tfcluster.runtime.partition.shape_graph import Argument, Path, ShapeGraph
+from tfcluster.runtime.partition.taken_batches import SplitFunction, split
+from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.tensor_types import DType, Message, Tensor
 
 _DROPPED = frozenset(
     (
@@ -38,32 +41,22 @@ _DROPPED = frozenset(
 _MOST_ROUNDS = 16
 """Of a fixed point; each makes a shape less specific."""
 
-Path = tuple[str, ...]
-
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """What is known of an input of a function."""
+class Taken:
+    """What is known of batches that loops take: see ``taken_batches``."""
 
-    dtype: DType
-    shape: Shape | None
-    like: Tensor | None = None
-    """A tensor of which a handle has the type."""
-    list: ListType | None = None
-    constant: Array | None = None
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Argument:
-        """The argument for a tensor with a value."""
-        if tensor.dtype in (tf.resource, tf.variant):
-            return cls(tensor.dtype, (), like=tensor)
-        return cls(tensor.dtype, shape_of(tensor))
+    rows: int | None
+    """The size of the batches that are to be divided; None if it is not known yet."""
+    note: HostFunction
+    """Called with the size of each other batch."""
 
 
 def specialise(
     function: Function,
     arguments: Sequence[Argument],
     fetched: Mapping[Path, Sequence[Argument]] | None = None,
+    taken: Taken | None = None,
 ) -> Graph:
     """The graph of ``function`` for these arguments.
 
@@ -72,7 +65,7 @@ def specialise(
     order of ``fetched``. Raises NotImplementedError for a function that cannot be
     specialised, and what TensorFlow raises for shapes that do not fit.
     """
-    whole = _Specialiser()
+    whole = _Specialiser(taken)
     values = [whole.argument(each) for each in arguments]
     peeled = {
         path: [whole.argument(each) for each in outputs]
@@ -82,124 +75,12 @@ def specialise(
     return whole.finished(outputs)
 
 
-def shape_of(tensor: Tensor) -> Shape | None:
-    """The shape of a tensor; None if its rank is unknown."""
-    return None if tensor.shape.rank is None else tuple(tensor.shape.as_list())
-
-
-class _Specialiser:
+class _Specialiser(ShapeGraph):
     """Makes one graph; bodies of loops and branches are graphs of their own."""
 
-    def __init__(self) -> None:
-        self._graph = tf.Graph()
-        self._inputs: list[Value] = []
-        self._nodes: list[Node] = []
-        self._pending: list[Node] = []
-        self._tensors: dict[Value, Tensor] = {}
-        self._names: dict[str, int] = {}
-
-    def finished(self, outputs: Sequence[Value]) -> Graph:
-        self._flush()
-        return Graph(self._inputs, self._nodes, list(outputs))
-
-    # --- values -----------------------------------------------------------------------
-
-    def argument(self, argument: Argument) -> Value:
-        """An input of the graph. Uses of a known constant do not read the input."""
-        tensor = tf_functions.placeholder(
-            self._graph, argument.dtype, argument.shape, argument.like
-        )
-        node = Node(tensor.op.name, "Placeholder", [], [], {})
-        self._names[node.name] = 1
-        value = Value(node, 0, argument.dtype, argument.shape, argument.list)
-        node.outputs.append(value)
-        self._tensors[value] = tensor
-        self._inputs.append(value)
-        if argument.list is not None and argument.list.begun:
-            tf_functions.refer(tensor, argument.list.shape)
-        if argument.constant is not None:
-            return self._constant(argument.constant, argument.dtype)
-        return value
-
-    def _constant(self, array: Array, dtype: DType) -> Value:
-        value = tf.make_tensor_proto(array, dtype, array.shape)
-        attributes = {
-            "value": tf.compat.v1.AttrValue(tensor=value),
-            "dtype": tf.compat.v1.AttrValue(type=dtype.as_datatype_enum),
-        }
-        node = self._add("Const", [], [], attributes, [dtype], "constant")
-        node.outputs[0].shape = array.shape
-        node.outputs[0].constant = array
-        return node.outputs[0]
-
-    def _add(
-        self,
-        op_type: str,
-        inputs: Sequence[Value],
-        controls: Iterable[Node],
-        attributes: Mapping[str, Message],
-        dtypes: Sequence[DType],
-        name: str,
-        *,
-        device: str = "",
-        stateful: bool = False,
-        origin: Path = (),
-    ) -> Node:
-        number = self._names.get(name, 0)
-        self._names[name] = number + 1
-        if number:
-            name = f"{name}__{number}"
-            self._names[name] = 1
-        distinct = list(dict.fromkeys(controls))
-        node = Node(
-            name,
-            op_type,
-            list(inputs),
-            distinct,
-            attributes,
-            device,
-            stateful,
-            origin,
-        )
-        node.outputs = [Value(node, i, dtype) for i, dtype in enumerate(dtypes)]
-        self._pending.append(node)
-        return node
-
-    # --- shapes -----------------------------------------------------------------------
-
-    def _flush(self) -> None:
-        """Let TensorFlow infer the shapes of the nodes that were added last."""
-        if not self._pending:
-            return
-        definition = tf.compat.v1.GraphDef()
-        # Numbers, since TensorFlow changes a name that is also the name of a scope.
-        first = len(self._nodes)
-        own = {node: f"n{first + i}" for i, node in enumerate(self._pending)}
-        mapped: dict[str, Tensor] = {}
-        for node, name in own.items():
-            message = definition.node.add()
-            message.name, message.op = name, node.type
-            for value in node.inputs:
-                if value.node in own:
-                    message.input.append(f"{own[value.node]}:{value.index}")
-                    continue
-                tensor = self._tensors[value]
-                message.input.append(tensor.name)
-                mapped[tensor.name] = tensor
-            for key, attribute in node.attributes.items():
-                message.attr[key].CopyFrom(attribute)
-        tf_functions.import_nodes(self._graph, definition, mapped)
-        for node, name in own.items():
-            found = tf_functions.operation(self._graph, name).outputs
-            for value, tensor in zip(node.outputs, found, strict=True):
-                self._tensors[value] = tensor
-                if value.shape is None:
-                    value.shape = shape_of(tensor)
-                if not value.is_handle and value.dtype != tf.string:
-                    value.evaluate_by(partial(tf_functions.constant_of, tensor))
-            lists.set_types(node)
-        self._nodes += self._pending
-        self._pending = []
+    def __init__(self, taken: Taken | None) -> None:
+        super().__init__()
+        self._taken = taken
 
     # --- nodes ------------------------------------------------------------------------
 
@@ -278,7 +159,7 @@ class _Specialiser:
                 "out_type": tf.compat.v1.AttrValue(type=dtype.as_datatype_enum),
             }
             nodes.append(
-                self._add("Shape", [value], controls, attributes, [dtype], path[-1])
+                self.add("Shape", [value], controls, attributes, [dtype], path[-1])
             )
         return [node.outputs[0] for node in nodes], nodes
 
@@ -290,7 +171,7 @@ class _Specialiser:
         attributes: Mapping[str, Message],
         path: Path,
     ) -> Node:
-        return self._add(
+        return self.add(
             source.definition.op,
             inputs,
             controls,
@@ -311,17 +192,17 @@ class _Specialiser:
         if place is None:
             return None
         if inputs[0].list is None:
-            self._flush()
+            self.flush()
         known = inputs[0].list
         if known is None or not known.begun or known.dtype is None:
             return None
         if known.constant is not None and op_type == "TensorListPopBack":
-            return self._constant(known.constant, known.dtype)
+            return self.constant(known.constant, known.dtype)
         if known.shape is not None:
             sizes = [-1 if size is None else size for size in known.shape]
             array = tf.make_ndarray(tf.make_tensor_proto(sizes, tf.int32))
             if inputs[place].dtype == tf.int32:
-                inputs[place] = self._constant(array.reshape(-1), tf.int32)
+                inputs[place] = self.constant(array.reshape(-1), tf.int32)
         return None
 
     # --- loops and branches -----------------------------------------------------------
@@ -333,7 +214,7 @@ class _Specialiser:
         controls: list[Node],
         path: Path,
     ) -> tuple[list[Value], list[Node]]:
-        self._flush()
+        self.flush()
         attributes = source.definition.attr
         condition, body = (
             _require(attributes[name].func.name) for name in ("cond", "body")
@@ -346,14 +227,14 @@ class _Specialiser:
             Argument(
                 value.dtype,
                 value.shape,
-                self._tensors[value] if value.is_handle else None,
+                self.tensors[value] if value.is_handle else None,
                 value.list,
                 lists.small_constant(value) if same else None,
             )
             for value, same in zip(inputs, stays, strict=True)
         ]
         for _ in range(_MOST_ROUNDS):
-            graph = _body(body, arguments, path)
+            graph = self._body(body, arguments, path)
             wider = [
                 argument if same else _wider(argument, output)
                 for argument, output, same in zip(
@@ -365,17 +246,19 @@ class _Specialiser:
             arguments = wider
         else:
             raise NotImplementedError(f"the shapes of {source.definition.name} vary")
-        kept = _kept(attributes, arguments)
+        kept = _with_shapes(
+            {k: v for k, v in attributes.items() if k not in _DROPPED}, arguments
+        )
         node = self._source_node(source, inputs, controls, kept, path)
-        node.bodies = (_body(condition, arguments, path), graph)
-        self._flush()
+        node.bodies = (self._body(condition, arguments, path), graph)
+        self.flush()
         for value, argument, given in zip(node.outputs, arguments, inputs, strict=True):
             value.list = argument.list
             if argument.constant is not None:
                 value.constant = argument.constant
-            self._copy_handle(self._tensors[given], self._tensors[value])
+            self._copy_handle(self.tensors[given], self.tensors[value])
             if argument.list is not None and argument.list.begun:
-                tf_functions.refer(self._tensors[value], argument.list.shape)
+                tf_functions.refer(self.tensors[value], argument.list.shape)
         return list(node.outputs), [node]
 
     def _branch(
@@ -386,7 +269,7 @@ class _Specialiser:
         path: Path,
         fetched: Mapping[Path, Sequence[Value]],
     ) -> tuple[list[Value], list[Node]]:
-        self._flush()
+        self.flush()
         attributes = source.definition.attr
         if "branches" in attributes:
             names = [each.name for each in attributes["branches"].list.func]
@@ -405,13 +288,27 @@ class _Specialiser:
             Argument(
                 value.dtype,
                 value.shape,
-                self._tensors[value] if value.is_handle else None,
+                self.tensors[value] if value.is_handle else None,
                 value.list,
                 lists.small_constant(value),
             )
             for value in rest
         ]
-        bodies = [_body(_require(name), arguments, path) for name in names]
+        bodies = [self._body(_require(name), arguments, path) for name in names]
+        kept = {k: v for k, v in attributes.items() if k not in _DROPPED}
+        return self._branch_node(
+            source.definition.op, inputs, controls, bodies, kept, path
+        )
+
+    def _branch_node(
+        self,
+        op_type: str,
+        inputs: Sequence[Value],
+        controls: Sequence[Node],
+        bodies: Sequence[Graph],
+        attributes: Mapping[str, Message],
+        path: Path,
+    ) -> tuple[list[Value], list[Node]]:
         outputs = [
             Argument(
                 first.dtype,
@@ -421,13 +318,125 @@ class _Specialiser:
             )
             for first, *others in zip(*(body.outputs for body in bodies), strict=True)
         ]
-        kept = _kept(attributes, outputs)
-        node = self._source_node(source, inputs, controls, kept, path)
+        node = self.add(
+            op_type,
+            inputs,
+            controls,
+            _with_shapes(attributes, outputs),
+            [each.dtype for each in outputs],
+            path[-1],
+            stateful=True,
+            origin=path,
+        )
         node.bodies = tuple(bodies)
-        self._flush()
+        self.flush()
         for value, output in zip(node.outputs, outputs, strict=True):
             value.list = output.list
         return list(node.outputs), [node]
+
+    # --- batches that loops take ------------------------------------------------------
+
+    def _body(
+        self, function: Function, arguments: Sequence[Argument], path: Path
+    ) -> Graph:
+        graph = _Specialiser(self._taken)
+        values = [graph.argument(each) for each in arguments]
+        parts = None if self._taken is None else split(function)
+        if parts is None:
+            outputs, _ = graph.inline(function, values, path, (), {})
+        else:
+            outputs = graph.taking(parts, values, path)
+        return graph.finished(outputs)
+
+    def taking(
+        self, parts: SplitFunction, arguments: Sequence[Value], path: Path
+    ) -> list[Value]:
+        """Add a function that takes a batch, of whose size the rest depends."""
+        assert self._taken is not None
+        found, tails = self.inline(parts.first, arguments, path, (), {})
+        self.flush()
+        batch = [value for value in found if _has_unknown_rows(value)]
+        values = [*arguments, *found]
+        if not batch:
+            return self.inline(parts.rest, values, path, tails, {})[0]
+        sizes = [self._first_size(value) for value in batch]
+        self._note(sizes[0], path)
+        rows = self._taken.rows
+        if rows is None:
+            return self.inline(parts.rest, values, path, tails, {})[0]
+        is_known = self._all_are(sizes, rows)
+        self.flush()
+        given = [self._argument_of(value) for value in values]
+        known = [
+            replace(each, shape=(rows, *value.shape[1:]))
+            if value in batch and value.shape is not None
+            else each
+            for each, value in zip(given, values, strict=True)
+        ]
+        inner = (*path, "taken")
+        bodies = [self._body(parts.rest, each, inner) for each in (given, known)]
+        bodies[1].rows = {i for i, value in enumerate(values) if value in batch}
+        # The bodies get their names when they are written.
+        unnamed, lowers = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue(b=True)
+        unnamed.func.name = "unnamed"
+        attributes = {
+            "then_branch": unnamed,
+            "else_branch": unnamed,
+            "_lower_using_switch_merge": lowers,
+            "Tcond": _types([tf.bool], single=True),
+            "Tin": _types([value.dtype for value in values]),
+            "Tout": _types([value.dtype for value in bodies[0].outputs]),
+        }
+        outputs, _ = self._branch_node(
+            "If", [is_known, *values], tails, bodies, attributes, inner
+        )
+        return outputs
+
+    def _argument_of(self, value: Value) -> Argument:
+        like = self.tensors[value] if value.is_handle else None
+        constant = lists.small_constant(value)
+        return Argument(value.dtype, value.shape, like, value.list, constant)
+
+    def _first_size(self, value: Value) -> Value:
+        """The first size of a value, int32 of shape ()."""
+        shape = self._simple(
+            "Shape", [value], tf.int32, T=value.dtype, out_type=tf.int32
+        )
+        zero = self.constant(np.array(0, np.int32), tf.int32)
+        return self._simple(
+            "GatherV2",
+            [shape, zero, zero],
+            tf.int32,
+            Tparams=tf.int32,
+            Tindices=tf.int32,
+            Taxis=tf.int32,
+        )
+
+    def _all_are(self, sizes: Sequence[Value], rows: int) -> Value:
+        number = self.constant(np.array(rows, np.int32), tf.int32)
+        first, *others = (
+            self._simple("Equal", [size, number], tf.bool, T=tf.int32) for size in sizes
+        )
+        for each in others:
+            first = self._simple("LogicalAnd", [first, each], tf.bool)
+        return first
+
+    def _note(self, size: Value, path: Path) -> None:
+        """Tell the host the size of a batch."""
+        assert self._taken is not None
+        token = tf.compat.v1.AttrValue(s=self._taken.note.token.encode())
+        attributes = {"token": token, "Tin": _types([tf.int32]), "Tout": _types([])}
+        self.add(
+            "PyFunc", [size], [], attributes, [], "note", stateful=True, origin=path
+        )
+
+    def _simple(
+        self, op_type: str, inputs: Sequence[Value], dtype: DType, **types: DType
+    ) -> Value:
+        attributes = {name: _types([each], single=True) for name, each in types.items()}
+        return self.add(op_type, inputs, [], attributes, [dtype], "batch_size").outputs[
+            0
+        ]
 
     def _copy_handle(self, given: Tensor, result: Tensor) -> None:
         if given.dtype in (tf.resource, tf.variant):
@@ -441,13 +450,6 @@ def _require(name: str) -> Function:
     if function is None:
         raise NotImplementedError(f"there is no function {name}")
     return function
-
-
-def _body(function: Function, arguments: Sequence[Argument], path: Path) -> Graph:
-    graph = _Specialiser()
-    values = [graph.argument(each) for each in arguments]
-    outputs, _ = graph.inline(function, values, path, (), {})
-    return graph.finished(outputs)
 
 
 def _wider(argument: Argument, output: Value) -> Argument:
@@ -467,13 +469,28 @@ def _common(shapes: Iterable[Shape | None]) -> Shape | None:
     return first
 
 
-def _kept(
+def _with_shapes(
     attributes: Mapping[str, Message], outputs: Sequence[Argument]
 ) -> Mapping[str, Message]:
     """The attributes of a loop or branch, with the shapes of its outputs."""
-    kept = {k: v for k, v in attributes.items() if k not in _DROPPED}
     shapes = tf.compat.v1.AttrValue()
+    shapes.list.SetInParent()
     for each in outputs:
         shapes.list.shape.add().CopyFrom(tf.TensorShape(each.shape).as_proto())
-    kept["output_shapes"] = shapes
-    return kept
+    return {**attributes, "output_shapes": shapes}
+
+
+def _types(dtypes: Sequence[DType], *, single: bool = False) -> Message:
+    found = tf.compat.v1.AttrValue()
+    if single:
+        found.type = dtypes[0].as_datatype_enum
+        return found
+    found.list.SetInParent()
+    found.list.type.extend(each.as_datatype_enum for each in dtypes)
+    return found
+
+
+def _has_unknown_rows(value: Value) -> bool:
+    if value.is_handle or value.dtype == tf.string or not value.shape:
+        return False
+    return value.shape[0] is None and None not in value.shape[1:]

@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
+from tfcluster.runtime.partition.functions import BRANCHES, CALLS, LOOPS
+from tfcluster.runtime.partition.graph import Graph
 from tfcluster.runtime.partition.rules import (
+    boxes,
     contractions,
     elementwise,
     gathers,
     images,
     linear,
     lists,
+    matrices,
+    quantization,
     random,
     reductions,
     rows,
+    scatters,
     shapes,
     slices,
+    sparse,
+    strings,
     without_rule,
 )
-from tfcluster.runtime.partition.rules.table import RULES, WHOLE
+from tfcluster.runtime.partition.rules.table import RULES, WHOLE, why_whole
 
 __all__ = [
     "RULES",
     "WHOLE",
+    "is_known",
+    "unknown_ops",
+    "why_whole",
+    "boxes",
     "contractions",
     "elementwise",
     "gathers",
     "images",
     "linear",
     "lists",
+    "matrices",
+    "quantization",
     "random",
     "reductions",
     "rows",
+    "scatters",
     "shapes",
     "slices",
+    "sparse",
+    "strings",
     "without_rule",
 ]
+
+
+_STRUCTURE = frozenset((*CALLS, *LOOPS, *BRANCHES, "NoOp", "ControlTrigger"))
+"""Ops that the passes themselves treat: they are inlined, or have bodies."""
+
+
+def is_known(op_type: str) -> bool:
+    """Whether an op has a rule, or a reason to be computed whole."""
+    return (
+        op_type in RULES
+        or op_type in _STRUCTURE
+        or random.is_draw(op_type)
+        or why_whole(op_type) is not None
+    )
+
+
+def unknown_ops(graph: Graph) -> list[str]:
+    """The types of the ops of a graph and of its bodies that nobody has classified."""
+    types = {node.type for node in graph.all_nodes()}
+    return sorted(each for each in types if not is_known(each))

@@ -11,6 +11,7 @@ from tfcluster.runtime.partition.placement import (
     Placement,
     Shard,
 )
+from tfcluster.runtime.partition.rules.linear import is_finite_constant
 from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
 
 Labels = Sequence[object]
@@ -51,7 +52,9 @@ def einsum(op: Operation) -> Plan | None:
     equation = op.attribute("equation").decode().replace(" ", "")
     inputs, _, output = equation.partition("->")
     labels = [list(each) for each in inputs.split(",")]
-    if "..." in equation or any(len(set(each)) < len(each) for each in labels):
+    if any(len(set(each)) < len(each) for each in [*labels, output]):
+        return None
+    if "..." in equation:
         return None
     if len(labels) == 2:
         return contract(op, labels, list(output))
@@ -96,30 +99,36 @@ def _along(
 ) -> Plan | None:
     want: list[Placement] = []
     for index, own in enumerate(labels):
-        if label not in own:
+        if label in own:
+            dim = list(own).index(label)
+            shape = op.shape(index)
+            if shape is None or shape[dim] != shard.size:
+                return None
+            want.append(shard.at(dim))
+        elif label in output:
             want.append(REPLICATE)
-            continue
-        dim = list(own).index(label)
-        shape = op.shape(index)
-        if shape is None or shape[dim] != shard.size:
+        else:
+            # The sum over the rows of one input is a factor of the other, which may be
+            # infinite: then a term of zero is not zero.
             return None
-        want.append(shard.at(dim))
     if label in output:
         return Plan(want, [shard.at(list(output).index(label))])
     return Plan(want, [SUM])
 
 
 def _of_terms(op: Operation) -> Plan | None:
-    """Terms times a whole factor, unless the result is larger than the terms.
+    """Terms times a constant, unless the result is larger than the terms.
 
-    A factor that is infinite would make terms of zero NaN, as it does on one machine
-    unless terms cancel; so does a weight that is infinite.
+    Any other factor may be infinite, which would make a term of zero NaN. It is used
+    once the sum is known.
     """
     output = elements_of(op.output_shape())
     for index in (0, 1):
         size = op.elements(index)
         is_term = op.placements[index] == SUM and op.placements[1 - index] == REPLICATE
-        if is_term and output is not None and size is not None and output <= size:
+        if not is_term or output is None or size is None or output > size:
+            continue
+        if is_finite_constant(op.inputs[1 - index]):
             want: list[Placement] = [REPLICATE, REPLICATE]
             want[index] = SUM
             return Plan(want, [SUM])

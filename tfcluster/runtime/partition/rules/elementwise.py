@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from tfcluster.runtime.partition.graph import elements_of
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Partial,
     Placement,
     Shard,
 )
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
 
 _UNARY = (
     *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BesselI0"),
@@ -21,51 +26,66 @@ _UNARY = (
     *("Log1p", "LogicalNot", "Ndtri", "PopulationCount", "Reciprocal", "Relu"),
     *("Relu6", "Rint", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin", "Sinh"),
     *("Softplus", "Softsign", "Spence", "Sqrt", "Square", "Tan", "Tanh"),
-    *("Angle", "Conj", "ComplexAbs", "QuantizeAndDequantizeV2", "AdjustHue"),
-    *("FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars"),
+    *("Angle", "Bucketize", "ComplexAbs", "FakeQuantWithMinMaxArgs"),
 )
 _BINARY = (
     *("ApproximateEqual", "Atan2", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
     *("Complex", "EluGrad", "Equal", "FloorDiv", "FloorMod", "Greater"),
     *("GreaterEqual", "Igamma", "Igammac", "IgammaGradA", "InvGrad"),
     *("LeakyReluGrad", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr"),
-    *("Maximum", "Minimum", "Mod", "NextAfter", "NotEqual", "Polygamma", "Pow"),
-    *("ReciprocalGrad", "Relu6Grad", "ReluGrad", "RightShift", "RsqrtGrad"),
+    *("Maximum", "Minimum", "Mod", "MulNoNan", "NextAfter", "NotEqual"),
+    *(
+        "Polygamma",
+        "Pow",
+        "RandomGammaGrad",
+        "ReciprocalGrad",
+        "Relu6Grad",
+        "ReluGrad",
+        "RightShift",
+        "RsqrtGrad",
+    ),
     *("SeluGrad", "SigmoidGrad", "SoftplusGrad", "SoftsignGrad", "SqrtGrad"),
     *("SquaredDifference", "TanhGrad", "TruncateDiv", "TruncateMod", "Xdivy"),
     *("Xlog1py", "Xlogy", "Zeta", "FakeQuantWithMinMaxArgsGradient"),
 )
-_MORE = ("Betainc", "ClipByValue", "SelectV2")
+_TERNARY = (
+    *("Betainc", "ClipByValue", "FakeQuantWithMinMaxVars"),
+    *("FakeQuantWithMinMaxVarsPerChannel", "SelectV2"),
+)
 
 
-@rule(*_UNARY, *_BINARY, *_MORE)
+@rule(*_UNARY, *_BINARY, *_TERNARY)
 def elementwise(op: Operation) -> Plan | None:
     """All inputs are broadcast to the output's shape, and divided alike."""
     target = _target(op)
     if target is None:
         return None
-    want = broadcast_wants(op, target)
+    want = _broadcast_wants(op, target)
     return None if want is None else Plan(want, [target] * len(op.outputs))
 
 
 def _target(op: Operation) -> Shard | None:
-    """The placement of the largest divided input, as the output has it."""
+    """The placement of the largest divided input, as the output has it.
+
+    None if an input is not broadcast to the output, or if the output has other rows.
+    """
     output = op.output_shape()
     if output is None:
         return None
     found: tuple[int, Shard] | None = None
     for index, placement in enumerate(op.placements):
+        shape = op.shape(index)
+        if shape is None or len(shape) > len(output):
+            return None
         if isinstance(placement, Shard):
-            shape = op.shape(index)
-            if shape is None:
-                return None
+            own = placement.at(placement.dim + len(output) - len(shape))
             size = elements_of(shape) or 0
-            if found is None or size > found[0]:
-                found = size, placement.at(placement.dim + len(output) - len(shape))
+            if output[own.dim] == own.size and (found is None or size > found[0]):
+                found = size, own
     return None if found is None else found[1]
 
 
-def broadcast_wants(op: Operation, target: Shard) -> list[Placement] | None:
+def _broadcast_wants(op: Operation, target: Shard) -> list[Placement] | None:
     """The placements of inputs that are broadcast to an output with ``target``."""
     output = op.output_shape()
     assert output is not None
@@ -86,17 +106,17 @@ def broadcast_wants(op: Operation, target: Shard) -> list[Placement] | None:
 
 @rule("Select")
 def select(op: Operation) -> Plan | None:
-    """The condition may be a scalar, or have one entry for each row."""
+    """The condition may be a scalar, or have one entry for each entry of dimension 0.
+
+    It is not broadcast otherwise.
+    """
     condition, value = op.shape(0), op.shape(1)
     if condition is None or value is None:
         return None
     if len(condition) == len(value) or not condition:
         return elementwise(op)
-    if len(condition) != 1:
-        return None
-    shard = op.first_shard([1, 2])
-    if shard is None and (of_condition := op.shard(0)) is not None:
-        shard = of_condition
+    # A divided condition is a vector, so its rows are those of dimension 0.
+    shard = op.first_shard([1, 2, 0])
     if shard is None:
         return None
     mask: Placement = shard if shard.dim == 0 else REPLICATE
@@ -114,12 +134,49 @@ def constant_like(op: Operation) -> Plan | None:
     return elementwise(op)
 
 
-@rule("Shape", "Size", "Rank", "ShapeN")
+@rule("Rank", "Shape", "ShapeN", "Size")
 def shape_of(op: Operation) -> Plan | None:
-    """Every rank's term has the whole shape; rows have not."""
-    if all(not isinstance(each, Shard) for each in op.placements):
-        return Plan(list(op.placements), [REPLICATE] * len(op.outputs))
-    return None
+    """Every rank's term has the whole shape.
+
+    A rank's rows have not, but its size along their dimension is known.
+    """
+    shards = {i: s for i in range(len(op.inputs)) if (s := op.shard(i)) is not None}
+    if any(op.shape(index) is None for index in shards):
+        return None
+    replicated = [REPLICATE] * len(op.outputs)
+    if not shards or op.type == "Rank":
+        return Plan(list(op.placements), replicated)
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        if node.type == "Size":
+            return [_whole_size(local, node, inputs[0], shards[0])]
+        found = local.repeat(node, inputs)
+        return [
+            _whole_shape(local, node, index, ref, shards[index])
+            if index in shards
+            else ref
+            for index, ref in enumerate(found)
+        ]
+
+    return Plan(list(op.placements), replicated, build)
+
+
+def _whole_shape(local: Local, node: Node, index: int, part: Ref, shard: Shard) -> Ref:
+    """The shape of an input, given that of a rank's rows."""
+    shape = node.inputs[index].shape
+    assert shape is not None
+    rows = np.arange(len(shape)) == shard.dim
+    size = np.full(len(shape), shard.size, part.dtype.as_numpy_dtype)
+    inputs = [local.constant(rows), local.constant(size), part]
+    return local.op("SelectV2", inputs)[0]
+
+
+def _whole_size(local: Local, node: Node, part: Ref, shard: Shard) -> Ref:
+    """The number of elements of an input, given a rank's rows."""
+    dtype = node.outputs[0].dtype
+    shape = local.op("Shape", [part], out_type=dtype)[0]
+    whole = _whole_shape(local, node, 0, shape, shard)
+    return local.op("Prod", [whole, local.constant(np.array([0], np.int32))])[0]
 
 
 @rule("OneHot")
@@ -144,12 +201,20 @@ def bitcast(op: Operation) -> Plan | None:
     return Plan([shard], [shard])
 
 
-@rule("Bucketize", "LRN", "Quantize")
-def by_element_of_first(op: Operation) -> Plan | None:
-    """The other inputs are whole."""
-    shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
+@rule(
+    *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),
+    "QuantizeAndDequantizeV4",
+)
+def quantize_and_dequantize(op: Operation) -> Plan | None:
+    """If the range is not given, it is that of all values.
+
+    A range has one entry, or one for each entry of the dimension ``axis``.
+    """
+    shard = op.shard()
+    if shard is None or not op.attribute("range_given"):
         return None
-    if op.type == "LRN" and shard.dim == len(shape) - 1:
-        return None
-    return Plan(op.wants(i0=shard), [shard])
+    want = op.wants(i0=shard)
+    for index in (1, 2):
+        if op.shape(index) != () and op.attribute("axis") == shard.dim:
+            want[index] = shard.at(0)
+    return Plan(want, [shard])

@@ -55,6 +55,8 @@ def gather_nd(op: Operation) -> Plan | None:
 def scatter_nd(op: Operation) -> Plan | None:
     """Every rank adds its rows to zeros."""
     shape = op.shape(0)
+    if op.placements[1] == SUM and op.placements[0] == REPLICATE:
+        return Plan(op.wants(i1=SUM), [SUM])
     shard = op.first_shard([0, 1])
     if shape is None or shard is None or shard.dim >= len(shape) - 1:
         return None
@@ -111,7 +113,7 @@ def dense_bincount(op: Operation) -> Plan | None:
     want = op.wants(i0=shard) if no_weights else op.wants(i0=shard, i2=shard)
     if len(shape) == 2:
         return Plan(want, [shard]) if shard.dim == 0 else None
-    return None if op.attribute("binary_output") else Plan(want, [SUM])
+    return Plan(want, [Partial("max") if op.attribute("binary_output") else SUM])
 
 
 def _can_be_added(op: Operation) -> bool:

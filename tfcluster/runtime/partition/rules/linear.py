@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from tfcluster.runtime.partition.graph import Value, elements_of
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.partition.graph import Node, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -14,7 +17,8 @@ from tfcluster.runtime.partition.placement import (
     Shard,
 )
 from tfcluster.runtime.partition.rules.elementwise import elementwise
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
 
 _COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 
@@ -32,18 +36,40 @@ def copy_all(op: Operation) -> Plan | None:
     return Plan(list(op.placements), list(op.placements))
 
 
-@rule("CheckNumerics", "CheckNumericsV2", "EnsureShape")
-def checked(op: Operation) -> Plan | None:
-    """A check of a part is part of the check; a term may be anything."""
-    shard = op.shard()
-    if shard is None or op.type == "EnsureShape":
-        if op.type == "EnsureShape" and shard is not None:
-            return Plan([shard], [shard], build=lambda local, node, inputs: inputs)
+@rule("PlaceholderWithDefault")
+def default(op: Operation) -> Plan | None:
+    """Nothing else is fed here; its shape may be that of all rows."""
+    plan = copy(op)
+    if plan is None:
         return None
-    return Plan([shard], [shard])
+    return Plan(plan.want, plan.outputs, lambda local, node, inputs: inputs)
 
 
-@rule("Neg", "Real", "Imag")
+@rule("CheckNumerics", "CheckNumericsV2")
+def check_numerics(op: Operation) -> Plan | None:
+    """Rows are checked by the rank that has them; a term may be anything."""
+    shard = op.shard()
+    return None if shard is None else Plan([shard], [shard])
+
+
+@rule("EnsureShape")
+def ensure_shape(op: Operation) -> Plan | None:
+    """The number of rows is known; the other sizes are checked."""
+    placement, output = op.placements[0], op.output_shape()
+    if isinstance(placement, Partial):
+        return Plan([placement], [placement])
+    shard = op.shard()
+    if shard is None or output is None or output[shard.dim] != shard.size:
+        return None
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        expected = local.split.local_shape(output, shard)
+        return local.repeat(node, inputs, shape=tf.TensorShape(expected))
+
+    return Plan([shard], [shard], build)
+
+
+@rule("Conj", "Imag", "Neg", "Real")
 def linear(op: Operation) -> Plan | None:
     if op.placements[0] == SUM:
         return Plan([SUM], [SUM])
@@ -103,11 +129,6 @@ def divide(op: Operation) -> Plan | None:
     return elementwise(op)
 
 
-@rule("MulNoNan")
-def multiply_no_nan(op: Operation) -> Plan | None:
-    return elementwise(op)
-
-
 def _scaled(op: Operation, term: int, factor: int) -> Plan | None:
     """Terms times a factor.
 
@@ -117,24 +138,24 @@ def _scaled(op: Operation, term: int, factor: int) -> Plan | None:
     output = elements_of(op.output_shape())
     if output is None or output != op.elements(term):
         return None
-    if not _is_finite(op.inputs[factor], op.type):
+    if not is_finite_constant(op.inputs[factor]):
+        return None
+    divisor = None if op.type == "Mul" else op.constant(factor)
+    if divisor is not None and (np.abs(divisor) <= _TINY).any():
         return None
     want: list[Placement] = [REPLICATE, REPLICATE]
     want[term] = SUM
     return Plan(want, [SUM])
 
 
-def _is_finite(factor: Value, op_type: str) -> bool:
-    if factor.dtype.size < 4 or not (factor.dtype.is_floating):
+def is_finite_constant(factor: Value) -> bool:
+    """Whether a factor is known to be finite, so that terms of zero stay zero."""
+    if factor.dtype.size < 4 or not factor.dtype.is_floating:
         return False
-    if (elements_of(factor.shape) or _LARGE) >= _LARGE:
+    elements = elements_of(factor.shape)
+    if elements is None or elements >= _LARGE:
         return False
-    constant = factor.constant
-    if constant is None:
-        return False
-    if op_type == "Mul":
-        return bool(np.isfinite(constant).all())
-    return bool(np.isfinite(constant).all() and (np.abs(constant) > _TINY).all())
+    return factor.constant is not None and bool(np.isfinite(factor.constant).all())
 
 
 _LARGE = 1024

@@ -43,6 +43,11 @@ def is_stateful_draw(node: Node) -> bool:
     return node.type in STATEFUL or node.type in OWN_STATE
 
 
+def is_draw(op_type: str) -> bool:
+    """Whether the op draws random numbers, of which the rows' can be taken."""
+    return op_type in STATEFUL or op_type in OWN_STATE or op_type in _STATELESS
+
+
 def by_rows(node: Node, rows: int | None) -> Plan | None:
     """A plan for random numbers that has as many as the batch has rows."""
     if node.type not in _STATELESS and not is_stateful_draw(node):

@@ -16,7 +16,15 @@ def _outer_dimensions(op: Operation, own: int) -> Plan | None:
 
 @rule(
     *("Softmax", "LogSoftmax", "TopKV2", "TopK", "NthElement", "FFT", "IFFT"),
-    *("RFFT", "IRFFT", "MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", "UnravelIndex"),
+    *(
+        "RFFT",
+        "IRFFT",
+        "LRN",
+        "MatrixDiag",
+        "MatrixDiagV2",
+        "MatrixDiagV3",
+        "UnravelIndex",
+    ),
 )
 def on_vectors(op: Operation) -> Plan | None:
     return _outer_dimensions(op, 1)
@@ -38,7 +46,7 @@ def on_cubes(op: Operation) -> Plan | None:
     return _outer_dimensions(op, 3)
 
 
-@rule("AdjustSaturation")
+@rule("AdjustHue", "AdjustSaturation")
 def on_colours(op: Operation) -> Plan | None:
     return _outer_dimensions(op, 1)
 

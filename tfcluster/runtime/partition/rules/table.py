@@ -162,6 +162,8 @@ RULES: dict[str, Rule] = {}
 """The rule of each op that can be divided."""
 WHOLE: dict[str, str] = {}
 """Why an op is computed whole, for ops of which that is known."""
+WHOLE_FAMILIES: dict[str, str] = {}
+"""The same for all ops that have no entry and whose names begin so."""
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
@@ -181,3 +183,17 @@ def whole(reason: str, *op_types: str) -> None:
     """Register ops that are computed whole."""
     for op_type in op_types:
         WHOLE[op_type] = reason
+
+
+def whole_family(reason: str, *prefixes: str) -> None:
+    """Register ops that are computed whole by how their names begin."""
+    for prefix in prefixes:
+        WHOLE_FAMILIES[prefix] = reason
+
+
+def why_whole(op_type: str) -> str | None:
+    """Why an op that has no rule is computed whole; None if nobody has said so."""
+    if op_type in WHOLE:
+        return WHOLE[op_type]
+    known = (r for prefix, r in WHOLE_FAMILIES.items() if op_type.startswith(prefix))
+    return next(known, None)

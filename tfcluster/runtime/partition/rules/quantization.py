@@ -1,0 +1,45 @@
+"""Ops that round numbers to few values between two limits, and gradients of those."""
+
+from __future__ import annotations
+
+from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement, Shard
+from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+
+
+@rule("QuantizeAndDequantizeV4Grad")
+def round_trip_gradient(op: Operation) -> Plan | None:
+    """The limits have no gradient: it is zero."""
+    shard = op.first_shard([0, 1])
+    if shard is None or _has_own_limits(op, shard):
+        return None
+    return Plan(op.want([0, 1], shard), [shard, REPLICATE, REPLICATE])
+
+
+@rule(
+    *("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient"),
+)
+def fake_gradient(op: Operation) -> Plan | None:
+    """The gradients of the limits are sums over all numbers."""
+    shard, shape = op.first_shard([0, 1]), op.shape()
+    if shard is None or shape is None:
+        return None
+    if "PerChannel" in op.type and shard.dim == len(shape) - 1:
+        return None
+    outputs: list[Placement] = [shard, SUM, SUM]
+    return Plan(op.want([0, 1], shard), outputs)
+
+
+@rule("QuantizeV2", "Dequantize")
+def quantize(op: Operation) -> Plan | None:
+    """The limits are given; adjusted ones are further outputs."""
+    shard = op.shard()
+    if shard is None or _has_own_limits(op, shard):
+        return None
+    rest = [REPLICATE] * (len(op.outputs) - 1)
+    return Plan(op.wants(i0=shard), [shard, *rest])
+
+
+def _has_own_limits(op: Operation, shard: Shard) -> bool:
+    """Whether each entry along the rows has limits of its own."""
+    axis = op.attribute("axis")
+    return axis is not None and axis == shard.dim

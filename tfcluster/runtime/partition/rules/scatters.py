@@ -1,0 +1,175 @@
+"""Ops that put parts into a tensor: scatters into values, segments of sorted rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node, elements_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    SUM,
+    Partial,
+    Placement,
+    Shard,
+    Split,
+)
+from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
+
+
+@rule(
+    *("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"),
+    *("TensorScatterMax", "TensorScatterMin"),
+)
+def tensor_scatter(op: Operation) -> Plan | None:
+    """Divided are the parts that an index names, or the indices."""
+    slices = _slices(op)
+    if slices is not None:
+        return slices
+    shape = op.shape(1)
+    if shape is None or not _has_numbers(op):
+        return None
+    shard = op.first_shard([1, 2])
+    is_linear = op.type in ("TensorScatterAdd", "TensorScatterSub")
+    if shard is None:
+        if is_linear and SUM in (op.placements[0], op.placements[2]):
+            return _of_terms(op)
+        return None
+    if shard.dim >= len(shape) - 1 or op.shard(0) is not None:
+        return None
+    if is_linear:
+        return Plan([SUM, shard, shard], [SUM])
+    if op.type == "TensorScatterUpdate":
+        return None
+    kind = op.type.removeprefix("TensorScatter").lower()
+    return Plan([REPLICATE, shard, shard], [Partial(kind)])
+
+
+def _slices(op: Operation) -> Plan | None:
+    """Each rank has its part of each slice that is written."""
+    tensor, indices, updates = op.shape(0), op.shape(1), op.shape(2)
+    if tensor is None or indices is None or updates is None or indices[-1] is None:
+        return None
+    before, depth = len(indices) - 1, indices[-1]
+    shard = op.shard(0)
+    if shard is None:
+        of_updates = op.shard(2)
+        if of_updates is None or of_updates.dim < before:
+            return None
+        shard = of_updates.at(of_updates.dim - before + depth)
+    if shard.dim < depth or tensor[shard.dim] != shard.size:
+        return None
+    return Plan([shard, REPLICATE, shard.at(shard.dim - depth + before)], [shard])
+
+
+def _of_terms(op: Operation) -> Plan | None:
+    """Terms scattered into terms, if the indices are whole."""
+    given = op.placements[0], op.placements[2]
+    if op.placements[1] != REPLICATE or any(p not in (SUM, REPLICATE) for p in given):
+        return None
+    return Plan([SUM, REPLICATE, SUM], [SUM])
+
+
+def _has_numbers(op: Operation) -> bool:
+    dtype = op.outputs[0].dtype
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+@rule("XlaDynamicUpdateSlice")
+def dynamic_update(op: Operation) -> Plan | None:
+    """The update has all rows; where it begins is then 0, whatever is given."""
+    tensor, update = op.shape(0), op.shape(1)
+    shard = op.first_shard([0, 1])
+    if shard is None or tensor is None or update is None:
+        return None
+    if tensor[shard.dim] != shard.size or update[shard.dim] != shard.size:
+        return None
+    return Plan([shard, shard, REPLICATE], [shard])
+
+
+@rule(
+    *("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin"),
+    *("SegmentSumV2", "SegmentProdV2", "SegmentMaxV2", "SegmentMinV2"),
+)
+def segments(op: Operation) -> Plan | None:
+    """Divided are the segments' dimensions, or what is added.
+
+    A rank does not have the last segment, which says how many there are; so the ids are
+    whole, and each rank adds its rows at its ids.
+    """
+    data, ids = op.shape(0), op.shape(1)
+    shard = op.first_shard([0, 1])
+    if data is None or ids is None or shard is None:
+        return None
+    if shard.dim > 0:
+        return Plan(op.wants(i0=shard), [shard])
+    if not op.type.startswith("SegmentSum") or shard.outer != 1:
+        return None
+    if ids[0] != shard.size or not _has_numbers(op):
+        return None
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        own = _rows(local, inputs[1], shard, local.split)
+        count = inputs[2] if len(inputs) > 2 else _count(local, inputs[1])
+        return local.op("UnsortedSegmentSum", [inputs[0], own, count])
+
+    return Plan(op.wants(i0=shard), [SUM], build)
+
+
+def _rows(local: Local, vector: Ref, shard: Shard, split: Split) -> Ref:
+    """A rank's part of a vector."""
+    begin = split.first(shard.rows) * shard.inner
+    bounds = [np.array([n], np.int32) for n in (begin, split.local_size(shard))]
+    return local.op("Slice", [vector, *map(local.constant, bounds)])[0]
+
+
+def _count(local: Local, ids: Ref) -> Ref:
+    """The number of segments, of which the last has the largest id; 0 without rows."""
+    dtype = ids.dtype.as_numpy_dtype
+    least = local.constant(np.array([-1], dtype))
+    axis, one = local.constant(np.array(0, np.int32)), local.constant(dtype(1))
+    known = local.op("ConcatV2", [[ids, least], axis])[0]
+    largest = local.op("Max", [known, axis], keep_dims=False)[0]
+    return local.op("AddV2", [largest, one])[0]
+
+
+@rule(
+    *("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"),
+    *("SparseSegmentSumWithNumSegments", "SparseSegmentMeanWithNumSegments"),
+    *("SparseSegmentSqrtNWithNumSegments", "SparseSegmentSumGrad"),
+    *("SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad"),
+)
+def sparse_segments(op: Operation) -> Plan | None:
+    """Rows of the first input are looked up; its other dimensions may be divided."""
+    shard = op.shard()
+    if shard is None or shard.dim == 0:
+        return None
+    return Plan(op.wants(i0=shard), [shard])
+
+
+@rule("Bincount")
+def bincount(op: Operation) -> Plan | None:
+    """The third input has weights, or is empty."""
+    shard = op.first_shard([0, 2])
+    if shard is None:
+        return None
+    has_weights = elements_of(op.shape(2)) != 0
+    return Plan(op.want([0, 2] if has_weights else [0], shard), [SUM])
+
+
+@rule("HistogramFixedWidth")
+def histogram(op: Operation) -> Plan | None:
+    shard = op.shard()
+    return None if shard is None else Plan(op.wants(i0=shard), [SUM])
+
+
+@rule("InplaceAdd", "InplaceSub", "InplaceUpdate")
+def in_place(op: Operation) -> Plan | None:
+    """Rows of the first input are changed; its other dimensions may be divided."""
+    shard = op.first_shard([0, 2])
+    if shard is None or shard.dim == 0:
+        return None
+    want: list[Placement] = [shard, REPLICATE, shard]
+    return Plan(want, [shard])

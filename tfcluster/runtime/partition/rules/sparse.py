@@ -1,0 +1,74 @@
+"""Products of sparse and dense matrices, and losses of sequences with sparse labels.
+
+The entries of a sparse tensor are not divided: only its rows could be, and how many
+entries a row has depends on the data. Each rank takes those of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.placement import Shard
+from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.writer import Ref
+
+_ENDLESS = 1 << 40
+
+
+@rule("SparseTensorDenseMatMul")
+def sparse_matmul(op: Operation) -> Plan | None:
+    """The columns of the dense matrix are divided; or the rows of the result.
+
+    The latter if the dense matrix has the same rows, such as the nodes of a graph.
+    """
+    shard, dense, output = op.shard(3), op.shape(3), op.output_shape()
+    if shard is None or dense is None or output is None:
+        return None
+    columns = 0 if op.attribute("adjoint_b") else 1
+    if shard.dim == columns:
+        return Plan(op.wants(i3=shard), [shard.at(1)])
+    if output[0] != shard.size or shard.outer != 1:
+        return None
+    is_adjoint = bool(op.attribute("adjoint_a"))
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        entries = _rows(local, inputs[:3], shard, int(is_adjoint))
+        return local.repeat(node, [*entries, inputs[3]])
+
+    return Plan(op.wants(), [shard.at(0)], build)
+
+
+def _rows(
+    local: Local, entries: Sequence[Ref], shard: Shard, dim: int
+) -> Sequence[Ref]:
+    """The entries of a sparse matrix at a rank's rows, which are in dimension ``dim``.
+
+    The rows are counted from the rank's first one.
+    """
+    begin, size = np.zeros(2, np.int64), np.full(2, _ENDLESS)
+    begin[dim] = local.split.first(shard.rows) * shard.inner
+    size[dim] = local.split.local_size(shard)
+    bounds = [local.constant(each) for each in (begin, size)]
+    return local.op("SparseSlice", [*entries, *bounds])
+
+
+@rule("CTCLoss", "CTCLossV2")
+def ctc_loss(op: Operation) -> Plan | None:
+    """Sequences are in dimension 1 of the first input."""
+    shard, lengths = op.shard(0), op.shard(3)
+    if shard is None:
+        shard = None if lengths is None else lengths.at(1)
+    if shard is None or shard.dim != 1 or shard.outer != 1:
+        return None
+    rows = shard.at(0)
+
+    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        shape = local.constant(np.full(2, _ENDLESS))
+        labels = _rows(local, [*inputs[1:3], shape], rows, 0)
+        return local.repeat(node, [inputs[0], *labels[:2], inputs[3]])
+
+    want = op.wants(i0=shard, i3=rows)
+    return Plan(want, [rows, shard], build)
