@@ -88,7 +88,7 @@ def in_top_k(op: Operation) -> Plan | None:
     return Plan(op.want([0, 1], shard), [shard])
 
 
-@rule("SearchSorted", "LowerBound", "UpperBound")
+@rule("LowerBound", "UpperBound")
 def search(op: Operation) -> Plan | None:
     """Each row of the second input is looked up in the same row of the first."""
     shard = op.first_shard([0, 1])
