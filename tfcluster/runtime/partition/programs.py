@@ -95,6 +95,8 @@ class Program:
     """The outputs that are parts."""
     error: Exception | None = None
     """Why the function cannot be divided, if that was tried in vain."""
+    function: str = ""
+    """The original function's name."""
     _trains: bool | None = None
 
     @property
@@ -201,10 +203,12 @@ class Programs:
         self, given: Sequence[Given], fetches: Sequence[Fetch]
     ) -> Program:
         try:
-            return self._made(given, fetches)
+            found = self._made(given, fetches)
         except Exception as error:
             # Whatever it is: the function itself computes what one machine computes.
-            return Program(self.function.name, self.label, error=error)
+            found = Program(self.function.name, self.label, error=error)
+        found.function = self.function.name
+        return found
 
     def _made(self, given: Sequence[Given], fetches: Sequence[Fetch]) -> Program:
         """The program to which ``fetches`` are given."""

@@ -72,6 +72,8 @@ class Written:
     exchanged_bytes: int = 0
     keep: list[object] = field(default_factory=list)
     """Objects that must live as long as the functions."""
+    exchanged: list[Sequence[Value]] = field(default_factory=list)
+    """The values of each exchange; those of loops and branches are among them."""
 
     @property
     def name(self) -> str:
@@ -118,6 +120,7 @@ def rewrite(
         process.exchanges,
         process.exchanged_bytes,
         [exchanger],
+        process.exchanged,
     )
 
 
@@ -146,6 +149,7 @@ class _Process:
         self.definitions: list[Message] = []
         self.exchanges = 0
         self.exchanged_bytes = 0
+        self.exchanged: list[Sequence[Value]] = []
 
 
 @dataclass(slots=True)
@@ -450,6 +454,7 @@ class _Body:
             ]
         self._process.exchanges += 1
         self._process.exchanged_bytes += sum(value.nbytes for value in values)
+        self._process.exchanged.append(values)
         for value, ref in zip(values, whole, strict=True):
             if isinstance(self._placed.placements[value], ListOf):
                 self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
