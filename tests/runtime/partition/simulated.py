@@ -93,8 +93,8 @@ def divide(
     return Divided(
         placed,
         written,
-        [np.asarray(each) for each in whole],
-        [np.asarray(each) for each in found],
+        [np.asarray(each.numpy()) for each in whole],
+        [np.asarray(each.numpy()) for each in found],
     )
 
 
