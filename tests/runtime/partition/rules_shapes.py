@@ -32,6 +32,7 @@ from tfcluster.runtime.partition.placement import (
     Placement,
     Shard,
 )
+from tfcluster.runtime.partition.rules import shapes
 
 DTYPES = (*FLOATS, *INTEGERS, np.bool_, *COMPLEX)
 Make = Callable[[Chance], Case]
@@ -451,7 +452,7 @@ LINEAR = {
 
 
 def test_every_op_has_a_case() -> None:
-    assert {*CASES, *OTHERS} == ops_of("shapes")
+    assert {*CASES, *OTHERS} == ops_of(shapes)
 
 
 @pytest.mark.parametrize("op", CASES)

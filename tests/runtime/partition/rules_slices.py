@@ -31,13 +31,14 @@ from tfcluster.runtime.partition.placement import (
     Placement,
     Shard,
 )
+from tfcluster.runtime.partition.rules import slices
 
 DTYPES = (*FLOATS, *INTEGERS, np.bool_, *COMPLEX)
 many = settings(max_examples=25, deadline=None)
 
 
 def test_every_op_has_a_case() -> None:
-    assert ops_of("slices") == {"Slice", "StridedSlice", "StridedSliceGrad"}
+    assert ops_of(slices) == {"Slice", "StridedSlice", "StridedSliceGrad"}
 
 
 @given(seeds)

@@ -144,16 +144,30 @@ class _Propagation:
         condition, body = node.bodies
         current = [_carried(self._seen(value)) for value in node.inputs]
         final = [False] * len(current)
+        carried = list(
+            zip(
+                *(node.inputs, node.outputs, condition.inputs, body.inputs),
+                body.outputs,
+                strict=True,
+            )
+        )
+
+        def settle() -> None:
+            for index, values in enumerate(carried):
+                if not all(can_have(each, current[index]) for each in values):
+                    current[index], final[index] = _all_whole(current[index]), True
+
+        settle()
         rows = self._placed.rows
         for _ in range(_MOST_ROUNDS):
             placed = propagate(body, current, rows)
-            following = list(current)
+            before = list(current)
             for index, each in enumerate(placed.outputs):
                 if not final[index]:
-                    following[index], final[index] = joined(current[index], each)
-            if following == current:
+                    current[index], final[index] = joined(current[index], each)
+            settle()
+            if before == current:
                 break
-            current = following
         else:
             current = [_all_whole(each) for each in current]
             placed = propagate(body, current, rows)
@@ -162,12 +176,22 @@ class _Propagation:
 
     def _branch(self, node: Node) -> Plan:
         inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
+        for index, value in enumerate(node.inputs[1:]):
+            within = [body.inputs[index] for body in node.bodies]
+            if not all(can_have(each, inputs[index]) for each in (value, *within)):
+                inputs[index] = _all_whole(inputs[index])
         bodies = [self._of_branch(each, inputs) for each in node.bodies]
         outputs, *others = (body.outputs for body in bodies)
         for each in others:
             outputs = [
                 joined(one, other)[0] for one, other in zip(outputs, each, strict=True)
             ]
+        results = zip(
+            node.outputs, *(each.outputs for each in node.bodies), strict=True
+        )
+        for index, values in enumerate(results):
+            if not all(can_have(each, outputs[index]) for each in values):
+                outputs[index] = _all_whole(outputs[index])
         self._placed.bodies[node] = tuple(bodies)
         return Plan([REPLICATE, *inputs], outputs)
 
@@ -199,10 +223,10 @@ def can_have(value: Value, placement: Placement) -> bool:
         return placement.fits(value.shape)
     if isinstance(placement, ListOf) and isinstance(placement.element, Shard):
         known = value.list
-        return (
-            known is not None
-            and elements_of(known.shape) is not None
-            and placement.element.fits(known.shape)
+        if known is None or not known.begun:
+            return known is not None
+        return elements_of(known.shape) is not None and placement.element.fits(
+            known.shape
         )
     return True
 

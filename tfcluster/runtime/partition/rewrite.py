@@ -33,7 +33,7 @@ from tfcluster.runtime.partition.placement import (
     Split,
 )
 from tfcluster.runtime.partition.propagate import Placed, has_effect
-from tfcluster.runtime.partition.rules.random import STATEFUL
+from tfcluster.runtime.partition.rules.random import STATEFUL, is_stateful_draw
 from tfcluster.runtime.partition.rules.table import Plan
 from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
 from tfcluster.runtime.tensor_types import Array, Message
@@ -307,8 +307,11 @@ class _Body:
         found = forms.get(want)
         if found is not None:
             return found
-        if isinstance(want, ListOf):
-            return self._list(value, want, pending)
+        if isinstance(want, ListOf) or isinstance(
+            self._placed.placements.get(value), ListOf
+        ):
+            wanted = want if isinstance(want, ListOf) else ListOf(REPLICATE)
+            return self._list(value, wanted, pending)
         whole = forms.get(REPLICATE)
         if whole is None:
             pending[value] = None
@@ -516,7 +519,9 @@ class _Body:
         wants = plan.want if is_loop else plan.want[1:]
         bodies = []
         for index, placed in enumerate(self._placed.bodies[node]):
-            body = _Body(self._process, placed, f"{node.name.rpartition('/')[2]}_body")
+            body = _Body(
+                self._process, placed, f"{node.name.rpartition('/')[2]}_of_rank"
+            )
             for value, want, refs in zip(
                 placed.graph.inputs, wants, carried, strict=True
             ):
@@ -533,7 +538,8 @@ class _Body:
         op_type = node.type
         if exchanges or any(body.has_effects for body in bodies):
             op_type = op_type.removeprefix("Stateless")
-        if exchanges and is_loop:
+        if is_loop and (exchanges or _draws(node)):
+            # In an order that all ranks share.
             attributes["parallel_iterations"] = 1
         with self.writer.after([self._last_exchange] if exchanges else []):
             found = self.writer.node(op_type, flat, attributes, node.name, node.device)
@@ -576,6 +582,13 @@ class _Body:
         if "branches" in attributes:
             return {**attributes, "branches": names}
         return {**attributes, "else_branch": names[0], "then_branch": names[1]}
+
+
+def _draws(node: Node) -> bool:
+    """Whether a loop draws random numbers from a state of an op."""
+    return any(
+        is_stateful_draw(each) for body in node.bodies for each in body.all_nodes()
+    )
 
 
 def _is_single(placement: Placement) -> bool:

@@ -234,7 +234,7 @@ class _Specialiser(ShapeGraph):
             for value, same in zip(inputs, stays, strict=True)
         ]
         for _ in range(_MOST_ROUNDS):
-            graph = self._body(body, arguments, path)
+            graph = self._body(body, arguments, (*path, "body"))
             wider = [
                 argument if same else _wider(argument, output)
                 for argument, output, same in zip(
@@ -250,7 +250,9 @@ class _Specialiser(ShapeGraph):
             {k: v for k, v in attributes.items() if k not in _DROPPED}, arguments
         )
         node = self._source_node(source, inputs, controls, kept, path)
-        node.bodies = (self._body(condition, arguments, path), graph)
+        # Ops of the same name in both have random states of their own.
+        within = (*path, "condition")
+        node.bodies = (self._body(condition, arguments, within), graph)
         self.flush()
         for value, argument, given in zip(node.outputs, arguments, inputs, strict=True):
             value.list = argument.list
@@ -282,8 +284,9 @@ class _Specialiser(ShapeGraph):
         index = chosen.constant if chosen.shape == () else None
         if index is not None and chosen.dtype != tf.string:
             number = int(index) if "branches" in attributes else int(bool(index))
-            name = names[number] if 0 <= number < len(names) else names[-1]
-            return self.inline(_require(name), rest, path, controls, fetched)
+            number = number if 0 <= number < len(names) else len(names) - 1
+            within = (*path, str(number))
+            return self.inline(_require(names[number]), rest, within, controls, fetched)
         arguments = [
             Argument(
                 value.dtype,
@@ -294,7 +297,10 @@ class _Specialiser(ShapeGraph):
             )
             for value in rest
         ]
-        bodies = [self._body(_require(name), arguments, path) for name in names]
+        bodies = [
+            self._body(_require(name), arguments, (*path, str(number)))
+            for number, name in enumerate(names)
+        ]
         kept = {k: v for k, v in attributes.items() if k not in _DROPPED}
         return self._branch_node(
             source.definition.op, inputs, controls, bodies, kept, path

@@ -47,13 +47,13 @@ def _of_any_shape(index: int) -> Build:
 
 def _of_shape(index: int, whole: Shape | None, element: Element) -> Build | None:
     """The op for elements that are parts of ``whole``, also those that are not set."""
-    if elements_of(whole) is None:
-        return None
-    assert whole is not None
+    if whole is None:
+        return None if element == REPLICATE else _of_any_shape(index)
     shape = whole
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
-        own = np.array(local.split.local_shape(shape, element), np.int32)
+        sizes = local.split.local_shape(shape, element)
+        own = np.array([-1 if size is None else size for size in sizes], np.int32)
         given = list(inputs)
         given[index] = local.constant(own.reshape(-1))
         return local.repeat(node, given)
