@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -111,18 +111,40 @@ def _numbers(array: Array) -> Array:
 
 def gathered(transport: Transport, array: Array, shard: Shard) -> Array:
     """The whole array, of which every rank has its rows."""
-    parts = transport.allgather(np.ascontiguousarray(array).tobytes())
+    parts = transport.allgather(_packed(array))
     before, after = array.shape[: shard.dim], array.shape[shard.dim + 1 :]
     shape = (*before, shard.outer, -1, *after)
     if 0 in before or 0 in after:
         return np.zeros((*before, shard.size, *after), array.dtype)
     whole = np.concatenate(
-        [np.frombuffer(part, array.dtype).reshape(shape) for part in parts],
+        [_unpacked(part, array.dtype).reshape(shape) for part in parts],
         axis=shard.dim + 1,
     )
     return whole.reshape((*before, shard.size, *after))
 
 
+def _packed(array: Array) -> bytes:
+    """The elements; strings after their number and their lengths."""
+    if array.dtype != np.object_:
+        return np.ascontiguousarray(array).tobytes()
+    strings = [bytes(each) for each in array.reshape(-1)]
+    sizes = np.array([len(strings), *map(len, strings)], np.int64)
+    return b"".join([sizes.tobytes(), *strings])
+
+
+def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
+    """The elements, in one dimension."""
+    if dtype != np.object_:
+        return np.frombuffer(data, dtype)
+    count = int(np.frombuffer(data, np.int64, 1)[0])
+    sizes = np.frombuffer(data, np.int64, count, 8)
+    ends = 8 * (count + 1) + np.cumsum(sizes)
+    found = np.empty(count, np.object_)
+    for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+        found[index] = bytes(data[end - size : end])
+    return found
+
+
 def supports(dtype: object) -> bool:
     """Whether the host can exchange tensors of this dtype."""
-    return dtype not in (tf.string, tf.resource, tf.variant)
+    return dtype not in (tf.resource, tf.variant)

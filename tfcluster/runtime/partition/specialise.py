@@ -38,6 +38,7 @@ _DROPPED = frozenset(
     )
 )
 """Attributes that have no meaning after specialisation."""
+_LOOKUPS = ("LookupTableFind", "LookupTableFindV2")
 _MOST_ROUNDS = 16
 """Of a fixed point; each makes a shape less specific."""
 
@@ -135,6 +136,8 @@ class _Specialiser(ShapeGraph):
             return self._branch(source, inputs, controls, path, fetched)
         if definition.op == "ShapeN":
             return self._shapes(source, inputs, controls, path)
+        if definition.op in _LOOKUPS:
+            return self._look_up(source, inputs, controls, path)
         known = self._known_element(definition.op, inputs)
         attributes = {k: v for k, v in definition.attr.items() if k not in _DROPPED}
         node = self._source_node(source, inputs, controls, attributes, path)
@@ -142,6 +145,33 @@ class _Specialiser(ShapeGraph):
         if known is not None:
             outputs[-1] = known
         return outputs, [node]
+
+    def _look_up(
+        self,
+        source: SourceNode,
+        inputs: list[Value],
+        controls: list[Node],
+        path: Path,
+    ) -> tuple[list[Value], list[Node]]:
+        """A lookup in a table, of which TensorFlow infers no shape.
+
+        It has a value of the default's shape for each key.
+        """
+        self.flush()
+        keys, default = inputs[1].shape, inputs[2].shape
+        attributes = source.definition.attr
+        node = self._source_node(source, inputs, controls, attributes, path)
+        found = node.outputs[0]
+        if keys is None or default is None:
+            return [found], [node]
+        shape = tf.TensorShape((*keys, *default))
+        found.shape = (*keys, *default)
+        kept = {
+            "T": tf.compat.v1.AttrValue(type=found.dtype.as_datatype_enum),
+            "shape": tf.compat.v1.AttrValue(shape=shape.as_proto()),
+        }
+        checked = self.add("EnsureShape", [found], [], kept, [found.dtype], path[-1])
+        return [checked.outputs[0]], [node, checked]
 
     def _shapes(
         self,

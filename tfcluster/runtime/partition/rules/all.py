@@ -29,14 +29,12 @@ from tfcluster.runtime.partition.rules.table import RULES, WHOLE, why_whole
 __all__ = [
     "RULES",
     "WHOLE",
-    "is_known",
-    "unknown_ops",
-    "why_whole",
     "boxes",
     "contractions",
     "elementwise",
     "gathers",
     "images",
+    "is_known",
     "linear",
     "lists",
     "matrices",
@@ -49,6 +47,8 @@ __all__ = [
     "slices",
     "sparse",
     "strings",
+    "unknown_ops",
+    "why_whole",
     "without_rule",
 ]
 

@@ -11,7 +11,6 @@ from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
     Partial,
-    Placement,
     Shard,
     Split,
 )
@@ -89,10 +88,7 @@ def dynamic_update(op: Operation) -> Plan | None:
     return Plan([shard, shard, REPLICATE], [shard])
 
 
-@rule(
-    *("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin"),
-    *("SegmentSumV2", "SegmentProdV2", "SegmentMaxV2", "SegmentMinV2"),
-)
+@rule("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin")
 def segments(op: Operation) -> Plan | None:
     """Divided are the segments' dimensions, or what is added.
 
@@ -105,14 +101,14 @@ def segments(op: Operation) -> Plan | None:
         return None
     if shard.dim > 0:
         return Plan(op.wants(i0=shard), [shard])
-    if not op.type.startswith("SegmentSum") or shard.outer != 1:
+    if op.type != "SegmentSum" or shard.outer != 1:
         return None
     if ids[0] != shard.size or not _has_numbers(op):
         return None
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = _rows(local, inputs[1], shard, local.split)
-        count = inputs[2] if len(inputs) > 2 else _count(local, inputs[1])
+        count = _count(local, inputs[1])
         return local.op("UnsortedSegmentSum", [inputs[0], own, count])
 
     return Plan(op.wants(i0=shard), [SUM], build)
@@ -163,13 +159,3 @@ def bincount(op: Operation) -> Plan | None:
 def histogram(op: Operation) -> Plan | None:
     shard = op.shard()
     return None if shard is None else Plan(op.wants(i0=shard), [SUM])
-
-
-@rule("InplaceAdd", "InplaceSub", "InplaceUpdate")
-def in_place(op: Operation) -> Plan | None:
-    """Rows of the first input are changed; its other dimensions may be divided."""
-    shard = op.first_shard([0, 2])
-    if shard is None or shard.dim == 0:
-        return None
-    want: list[Placement] = [shard, REPLICATE, shard]
-    return Plan(want, [shard])

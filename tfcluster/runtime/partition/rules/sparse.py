@@ -15,7 +15,8 @@ from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
 from tfcluster.runtime.partition.writer import Ref
 
-_ENDLESS = 1 << 40
+_ENDLESS = 1 << 31
+"""More than any dimension here has; its square is a number of elements, too."""
 
 
 @rule("SparseTensorDenseMatMul")

@@ -7,13 +7,17 @@ from tfcluster.runtime.partition.placement import REPLICATE
 from tfcluster.runtime.partition.rules.elementwise import elementwise
 from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
 
-rule(
+
+@rule(
     *("AsString", "DecodeBase64", "EncodeBase64", "StaticRegexFullMatch"),
     *("StaticRegexReplace", "StringLength", "StringLower", "StringStrip"),
     *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong"),
     *("StringToNumber", "StringUpper", "UnicodeScript", "UnicodeTranscode"),
     *("Substr", "StringJoin", "DecodeCompressed"),
-)(elementwise)
+)
+def each_string(op: Operation) -> Plan | None:
+    """Several inputs are broadcast to one shape."""
+    return elementwise(op)
 
 
 @rule("RegexFullMatch", "RegexReplace")
@@ -22,14 +26,10 @@ def regular_expression(op: Operation) -> Plan | None:
     return _first(op)
 
 
-@rule("DecodeRaw", "DecodePaddedRaw")
+@rule("DecodePaddedRaw")
 def decode(op: Operation) -> Plan | None:
-    """The numbers of each string become a dimension at the end.
-
-    Without a given length all strings must be equally long, which a rank can only tell
-    of its own.
-    """
-    return _first(op) if op.type == "DecodePaddedRaw" else None
+    """The numbers of each string become a dimension at the end."""
+    return _first(op)
 
 
 @rule("DecodeCSV")

@@ -78,6 +78,14 @@ whole_family(
     "the number of its results depends on the data of all rows",
     "NonMaxSuppression",
 )
+whole(
+    "it writes into the memory of its input",
+    *("InplaceAdd", "InplaceSub", "InplaceUpdate"),
+)
+whole(
+    "only XLA can compute it",
+    *("SegmentSumV2", "SegmentProdV2", "SegmentMaxV2", "SegmentMinV2"),
+)
 RAGGED = "its rows have various lengths, and are not divided"
 whole_family(RAGGED, "Ragged")
 whole(RAGGED, "UnicodeEncode", "StringFormat")
