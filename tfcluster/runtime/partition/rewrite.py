@@ -33,7 +33,7 @@ from tfcluster.runtime.partition.placement import (
     Split,
 )
 from tfcluster.runtime.partition.propagate import Placed, has_effect
-from tfcluster.runtime.partition.rules.random import STATEFUL, is_stateful_draw
+from tfcluster.runtime.partition.rules.random import is_stateful_draw
 from tfcluster.runtime.partition.rules.table import Plan
 from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
 from tfcluster.runtime.tensor_types import Array, Message
@@ -185,6 +185,9 @@ class _Body:
         """The names of the nodes written for a node."""
         self._last_exchange = ""
         self._effects: list[str] = []
+        self._reads: list[str] = []
+        """Nodes that see the effects of others, and so run before what waits for the
+        function. TensorFlow inlines it, and waits for nothing else."""
         self._order = {node: i for i, node in enumerate(placed.nodes)}
 
     def put(self, value: Value, placement: Placement, refs: Refs) -> None:
@@ -199,7 +202,7 @@ class _Body:
 
     def finish(self, outputs: Sequence[Ref]) -> Message:
         names = [self._last_exchange] if self._last_exchange else []
-        return self.writer.finish(outputs, [*self._effects, *names])
+        return self.writer.finish(outputs, [*self._effects, *self._reads, *names])
 
     def run(self, wanted: Sequence[Placement]) -> list[Refs]:
         """Write all nodes; returns the outputs with the placements wanted."""
@@ -261,6 +264,8 @@ class _Body:
             self._forms[value] = {placement: found}
         if has_effect(node):
             self._effects += self._written[node]
+        elif node.stateful:
+            self._reads += self._written[node]
 
     def _plain(self, node: Node, plan: Plan, inputs: list[Refs]) -> list[Refs]:
         made = plan.outputs if plan.made is None else plan.made
@@ -272,7 +277,7 @@ class _Body:
             own = [refs[index] if len(refs) > 1 else refs[0] for refs in inputs]
             local = _LocalOps(self.writer, split)
             self.writer.last = ""
-            if node.type in STATEFUL:
+            if is_stateful_draw(node):
                 found.append(self._process.draws.write(self.writer, node, own))
             elif plan.build is None:
                 found.append(local.repeat(node, own))

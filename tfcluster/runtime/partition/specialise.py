@@ -114,7 +114,10 @@ class _Specialiser(ShapeGraph):
             values[name], after[name] = self._node(
                 source, inputs, controls, here, fetched
             )
-        tails = [node for name in function.must_run for node in after[name]]
+        # What comes after the call waits for what it reads, too.
+        last = dict.fromkeys(function.must_run)
+        last |= {n: None for n, each in function.nodes.items() if each.is_stateful}
+        tails = [node for name in last for node in after[name]]
         outputs = [values[each.node][each.output] for each in function.outputs]
         return outputs, tails or list(waits)
 
