@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.wire import loads
 
@@ -24,42 +25,56 @@ _CHIEF = 0
 
 
 class Agreement:
-    """Compares programs and batches over the ranks.
+    """Compares programs, batches and variables over the ranks.
 
-    ``differing`` is called on all ranks with the name of a program whose batches
-    differ.
+    ``warn`` is called on all ranks with a text.
     """
 
-    def __init__(self, group: Group, differing: Callable[[str], None]) -> None:
+    def __init__(self, group: Group, warn: Callable[[str], None]) -> None:
         self._group = group
-        self._differing = differing
+        self._warn = warn
+        self._variables = VariableCheck(group, warn)
 
-    def on(self, program: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def on(
+        self, program: str, inputs: Sequence[Tensor], variables: Sequence[Watched] = ()
+    ) -> list[Tensor]:
         """The inputs with which all ranks continue: this rank's, or the chief's.
 
         ``program`` is equal on all ranks that are to run the same program. The inputs
-        are numbers of any shapes and dtypes, which may differ between the ranks. Raises
-        CollectiveMismatchError on all ranks if the programs differ, and what
-        ``Group.exchange`` raises.
+        are numbers of any shapes and dtypes, which may differ between the ranks. Some
+        of the ``variables`` are compared; see ``VariableCheck``. Raises
+        CollectiveMismatchError on all ranks if the programs differ, CollectiveError if
+        variables do, and what ``Group.exchange`` raises.
         """
         arrays = [np.asarray(each) for each in inputs]
-        note = _digest(arrays)
+        compared = self._variables.due(program, variables)
+        note = struct.pack("<II", _digest(arrays), digest(compared))
+        found: list[Array] | None = None
         with self._group.exchange(Signature(program), note=note) as call:
-            if len(set(call.notes)) == 1:
-                return list(inputs)
-            found = _unpacked(call.transport.broadcast(_packed(arrays), _CHIEF))
-        self._differing(program)
+            of_inputs, of_variables = zip(
+                *(struct.unpack("<II", each) for each in call.notes), strict=True
+            )
+            if len(set(of_inputs)) > 1:
+                found = _unpacked(call.transport.broadcast(_packed(arrays), _CHIEF))
+        differ = len(set(of_variables)) > 1
+        self._variables.settle(program, compared, differ=differ)
+        if found is None:
+            return list(inputs)
+        self._warn(
+            f"{program}: the ranks have different batches, so all of them compute the "
+            "chief's. Is the data shuffled with a seed of its own, or read in another "
+            "order on each host?"
+        )
         dtypes = [each.dtype for each in inputs]
         return [tf.constant(*pair) for pair in zip(found, dtypes, strict=True)]
 
 
-def _digest(arrays: Sequence[Array]) -> bytes:
-    """Eight bytes that differ if the arrays do, but for rare coincidences."""
-    checksum = 0
-    shapes = zlib.crc32(repr([(a.dtype.str, a.shape) for a in arrays]).encode())
+def _digest(arrays: Sequence[Array]) -> int:
+    """A checksum of shapes, dtypes and values, 32 bits."""
+    checksum = zlib.crc32(repr([(a.dtype.str, a.shape) for a in arrays]).encode())
     for array in arrays:
         checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
-    return struct.pack("<II", checksum, shapes)
+    return checksum
 
 
 def _packed(arrays: Sequence[Array]) -> bytes:

@@ -16,6 +16,7 @@ from tfcluster.runtime.partition.fetches import handed
 from tfcluster.runtime.partition.functions import function_named
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs
 from tfcluster.runtime.partition.rewrite import Ranks
+from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Tensor
 
 Call = Callable[[Any, Any, Sequence[Tensor], int], Any]
@@ -25,7 +26,9 @@ Call = Callable[[Any, Any, Sequence[Tensor], int], Any]
 class Agree(Protocol):
     """Compares what all ranks are about to run; see ``agreement.Agreement.on``."""
 
-    def __call__(self, program: str, inputs: Sequence[Tensor]) -> list[Tensor]: ...
+    def __call__(
+        self, program: str, inputs: Sequence[Tensor], variables: Sequence[Watched]
+    ) -> list[Tensor]: ...
 
 
 class Hook:
@@ -152,7 +155,11 @@ class Hook:
         """The inputs and batches with which all ranks continue."""
         assert self._agree is not None
         places = programs.data_places(given)
-        found = self._agree(programs.label, [given[place].tensor for place in places])
+        found = self._agree(
+            programs.label,
+            [given[place].tensor for place in places],
+            programs.variables(given),
+        )
         for place, tensor in zip(places, found, strict=True):
             given[place] = Given(tensor)
         return given

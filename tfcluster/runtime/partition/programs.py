@@ -15,7 +15,7 @@ from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function, op_types
-from tfcluster.runtime.partition.graph import Node, elements_of
+from tfcluster.runtime.partition.graph import Graph, Node, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Placement,
@@ -32,10 +32,12 @@ from tfcluster.runtime.partition.rules.random import (
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import Taken, specialise
 from tfcluster.runtime.partition.tf_functions import HostFunction
+from tfcluster.runtime.partition.variables import Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 _HANDLES = (tf.resource, tf.variant)
 _DRAWS = OWN_STATE | STATEFUL.keys()
+_READING = re.compile(r"(/Cast(_\d+)?)?/?ReadVariableOp(_\d+)?(__\d+)?$")
 _TRACE = re.compile(r"^__inference_|_\d+$")
 
 
@@ -79,7 +81,7 @@ class Given:
 Key: TypeAlias = tuple[int | None, tuple[tuple[DType, Shape, Shard | None] | None, ...]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
     """A function for inputs of certain shapes, as this process runs it."""
 
@@ -134,6 +136,9 @@ class Programs:
         self._draws = Draws(new_seed)
         self._visible = visible
         self._programs: dict[Key, Program] = {}
+        self._names = list(function.arguments)
+        """What messages call the inputs."""
+        self._variables: list[Watched] | None = None
         self._taken_rows: int | None = None
         """The size of the first batch that a loop of the function took."""
         self._note = HostFunction(self._took)
@@ -167,12 +172,26 @@ class Programs:
             and (place >= arguments or self._is_named(place))
         ]
 
+    def variables(self, given: Sequence[Given]) -> list[Watched]:
+        """The variables among the inputs."""
+        if self._variables is None:
+            tensors = [each.tensor for each in given[: len(self.function.arguments)]]
+            self._variables = watched(self._names, tensors)
+        return [
+            Watched(each.name, given[each.place].tensor, each.dtype, each.place)
+            for each in self._variables
+        ]
+
     def _is_named(self, place: int) -> bool:
         given = self.function.definition.arg_attr
         return place in given and "_user_specified_name" in given[place].attr
 
     def program(self, given: Sequence[Given]) -> Program:
-        """The program for inputs and batches, in this order, of these shapes."""
+        """The program for inputs and batches, in this order, of these shapes.
+
+        Call it each time before the program runs.
+        """
+        self._draws.begin()
         shapes = tuple(
             None
             if each.tensor.dtype == tf.resource
@@ -223,6 +242,7 @@ class Programs:
         own = arguments[: len(self.function.arguments)]
         taken = Taken(self._taken_rows, self._note)
         graph = specialise(self.function, own, batches, taken)
+        self._names = _names_of(graph)[: len(own)]
         seconds["specialise"] = clock() - began
         began = clock()
         rows, placements = self._placements(given)
@@ -269,6 +289,12 @@ class Programs:
         }
         return Program(written.name, self.label, placed, written, seconds, parts)
 
+    def takes_batches(self, program: Program) -> bool:
+        """Whether a loop of the program takes batches, whose size it tells."""
+        return program.placed is not None and any(
+            map(self._is_note, program.placed.graph.all_nodes())
+        )
+
     def _is_note(self, node: Node) -> bool:
         token = node.attribute("token") if node.type == "PyFunc" else None
         return token == self._note.token.encode()
@@ -305,6 +331,15 @@ class Programs:
             if rows is not None:
                 return rows
         return None
+
+
+def _names_of(graph: Graph) -> list[str]:
+    """Names for the inputs of a graph; those of variables are where they are read."""
+    found = {value: value.node.name for value in graph.inputs}
+    for node in reversed(graph.nodes):
+        if node.type == "ReadVariableOp" and node.inputs[0] in found:
+            found[node.inputs[0]] = _READING.sub("", node.name)
+    return [found[value] for value in graph.inputs]
 
 
 def _most_rows(given: Iterable[Given], least: int) -> int | None:

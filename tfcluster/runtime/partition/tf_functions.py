@@ -80,6 +80,21 @@ def register(definition: Message) -> None:
     context.context().add_function_def(definition)
 
 
+def debug_info(name: str) -> Message | None:
+    """The GraphDebugInfo of a registered function: which lines added its nodes.
+
+    None if there is no such function, or if this TensorFlow does not tell.
+    """
+    from tensorflow.python.eager import context
+
+    found = context.context()
+    tell = getattr(found, "get_graph_debug_info", None)
+    if tell is None or not found.has_function(name):
+        return None
+    info: Message = tell(name)
+    return info if hasattr(info, "name_to_trace_id") else None
+
+
 def forget(name: str) -> None:
     """Remove a registered function."""
     from tensorflow.python.eager import context
@@ -182,6 +197,18 @@ def handle_data(tensor: Tensor) -> Message | None:
 
     found: Message | None = handle_data_util.get_handle_data(tensor)
     return found if found is not None and found.is_set else None
+
+
+def variable_dtype(tensor: Tensor) -> Any:
+    """The dtype of the variable to which a handle refers; None if it is none."""
+    import tensorflow as tf
+
+    if tensor.dtype != tf.resource:
+        return None
+    data = handle_data(tensor)
+    if data is None or len(data.shape_and_type) != 1:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
 
 
 def set_handle_data(tensor: Tensor, data: Message) -> None:

@@ -39,13 +39,6 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     """
     group = session.group
 
-    def differing(program: str) -> None:
-        session.warn(
-            f"{program}: the ranks have different batches, so all of them compute the "
-            "chief's. Is the data shuffled with a seed of its own, or read in another "
-            "order on each host?"
-        )
-
     def ran(program: Program) -> None:
         if program.is_divided:
             session.exchanged()
@@ -58,7 +51,7 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         lambda label: HostExchanger(group, label),
         seed=seed,
         strict=strict,
-        agree=Agreement(group, differing).on,
+        agree=Agreement(group, session.warn).on,
         is_paused=lambda: session.within("saving"),
         ran=ran,
     )

@@ -1,0 +1,162 @@
+"""Compares the variables that programs use over the ranks, from time to time.
+
+Outside of programs all ranks hold the same bits. Processors of different kinds may
+round differently, though, and then variables drift apart in their last bits: all ranks
+continue with the chief's. A larger difference has another cause, and is an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import CollectiveError, Group, Signature
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.tensor_types import DType, Tensor
+
+_FIRST, _EVERY = (1, 2, 4), 8
+"""Variables are compared in these calls of a program, and then in every eighth."""
+_CHUNK_BYTES = 1 << 20
+"""The most that is compared in one call; the next comparison continues there."""
+_LAST_BITS = 1e-3
+"""The largest difference, relative to a variable's largest value, that rounding on
+processors of different kinds makes of equal variables between two comparisons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A variable, by its handle, which is an input of a function."""
+
+    name: str
+    handle: Tensor
+    dtype: DType
+    place: int
+    """The number of the input."""
+
+    def value(self) -> Array:
+        """The variable's value."""
+        read = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
+        return np.asarray(read)
+
+    def assign(self, value: Array) -> None:
+        tensor = tf.constant(value, self.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=tensor)
+
+
+def watched(names: Sequence[str], inputs: Sequence[Tensor]) -> list[Watched]:
+    """The variables of numbers among a function's inputs, with readable names."""
+    found = []
+    for place, (name, tensor) in enumerate(zip(names, inputs, strict=True)):
+        dtype = tf_functions.variable_dtype(tensor)
+        if dtype is not None and dtype not in (tf.string, tf.variant, tf.resource):
+            found.append(Watched(name, tensor, dtype, place))
+    return found
+
+
+class VariableCheck:
+    """Compares variables over the ranks.
+
+    ``warn`` is called on all ranks, with a text, if the chief's values are taken.
+    """
+
+    def __init__(self, group: Group, warn: Callable[[str], None]) -> None:
+        self._group = group
+        self._warn = warn
+        self._calls: Counter[str] = Counter()
+        self._next: Counter[str] = Counter()
+        """For each program, the number of the first variable of its next comparison."""
+        self._compared: dict[int, object] = {}
+        """References to handles of variables that were compared, by ``id``."""
+
+    def due(self, program: str, variables: Sequence[Watched]) -> list[Watched]:
+        """The variables to compare in this call: all new ones, and sometimes others."""
+        self._calls[program] += 1
+        calls = self._calls[program]
+        new = [each for each in variables if id(each.handle) not in self._compared]
+        if new or not variables or (calls not in _FIRST and calls % _EVERY):
+            return new
+        found: list[Watched] = []
+        size, place = 0, self._next[program] % len(variables)
+        for each in (*variables[place:], *variables[:place]):
+            if found and size >= _CHUNK_BYTES:
+                break
+            found.append(each)
+            size += each.value().nbytes
+        self._next[program] = place + len(found)
+        return found
+
+    def settle(
+        self, program: str, variables: Sequence[Watched], *, differ: bool
+    ) -> None:
+        """End a comparison; all ranks must call this with what ``due`` returned.
+
+        If they ``differ``, make them equal. New variables get the chief's values.
+        Raises CollectiveError on all ranks if others differ by more than rounding.
+        """
+        for each in variables:
+            if differ:
+                self._settle_one(program, each)
+            self._note(each.handle)
+
+    def _note(self, handle: Tensor) -> None:
+        key, compared = id(handle), self._compared
+        if key not in compared:
+            compared[key] = weakref.ref(handle, lambda _: compared.pop(key, None))
+
+    def _settle_one(self, program: str, variable: Watched) -> None:
+        own = np.ascontiguousarray(variable.value())
+        with self._group.exchange(Signature(f"comparison of {variable.name}")) as call:
+            parts = call.transport.allgather(own.tobytes())
+        if all(part == parts[0] for part in parts):
+            return
+        values = [np.frombuffer(part, own.dtype) for part in parts]
+        if id(variable.handle) in self._compared:
+            rank, difference = _largest_difference(values)
+            if not difference <= _LAST_BITS:
+                raise CollectiveError(
+                    f"{program}: the ranks do not train the same model: "
+                    f"{variable.name} differs between rank 0 and rank {rank} by "
+                    f"{difference:.1e} of its largest value in call "
+                    f"{self._calls[program]}. Does the program change variables on one "
+                    "rank only, or read other files, another time or other random "
+                    "numbers there?"
+                )
+            self._warn(
+                "the ranks' processors round differently: variables differ in their "
+                "last bits, and all ranks continue with the chief's"
+            )
+        variable.assign(values[0].reshape(own.shape))
+
+
+def digest(variables: Sequence[Watched]) -> int:
+    """A checksum of the variables' values, 32 bits."""
+    found = 0
+    for each in variables:
+        found = zlib.crc32(np.ascontiguousarray(each.value()).tobytes(), found)
+    return found
+
+
+def _largest_difference(values: Sequence[Array]) -> tuple[int, float]:
+    """The rank that differs most from the chief, and by how much, relatively."""
+    if values[0].dtype.kind not in "fVc":
+        # Counters and seeds do not round.
+        unlike = [r for r, v in enumerate(values) if not np.array_equal(v, values[0])]
+        return unlike[0], float("inf")
+    chief = np.asarray(values[0], np.float64)
+    finite = np.abs(chief[np.isfinite(chief)])
+    largest = max(float(finite.max()) if finite.size else 0.0, 1e-30)
+    found = (0, 0.0)
+    for rank, value in enumerate(values):
+        difference = np.abs(np.asarray(value, np.float64) - chief)
+        worst = float(np.nanmax(difference, initial=0.0)) / largest
+        unlike = (np.isnan(chief) != np.isnan(value.astype(np.float64))).any()
+        if unlike or worst > found[1]:
+            found = rank, float("inf") if unlike else worst
+    return found
