@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import keras
@@ -48,8 +49,7 @@ WITHOUT_CASE: Mapping[str, str] = {
 
 def _each(inputs: list[Input], *names: str, **arguments: Any) -> dict[str, list[Case]]:
     return {
-        name: [(lambda name=name: getattr(layers, name)(**arguments), inputs)]
-        for name in names
+        name: [(partial(getattr(layers, name), **arguments), inputs)] for name in names
     }
 
 
@@ -75,9 +75,9 @@ def _convolutions() -> dict[str, list[Case]]:
                 label = f"{name}{dims}D{kind}"
                 make = getattr(layers, label)
                 found[label] = [
-                    (lambda make=make: make(4, 3), [given]),
-                    (lambda make=make: make(4, 3, padding="same", strides=2), [given]),
-                    (lambda make=make: make(4, 2, dilation_rate=2), [given]),
+                    (partial(make, 4, 3), [given]),
+                    (partial(make, 4, 3, padding="same", strides=2), [given]),
+                    (partial(make, 4, 2, dilation_rate=2), [given]),
                 ]
             if dims < 3:
                 found |= _each(
@@ -98,18 +98,14 @@ def _recurrent() -> dict[str, list[Case]]:
     for name in ("LSTM", "GRU", "SimpleRNN"):
         make = getattr(layers, name)
         found[name] = [
-            (lambda make=make: make(4), [STEPS]),
+            (partial(make, 4), [STEPS]),
             (
-                lambda make=make: make(
-                    4, return_sequences=True, go_backwards=True, dropout=0.2
-                ),
+                partial(make, 4, return_sequences=True, go_backwards=True, dropout=0.2),
                 [STEPS],
             ),
-            (lambda make=make: make(4, unroll=True), [STEPS]),
+            (partial(make, 4, unroll=True), [STEPS]),
             (
-                lambda make=make: keras.Sequential(
-                    [layers.Embedding(9, 6, mask_zero=True), make(4)]
-                ),
+                partial(_masked, make),
                 [INTEGERS],
             ),
         ]
@@ -138,7 +134,11 @@ def _recurrent() -> dict[str, list[Case]]:
     return found
 
 
-class SeparateInputs(layers.Layer):  # type: ignore[misc]
+def _masked(make: Callable[[int], Any]) -> Any:
+    return keras.Sequential([layers.Embedding(9, 6, mask_zero=True), make(4)])
+
+
+class SeparateInputs(keras.layers.Layer):  # type: ignore[misc]
     """A layer that gets its inputs as arguments, not in a list."""
 
 
@@ -169,13 +169,13 @@ def _images() -> dict[str, list[Case]]:
     found = _each([IMAGE], *plain)
     for name in factors:
         make = getattr(layers, name)
-        found[name] = [(lambda make=make: _with_factor(make), [IMAGE])]
+        found[name] = [(partial(_with_factor, make), [IMAGE])]
     found |= _each([IMAGE], "CenterCrop", "RandomCrop", height=8, width=8)
     found["CenterCrop"].append((lambda: layers.CenterCrop(16, 16), [IMAGE]))
     found |= _each([IMAGE], "RandomTranslation", height_factor=0.2, width_factor=0.2)
     found["Resizing"] = [
         (
-            lambda method=method: layers.Resizing(7, 9, interpolation=method),
+            partial(layers.Resizing, 7, 9, interpolation=method),
             [IMAGE],
         )
         for method in ("bilinear", "nearest", "bicubic", "lanczos3", "area")
@@ -222,6 +222,10 @@ def _normalized() -> Any:
     return found
 
 
+def _vectorized(arguments: Mapping[str, Any]) -> Any:
+    return _adapted(layers.TextVectorization(**arguments), _WORDS)
+
+
 def _adapted(layer: Any, data: Any) -> Any:
     layer.adapt(data)
     return layer
@@ -257,7 +261,7 @@ CASES: Mapping[str, list[Case]] = {
         (lambda: layers.Dot(2, normalize=True), [STEPS, STEPS]),
     ],
     "Activation": [
-        (lambda name=name: layers.Activation(name), [VECTOR])
+        (partial(layers.Activation, name), [VECTOR])
         for name in (
             *("celu", "elu", "exponential", "gelu", "glu", "hard_shrink"),
             *("hard_sigmoid", "hard_silu", "hard_tanh", "leaky_relu", "linear"),
@@ -337,7 +341,7 @@ CASES: Mapping[str, list[Case]] = {
     **_each([CUBE], "Cropping3D", "UpSampling3D", "ZeroPadding3D"),
     "CategoryEncoding": [
         (
-            lambda mode=mode: layers.CategoryEncoding(9, output_mode=mode),
+            partial(layers.CategoryEncoding, 9, output_mode=mode),
             [given],
         )
         for mode, given in (
@@ -362,9 +366,7 @@ CASES: Mapping[str, list[Case]] = {
     "HashedCrossing": [(CrossingLayer, [((1,), "string"), ((1,), "string")])],
     "IntegerLookup": [
         (
-            lambda mode=mode: layers.IntegerLookup(
-                vocabulary=[1, 4, 9], output_mode=mode
-            ),
+            partial(layers.IntegerLookup, vocabulary=[1, 4, 9], output_mode=mode),
             [NUMBERS],
         )
         for mode in ("int", "multi_hot", "count")
@@ -377,9 +379,7 @@ CASES: Mapping[str, list[Case]] = {
     ],
     "StringLookup": [
         (
-            lambda mode=mode: layers.StringLookup(
-                vocabulary=["a", "b"], output_mode=mode
-            ),
+            partial(layers.StringLookup, vocabulary=["a", "b"], output_mode=mode),
             [STRINGS],
         )
         for mode in ("int", "multi_hot", "count")
@@ -397,9 +397,7 @@ CASES: Mapping[str, list[Case]] = {
     ],
     "TextVectorization": [
         (
-            lambda arguments=arguments: _adapted(
-                layers.TextVectorization(**arguments), _WORDS
-            ),
+            partial(_vectorized, arguments),
             [((), "string")],
         )
         for arguments in (

@@ -10,6 +10,8 @@ import keras
 import tensorflow as tf
 
 Case: TypeAlias = tuple[Callable[..., Any], Sequence[tf.TensorSpec]]
+Maker: TypeAlias = Callable[[Callable[..., Any]], Case]
+"""Makes the case of a function."""
 
 ops = keras.ops
 
@@ -69,9 +71,7 @@ _IMAGE = _f(8, 8, 4)
 _KERNEL = tf.TensorSpec((3, 3, 4, 5), "float32")
 
 
-def _with(
-    *specs: tf.TensorSpec, **arguments: Any
-) -> Callable[[Callable[..., Any]], Case]:
+def _with(*specs: tf.TensorSpec, **arguments: Any) -> Maker:
     return lambda function: ((lambda *x: function(*x, **arguments)), specs)
 
 
@@ -87,27 +87,29 @@ def _reduced(function: Callable[..., Any]) -> Case:
     return (lambda x: function(x, 0.3, axis=0)), [_f(4)]
 
 
-SPECIAL: Mapping[str, Sequence[Callable[[Callable[..., Any]], Case]]] = {
-    **dict.fromkeys(_BOOLEANS[:2], [_with(_b(4)), _with(_b(4), axis=-1)]),
-    **dict.fromkeys(_SQUARES, [_with(_SQUARE)]),
-    **dict.fromkeys(_MATRICES, [_with(_f(4, 4))]),
-    **dict.fromkeys(("dsplit", "hsplit"), [lambda f: (lambda x: f(x, 2), [_f(4, 4)])]),
+def _same(names: Sequence[str], makers: Sequence[Maker]) -> dict[str, Sequence[Maker]]:
+    return dict.fromkeys(names, makers)
+
+
+SPECIAL: Mapping[str, Sequence[Maker]] = {
+    **_same(_BOOLEANS[:2], [_with(_b(4)), _with(_b(4), axis=-1)]),
+    **_same(_SQUARES, [_with(_SQUARE)]),
+    **_same(_MATRICES, [_with(_f(4, 4))]),
+    **_same(("dsplit", "hsplit"), [lambda f: (lambda x: f(x, 2), [_f(4, 4)])]),
     "vsplit": [
         lambda f: (lambda x: f(x, 2), [tf.TensorSpec((4, 4), "float32")]),
     ],
-    **dict.fromkeys(_COMPLEX, [_with(_c(4, 4)), _with(_f(4, 4))]),
+    **_same(_COMPLEX, [_with(_c(4, 4)), _with(_f(4, 4))]),
     "fft": [lambda f: (lambda x, y: f((x, y)), [_f(8), _f(8)])],
     "fft2": [lambda f: (lambda x, y: f((x, y)), [_f(8, 8), _f(8, 8)])],
     "ifft2": [lambda f: (lambda x, y: f((x, y)), [_f(8, 8), _f(8, 8)])],
     "irfft": [lambda f: (lambda x, y: f((x, y)), [_f(8), _f(8)])],
-    **dict.fromkeys(_WINDOWS, [lambda f: (lambda: f(tf.constant(8)), [])]),
+    **_same(_WINDOWS, [lambda f: (lambda: f(tf.constant(8)), [])]),
     "kaiser": [lambda f: (lambda: f(8, 2.0), [])],
-    **dict.fromkeys(("adaptive_average_pool", "adaptive_max_pool"), [_pooled]),
-    **dict.fromkeys(("average_pool", "max_pool"), [_pooled]),
-    **dict.fromkeys(
-        ("segment_max", "segment_min", "segment_prod", "segment_sum"), [_segments]
-    ),
-    **dict.fromkeys(
+    **_same(("adaptive_average_pool", "adaptive_max_pool"), [_pooled]),
+    **_same(("average_pool", "max_pool"), [_pooled]),
+    **_same(("segment_max", "segment_min", "segment_prod", "segment_sum"), [_segments]),
+    **_same(
         ("percentile", "quantile"),
         [
             _reduced,
@@ -230,10 +232,7 @@ SPECIAL: Mapping[str, Sequence[Callable[[Callable[..., Any]], Case]]] = {
     "norm": [_with(_f(4), axis=-1, ord=order) for order in (1, 2, 3)]
     + [_with(_SQUARE, axis=(1, 2), ord=order) for order in ("fro", "nuc", 2)],
     "pad": [
-        lambda f, mode=mode: (
-            lambda x: f(x, ((0, 0), (1, 2)), mode=mode),
-            [_f(4)],
-        )
+        _with(_f(4), pad_width=((0, 0), (1, 2)), mode=mode)
         for mode in ("constant", "reflect", "symmetric")
     ],
     "polar": [_with(_f(4), _f(4))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -43,13 +44,13 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name in NAMES:
         make = getattr(keras.optimizers, name)
         if name == "LossScaleOptimizer":
-            yield name, lambda make=make: make(keras.optimizers.Adam())
+            yield name, partial(make, keras.optimizers.Adam())
         elif name == "MultiOptimizer":
-            yield name, lambda make=make: _multiple(make)
+            yield name, partial(_multiple, make)
         else:
             common = _SETTINGS if name == "SGD" else ({},)
             for settings in (*common, *_MORE.get(name, [])):
-                yield name, lambda make=make, settings=settings: make(**settings)
+                yield name, partial(make, **settings)
     for schedule in (
         keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9),
         keras.optimizers.schedules.CosineDecayRestarts(0.1, 10),
@@ -58,7 +59,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Any]]]:
         keras.optimizers.schedules.InverseTimeDecay(0.1, 10, 0.9),
         keras.optimizers.schedules.CosineDecay(0.1, 10, warmup_steps=3),
     ):
-        yield type(schedule).__name__, lambda s=schedule: keras.optimizers.SGD(s)
+        yield type(schedule).__name__, partial(keras.optimizers.SGD, schedule)
 
 
 def _multiple(make: Any) -> Any:

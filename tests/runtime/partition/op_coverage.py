@@ -61,7 +61,7 @@ def test_losses() -> None:
         if name in keras_losses.WITHOUT_CASE:
             continue
         found = getattr(keras.losses, name)
-        function = found() if inspect.isclass(found) else found
+        function: Any = found() if inspect.isclass(found) else found
         specs = keras_losses.specs(name)
         coverage.trace(name, *_with_gradient(function), specs=specs)
         if inspect.isclass(found):

@@ -186,7 +186,7 @@ def _straight_through(chance: Chance) -> Case:
     shape, shard = chance.batch((0, 2))
     limits = [np.array(limit, np.float32) for limit in (-1, 2)]
     inputs = [chance.numbers(shape), chance.numbers(shape), *limits]
-    plain = [shard, shard, REPLICATE, REPLICATE]
+    plain: list[Placement] = [shard, shard, REPLICATE, REPLICATE]
     return Case(raw("QuantizeAndDequantizeV4Grad"), inputs, plain, 0)
 
 
@@ -195,7 +195,7 @@ def _fake_gradient(op: str, chance: Chance) -> Case:
     size = (4,) if "PerChannel" in op else ()
     low, high = (np.full(size, limit, np.float32) for limit in (-1, 2))
     inputs = [chance.numbers(shape), chance.numbers(shape), low, high]
-    plain = [shard, shard, REPLICATE, REPLICATE]
+    plain: list[Placement] = [shard, shard, REPLICATE, REPLICATE]
     return Case(raw(op), inputs, plain, outputs=[shard, SUM, SUM])
 
 

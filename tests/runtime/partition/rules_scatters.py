@@ -10,6 +10,7 @@ from hypothesis import given
 from tests.runtime.partition.rule_checks import (
     INTEGERS,
     WIDE_FLOATS,
+    Array,
     Case,
     Chance,
     check,
@@ -18,7 +19,13 @@ from tests.runtime.partition.rule_checks import (
     raw,
     seeds,
 )
-from tfcluster.runtime.partition.placement import REPLICATE, SUM, Partial, Shard
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    SUM,
+    Partial,
+    Placement,
+    Shard,
+)
 from tfcluster.runtime.partition.rules import scatters
 
 SCATTERS = ("Add", "Sub", "Update", "Max", "Min")
@@ -115,9 +122,9 @@ def test_slice_is_updated(seed: int) -> None:
     check(make, seed, others=0)
 
 
-def _segment_ids(chance: Chance, count: int) -> np.ndarray:  # type: ignore[type-arg]
+def _segment_ids(chance: Chance, count: int) -> Array:
     steps = chance.random.integers(0, 3, count)
-    found: np.ndarray = np.cumsum(steps).astype(chance.of(INTEGERS))  # type: ignore[type-arg]
+    found: Array = np.cumsum(steps).astype(chance.of(INTEGERS))
     return found
 
 
@@ -161,7 +168,7 @@ def test_sparse_segments(kind: str, form: str, seed: int) -> None:
         ]
         if form:
             inputs.append(np.array(5, np.int32))
-        plain = [shard, *[REPLICATE] * (len(inputs) - 1)]
+        plain: list[Placement] = [shard, *[REPLICATE] * (len(inputs) - 1)]
         name = f"SparseSegment{kind}{form}"
         return Case(raw(name), inputs, plain, outputs=[shard])
 
