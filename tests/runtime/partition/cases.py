@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from tests.runtime.partition.installed import simulated_ranks
 from tfcluster.runtime.partition import programs
+from tfcluster.runtime.partition.functions import Function
+from tfcluster.runtime.partition.specialise import specialise
 
 Arrays = list[NDArray[Any]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -173,3 +175,29 @@ def test_a_variable_that_changes_after_a_branch_has_read_it() -> None:
         return [step(rows(7)) for _ in range(3)], variable
 
     assert assert_equal(run) == 1
+
+
+def test_a_gradient_that_cannot_be_specialised_gets_whole_tensors(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(function: Function, *args: Any) -> Any:
+        if "__backward_" in function.name:
+            raise ValueError("on purpose")
+        return specialise(function, *args)
+
+    monkeypatch.setattr(programs, "specialise", fails)
+
+    def run() -> Any:
+        variable = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+
+        @traced
+        def forward(x: Any) -> Any:
+            return tf.tanh(tf.tanh(x @ variable) @ variable)
+
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(forward(rows(7) / 10.0))
+        return y, tape.gradient(y, variable)
+
+    # Hidden outputs are parts only where a process has one rank.
+    assert assert_equal(run, 1, strict=False) == 1
+    assert "is computed whole: on purpose" in capfd.readouterr().err

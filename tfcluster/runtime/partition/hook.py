@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import handed
 from tfcluster.runtime.partition.functions import function_named
-from tfcluster.runtime.partition.programs import Given, Part, Program, Programs
-from tfcluster.runtime.partition.rewrite import Ranks
+from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
+from tfcluster.runtime.partition.rewrite import Ranks, Written
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Tensor
 
@@ -61,6 +62,7 @@ class Hook:
         self._busy = threading.local()
         self._parts: dict[int, tuple[object, Part]] = {}
         """The tensors that are parts, by ``id``, each with a reference that ends it."""
+        self._gathers: dict[object, Written] = {}
         self.programs: list[Program] = []
         """All that have run, in the order of their first run."""
 
@@ -95,9 +97,10 @@ class Hook:
         self._busy.now = True
         try:
             programs = self._programs_of(text)
-            if programs is None:
-                return original(context, name, inputs, outputs)
             given = [Given(each, self._part_of(each)) for each in inputs]
+            if programs is None:
+                whole_inputs = self._gathered(given)
+                return original(context, name, whole_inputs, outputs)
             taken: list[Tensor] = []
             try:
                 for fetch in programs.fetches:
@@ -112,17 +115,15 @@ class Hook:
             if self._agree is not None and program.is_divided:
                 given = self._agreed(programs, given)
                 program = self._checked(programs.program(given))
-            tensors = [each.tensor for each in given]
             if program.error is not None:
-                if any(each.part for each in given):
-                    raise program.error
+                tensors = self._gathered(given)
                 own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, taken, own)
                 return original(context, name, rest, outputs)
             result = original(
                 context,
                 program.name.encode(),
-                tensors,
+                [each.tensor for each in given],
                 outputs,
             )
             for index, part in program.parts.items():
@@ -148,6 +149,23 @@ class Hook:
     def _note_part(self, tensor: Tensor, part: Part) -> None:
         key, parts = id(tensor), self._parts
         parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
+
+    def _gathered(self, given: Sequence[Given]) -> list[Tensor]:
+        """The tensors, whole, for a function that cannot be divided."""
+        places = [place for place, each in enumerate(given) if each.part is not None]
+        tensors = [each.tensor for each in given]
+        if places:
+            parts = [given[place] for place in places]
+            key = tuple((each.tensor.dtype, each.part) for each in parts)
+            written = self._gathers.get(key)
+            if written is None:
+                written = gather(parts, self._ranks, self._new_exchanger)
+                self._gathers[key] = written
+            inputs = [each.tensor for each in parts]
+            found = tf_functions.call(written.name, inputs, len(inputs))
+            for place, tensor in zip(places, found, strict=True):
+                tensors[place] = tensor
+        return tensors
 
     # --- programs ---------------------------------------------------------------------
 

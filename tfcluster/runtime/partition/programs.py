@@ -29,7 +29,7 @@ from tfcluster.runtime.partition.rules.random import (
     STATEFUL,
     is_stateful_draw,
 )
-from tfcluster.runtime.partition.shape_graph import Argument
+from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import Taken, specialise
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variables import Watched, watched
@@ -109,8 +109,7 @@ class Program:
     def trains(self) -> bool:
         """Whether the program seems to train: it computes gradients."""
         if self._trains is None:
-            graph = None if self.placed is None else self.placed.graph
-            nodes = () if graph is None else graph.nodes
+            nodes = () if self.placed is None else self.placed.graph.all_nodes()
             self._trains = any("gradient_tape/" in node.name for node in nodes)
         return self._trains
 
@@ -213,6 +212,7 @@ class Programs:
             self._draws_by_itself = not _DRAWS.isdisjoint(op_types(self.function))
         if not self._draws_by_itself:
             return Program(self.function.name, self.label)
+        self._draws.begin()
         if self._without_batches is None:
             given = [Given(each) for each in inputs]
             self._without_batches = self._made_or_whole(given, ())
@@ -340,6 +340,28 @@ def _names_of(graph: Graph) -> list[str]:
         if node.type == "ReadVariableOp" and node.inputs[0] in found:
             found[node.inputs[0]] = _READING.sub("", node.name)
     return [found[value] for value in graph.inputs]
+
+
+def gather(
+    parts: Sequence[Given],
+    ranks: Ranks,
+    new_exchanger: Callable[[str], Exchanger] | None,
+) -> Written:
+    """A function that gets these parts, and returns the whole tensors."""
+    graph = ShapeGraph()
+    values = [graph.argument(each.argument()) for each in parts]
+    placements = [each.shard or REPLICATE for each in parts]
+    rows = next((each.rows for each in placements if isinstance(each, Shard)), None)
+    written = rewrite(
+        propagate(graph.finished(values), placements, rows),
+        "tfcluster_gather",
+        ranks,
+        None if new_exchanger is None else new_exchanger("gather"),
+        Draws(lambda: 0),
+        given=placements,
+    )
+    tf_functions.register(written.definitions[0])
+    return written
 
 
 def _most_rows(given: Iterable[Given], least: int) -> int | None:
