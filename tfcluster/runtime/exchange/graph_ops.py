@@ -35,6 +35,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+OP_NAME = "tfcluster_exchange"
+"""The beginning of the names of ops that exchange data for the program."""
+
+
 def unconverted(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Keep AutoGraph from converting a function that a ``tf.function`` calls."""
     return tf.autograph.experimental.do_not_convert(function)
@@ -111,4 +115,4 @@ def _outputs(
     def run(*arrays: Array) -> list[Array]:
         return [np.asarray(array) for array in act(*arrays)]
 
-    return list(tf.numpy_function(run, tensors, list(dtypes)))
+    return list(tf.numpy_function(run, tensors, list(dtypes), name=OP_NAME))

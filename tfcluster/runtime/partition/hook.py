@@ -11,10 +11,15 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import handed
-from tfcluster.runtime.partition.functions import function_named
+from tfcluster.runtime.partition.functions import (
+    Function,
+    all_nodes,
+    function_named,
+)
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
 from tfcluster.runtime.partition.rewrite import Ranks, Written
 from tfcluster.runtime.partition.variables import Watched
@@ -196,7 +201,7 @@ class Hook:
 
     def _new_programs(self, name: str) -> Programs | None:
         function = function_named(name)
-        if function is None:
+        if function is None or _exchanges_by_itself(function):
             return None
         return Programs(
             function,
@@ -219,6 +224,13 @@ class Hook:
 
     def _new_seed(self) -> int:
         return self._seeds.getrandbits(62) + 1
+
+
+def _exchanges_by_itself(function: Function) -> bool:
+    """Whether the program distributes this function, by exchanges of its own."""
+    return any(
+        node.op == "PyFunc" and OP_NAME in node.name for node in all_nodes(function)
+    )
 
 
 _FORWARD = "__forward_"
