@@ -769,6 +769,42 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
     return verify.verify(words, verify.Options(**options, behind=behind), os.environ)
 
 
+@cli.command(cls=_Launch)
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="[CONFIG.yaml] [-- COMMAND...]",
+    shell_complete=_completes("command"),
+)
+@_SET
+@_PASS
+@click.option(
+    "-n",
+    "count",
+    type=int,
+    metavar="N",
+    help="Number of workers.  [default: those of CONFIG, or 2]",
+)
+@_JSON
+@_display_options
+def explain(words: tuple[str, ...], **options: Any) -> int:
+    """Show how a program would be divided among ranks, without starting them.
+
+    Runs the program in one process until it has trained one step. For each tf.function
+    that ran, shows which share of the work ranks divide, what they exchange in each
+    call, and what each of them has to compute whole, with the lines of the script that
+    are the reason. What the program prints goes to stderr.
+
+    \b
+    tfcluster explain -n 4 -- python train.py
+    tfcluster explain cluster.yaml
+    tfcluster explain --json cluster.yaml | jq .functions[0].divided_share
+    """
+    from tfcluster.commands import explain
+
+    return explain.explain(words, explain.Options(**options), os.environ)
+
+
 @cli.command()
 @click.argument(
     "name",
@@ -780,7 +816,7 @@ def schema(name: str) -> int:
     """Print the JSON Schema of cluster.yaml, or of what a command prints as JSON.
 
     Editors check and complete cluster.yaml with it. Other NAMEs: status, status-all,
-    list, outcome (for on_end), plan, verify, doctor, stacks, fetch.
+    list, outcome (for on_end), plan, verify, explain, doctor, stacks, fetch.
 
     \b
     tfcluster schema > cluster.schema.json

@@ -17,6 +17,7 @@ SERVED = "parameter servers"
 DATA = "data tasks"
 OWN = "Horovod's API"
 VERIFY = "tfcluster verify"
+EXPLAIN = "tfcluster explain"
 """When a handler is installed."""
 
 
@@ -503,13 +504,16 @@ SUMMARY_WRITER_2 = Patch(
 CALL_FUNCTION = Patch(
     "tensorflow.python.eager.context.Context",
     "call_function",
-    (Handler("partition.hook.Hook.call", IN_STEP),),
+    (
+        Handler("partition.hook.Hook.call", IN_STEP),
+        Handler("partition.watch.Watch.call", EXPLAIN),
+    ),
     "division of functions among the ranks",
 )
 FLAT_CALL = Patch(
     "tensorflow.python.eager.polymorphic_function.concrete_function.ConcreteFunction",
     "_call_flat",
-    (Handler("partition.hook.Hook.flat_call", IN_STEP),),
+    (Handler("partition.hook.Hook.flat_call", f"{IN_STEP}, {EXPLAIN}"),),
     "division of functions whose gradients a tape computes",
 )
 

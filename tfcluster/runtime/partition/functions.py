@@ -111,18 +111,21 @@ def called_function(node: Message) -> str | None:
 
 def op_types(function: Function) -> set[str]:
     """The types of all ops of a function, and of the functions that it calls."""
-    found: set[str] = set()
+    return {node.op for node in all_nodes(function)}
+
+
+def all_nodes(function: Function) -> Iterator[Message]:
+    """The nodes of a function, and of the functions that it calls in some way."""
     done: set[str] = set()
     todo = [function]
     while todo:
         for node in todo.pop().nodes.values():
-            found.add(node.definition.op)
+            yield node.definition
             for name in _functions_of(node.definition):
                 inner = None if name in done else function_named(name)
                 done.add(name)
                 if inner is not None:
                     todo.append(inner)
-    return found
 
 
 def _functions_of(node: Message) -> Iterator[str]:

@@ -25,6 +25,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 from tfcluster.runtime.keras.types import Callback, Model
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.exchange import HostExchanger
+from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.rewrite import Ranks
@@ -39,7 +40,10 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     """
     group = session.group
 
+    whole_work = WholeWork(session.warn)
+
     def ran(program: Program) -> None:
+        whole_work.ran(program)
         if program.is_divided:
             session.exchanged()
             if program.trains:
@@ -62,6 +66,28 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     saving.install()
     PartitionedModels(session, saving).install()
     return hook
+
+
+class WholeWork:
+    """Warns once of each function whose work is mostly computed by every rank."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._undivided: set[str] = set()
+        self._judged: set[str] = set()
+
+    def ran(self, program: Program) -> None:
+        """Called after each program."""
+        if program.label in self._judged:
+            return
+        # The first batch that a loop takes is computed whole, and tells its size.
+        if not program.is_divided and program.function not in self._undivided:
+            self._undivided.add(program.function)
+            return
+        self._judged.add(program.label)
+        sentence = mostly_whole([program])
+        if sentence is not None:
+            self._warn(sentence)
 
 
 class PartitionedModels:

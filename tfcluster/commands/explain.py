@@ -1,0 +1,146 @@
+"""The command ``explain``: what the division of a program among ranks would do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfcluster import config
+from tfcluster.commands import verify_trial
+from tfcluster.compose import TaskSpec
+from tfcluster.console.display import DEFAULT, Display
+from tfcluster.console.output import put, say, say_progress
+from tfcluster.console.sanitise import sanitise
+from tfcluster.console.views import explanation
+from tfcluster.errors import ConfigError, ExitCode, Problem
+from tfcluster.isolated_import import module_argv
+from tfcluster.launcher.launch import check
+from tfcluster.model import Description
+from tfcluster.vocabulary import FORMAT_VERSION
+
+_MODULE = "tfcluster.runtime.task.explain_program"
+_STDERR = 2
+_EXAMPLE = "`tfcluster explain -n 4 -- python train.py`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of ``explain``."""
+
+    count: int | None = None
+    as_json: bool = False
+    overrides: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    display: Display = DEFAULT
+
+
+def explain(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
+    """Run the program in one process until a step is over, and print what was seen.
+
+    Returns the program's own exit code if it fails, and 1 if no function ran. Raises
+    TfclusterError if it cannot be started.
+    """
+    description = _described(words, options, environ)
+    ranks = verify_trial.size_of(description)
+    ready = check(verify_trial.alone(description), environ)
+    (spec,) = ready.prepared.specs
+    if not spec.arguments or not spec.python:
+        problem = "explain can only look into a command that begins with python"
+        raise ConfigError([Problem(description.source, problem, _EXAMPLE)])
+    own = {**environ, **description.env, **ready.secrets}
+    say_progress("running the program until it has trained one step", options.display)
+    code, answer = _run(spec, ranks, own)
+    if answer is None:
+        say(f"error: the program failed by itself ({_end(code)}): nothing to explain")
+        return code if code > 0 else 128 - code
+    if options.as_json:
+        put(json.dumps({"schema": FORMAT_VERSION, **answer}, indent=2) + "\n")
+    elif answer["functions"]:
+        lines = explanation.lines(answer, brief=options.display.quiet)
+        put("".join(f"{sanitise(line)}\n" for line in lines))
+    if not answer["functions"]:
+        say("error: nothing to divide: no tf.function ran")
+        return ExitCode.TASK_FAILED
+    return ExitCode.OK
+
+
+def _described(
+    words: Sequence[str], options: Options, environ: Mapping[str, str]
+) -> Description:
+    if not words:
+        raise ConfigError([Problem("explain", "nothing to explain", _EXAMPLE)])
+    overrides = list(options.overrides)
+    if Path(words[0]).suffix in (".yaml", ".yml"):
+        if options.count is not None:
+            overrides.append(f"tasks.worker={options.count}")
+        loaded = config.load(
+            words[0],
+            overrides=overrides,
+            arguments=words[1:],
+            environ=environ,
+            passed=options.passed,
+        )
+    else:
+        loaded = config.from_command(
+            words,
+            count=2 if options.count is None else options.count,
+            overrides=overrides,
+            environ=environ,
+            cwd=Path.cwd(),
+            passed=options.passed,
+        )
+    for problem in loaded.warnings:
+        say(sanitise(str(problem)))
+    description = loaded.description
+    where = description.source
+    if verify_trial.size_of(description) < 2:
+        alone = "one rank divides nothing"
+        raise ConfigError([Problem(where, alone, "-n 2, or more")])
+    if description.prepares_hosts:
+        made = (
+            "explain does not run 'setup', nor make the environment of 'requirements'"
+        )
+        hint = f"activate such an environment, and give the command: {_EXAMPLE}"
+        raise ConfigError([Problem(where, made, hint)])
+    return description
+
+
+def _run(
+    spec: TaskSpec, ranks: int, environ: Mapping[str, str]
+) -> tuple[int, dict[str, Any] | None]:
+    """The program's exit code (negative: a signal), and the answer unless it failed.
+
+    What the program prints goes to stderr, since stdout is for the answer.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfcluster-explain-") as folder:
+        file = Path(folder) / "answer.json"
+        _, *program = spec.arguments
+        argv = module_argv(
+            spec.python,
+            _MODULE,
+            *(str(file), str(ranks), *program),
+            options=spec.options,
+        )
+        process = subprocess.Popen(
+            argv, cwd=spec.cwd, env=dict(environ), stdout=_STDERR
+        )
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if code != 0 or not file.exists():
+            return code or int(ExitCode.TASK_FAILED), None
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return code, found
+
+
+def _end(code: int) -> str:
+    return f"exit code {code}" if code > 0 else signal.Signals(-code).name
