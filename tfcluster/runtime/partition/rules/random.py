@@ -16,14 +16,20 @@ STATEFUL = {
     "RandomStandardNormal": "StatelessRandomNormalV2",
     "TruncatedNormal": "StatelessTruncatedNormalV2",
     "RandomUniformInt": "StatelessRandomUniformIntV2",
+    "RandomGamma": "StatelessRandomGammaV3",
 }
 """The ops with a state that draw the numbers of a stateless one."""
 OWN_STATE = frozenset(
     (
-        *("Multinomial", "RandomGamma", "RandomPoissonV2", "RandomShuffle"),
-        *("ParameterizedTruncatedNormal", "StatefulRandomBinomial"),
+        *("Multinomial", "RandomPoisson", "RandomPoissonV2", "RandomShuffle"),
+        *("ParameterizedTruncatedNormal", "RandomCrop", "SampleDistortedBoundingBox"),
+        *("SampleDistortedBoundingBoxV2", "FractionalMaxPool", "FractionalAvgPool"),
+        *("UniformCandidateSampler", "LogUniformCandidateSampler"),
+        *("FixedUnigramCandidateSampler", "LearnedUnigramCandidateSampler"),
+        *("ThreadUnsafeUnigramCandidateSampler", "AllCandidateSampler"),
     )
 )
+"""Other ops with a state in their kernel."""
 _STATELESS = frozenset(
     (
         *("StatelessRandomUniform", "StatelessRandomNormal"),
