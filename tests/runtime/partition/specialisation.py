@@ -14,7 +14,8 @@ from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.partition.simulated import SIZES
 from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.graph import Graph
-from tfcluster.runtime.partition.specialise import Argument, specialise
+from tfcluster.runtime.partition.shape_graph import Argument
+from tfcluster.runtime.partition.specialise import specialise
 
 Array = NDArray[Any]
 ROWS = tf.TensorSpec([None, 3], tf.float32)
