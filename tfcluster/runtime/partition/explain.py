@@ -130,16 +130,13 @@ class Explained:
         }
 
 
-def to_json(
-    programs: Sequence[Program], ranks: int, line_of: LineOf = line_of
-) -> dict[str, Any]:
+def to_json(functions: Sequence[Explained], ranks: int) -> dict[str, Any]:
     """The answer of ``tfcluster explain``, but for its version."""
-    found = [explained(program, line_of) for program in programs]
-    found.sort(key=lambda each: each.cost, reverse=True)
+    costly = sorted(functions, key=lambda each: -each.cost)
     return {
         "ranks": ranks,
-        "mostly_whole": _most_whole(found),
-        "functions": [each.to_json() for each in found],
+        "mostly_whole": _most_whole(functions),
+        "functions": [each.to_json() for each in costly],
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.partition.exchange import Request
+from tfcluster.runtime.partition.explain import Explained, explained
 from tfcluster.runtime.partition.fetches import handed
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
@@ -38,6 +39,8 @@ class Watch(Hook):
 
     def __init__(self, size: int) -> None:
         super().__init__(Ranks(size, (0,)), lambda label: _UnusedExchanger())
+        self.functions: list[Explained] = []
+        """What was found out about each of ``programs``."""
         self._steps: dict[str, int] = {}
         """How often functions that train were called, by their labels."""
 
@@ -80,6 +83,8 @@ class Watch(Hook):
                 result = original(context, name, rest, outputs)
             if program not in self.programs:
                 self.programs.append(program)
+                # Now, since TensorFlow forgets the lines with the function.
+                self.functions.append(explained(program))
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
             return result

@@ -65,5 +65,5 @@ def _write(file: Path, ranks: int, watches: Sequence[Watch]) -> None:
         from tfcluster.runtime.partition import explain
 
         (watch,) = watches
-        document = explain.to_json(watch.programs, ranks)
+        document = explain.to_json(watch.functions, ranks)
     file.write_text(json.dumps(document), encoding="utf-8")
