@@ -19,9 +19,7 @@ from tfcluster.runtime.partition.writer import Ref
 def _by_rows(op: Operation, inputs: Sequence[int]) -> Shard | None:
     """The placement if the rows are the first dimension of these inputs."""
     shard = op.first_shard(inputs)
-    if shard is None or shard.dim != 0 or shard.outer != 1:
-        return None
-    return shard
+    return None if shard is None or shard.dim != 0 else shard
 
 
 def _images(inputs: Sequence[int]) -> Rule:
@@ -43,14 +41,17 @@ rule(
     *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
     "ScaleAndTranslate",
 )(_images([0]))
-rule("MaxPoolGrad", "MaxPoolGradV2", "MaxPoolGradGrad", "MaxPool3DGrad")(
-    _images([0, 1, 2])
-)
-rule("MaxPool3DGradGrad")(_images([0, 1, 2]))
+rule(
+    *("MaxPoolGrad", "MaxPoolGradV2", "MaxPoolGradGrad", "MaxPoolGradGradV2"),
+    *("MaxPool3DGrad", "MaxPool3DGradGrad"),
+)(_images([0, 1, 2]))
 rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ScaleAndTranslateGrad")(
     _images([0, 1])
 )
-rule("Dilation2DBackpropInput")(_images([0, 2]))
+rule("Conv2DBackpropInputV2", "Conv3DBackpropInput", "Dilation2DBackpropInput")(
+    _images([0, 2])
+)
+rule("ResizeNearestNeighborGrad")(_images([0]))
 
 
 def _filter_gradient(inputs: Sequence[int]) -> Rule:
@@ -71,13 +72,16 @@ rule(
 
 
 def _input_gradient(sizes: int, image: int) -> Rule:
-    """Input ``sizes`` has the shape of the result."""
+    """Input ``sizes`` has the shape of the result, or that of one image in it."""
 
     def by_rows(op: Operation) -> Plan | None:
-        shard = _by_rows(op, [image])
+        shard, known = _by_rows(op, [image]), op.shape(image)
         shape = op.constant(sizes)
-        if shard is None or shape is None or len(shape) < 3:
+        if shard is None or known is None or shape is None:
             return None
+        want = op.want([image], shard)
+        if len(shape) == len(known) - 2:
+            return Plan(want, [shard])
 
         def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
             own = [local.split.local_size(shard), *shape[1:]]
@@ -85,22 +89,16 @@ def _input_gradient(sizes: int, image: int) -> Rule:
             given[sizes] = local.constant(as_vector(own, shape))
             return local.repeat(node, given)
 
-        return Plan(op.want([image], shard), [shard], build)
+        return Plan(want, [shard], build)
 
     return by_rows
 
 
-rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")(_input_gradient(0, 2))
-rule("DepthwiseConv2dNativeBackpropInput")(_input_gradient(0, 2))
+rule(
+    *("Conv2DBackpropInput", "Conv3DBackpropInputV2"),
+    "DepthwiseConv2dNativeBackpropInput",
+)(_input_gradient(0, 2))
 rule("AvgPoolGrad", "AvgPool3DGrad")(_input_gradient(0, 1))
-
-
-@rule("ResizeNearestNeighborGrad", "Conv2DBackpropInputV2")
-def resize_gradient(op: Operation) -> Plan | None:
-    """The sizes are those of the image, without rows."""
-    if op.type == "Conv2DBackpropInputV2":
-        return _images([0, 2])(op)
-    return _images([0])(op)
 
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
@@ -109,8 +107,9 @@ def projective_transform(op: Operation) -> Plan | None:
     shard, transforms = _by_rows(op, [0, 1]), op.shape(1)
     if shard is None or transforms is None:
         return None
-    each = transforms[0] != 1
-    return Plan(op.want([0, 1] if each else [0], shard), [shard])
+    if transforms[0] == 1:
+        return Plan(op.want([0], shard), [shard])
+    return Plan(op.want([0, 1], shard), [shard])
 
 
 @rule("CropAndResize")
@@ -125,20 +124,22 @@ def crop_and_resize(op: Operation) -> Plan | None:
 @rule("BiasAdd")
 def bias_add(op: Operation) -> Plan | None:
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None or shard.dim == _channels(op, len(shape)):
+    if shard is None or shape is None:
         return None
-    return Plan([shard, REPLICATE], [shard])
+    is_channels = shard.dim == _channels(op, len(shape))
+    return Plan([shard, shard.at(0) if is_channels else REPLICATE], [shard])
 
 
 @rule("BiasAddGrad")
 def bias_add_gradient(op: Operation) -> Plan | None:
-    shape = op.shape()
+    """A sum along all dimensions but the channels."""
     if op.placements[0] == SUM:
         return Plan([SUM], [SUM])
-    shard = op.shard()
-    if shard is None or shape is None or shard.dim == _channels(op, len(shape)):
+    shard, shape = op.shard(), op.shape()
+    if shard is None or shape is None:
         return None
-    return Plan([shard], [SUM])
+    is_channels = shard.dim == _channels(op, len(shape))
+    return Plan([shard], [shard.at(0) if is_channels else SUM])
 
 
 def _channels(op: Operation, rank: int) -> int:
