@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.runtime.partition.installed import simulated_ranks
+from tfcluster.runtime.keras.strategies.partitioned import WholeWork
 from tfcluster.runtime.partition import explain
 from tfcluster.runtime.partition.costs import cost_of, rounds_of
 from tfcluster.runtime.partition.explain import Explained, explained, mostly_whole
@@ -198,6 +199,18 @@ def test_a_gather_has_the_line_that_needs_the_rows() -> None:
     assert op.line.endswith(where)
 
 
+def test_a_gather_has_not_the_line_that_made_the_rows() -> None:
+    def seen(batch: Any) -> Any:
+        doubled = batch * 2
+        tf.numpy_function(lambda values: values, [doubled], tf.float32)
+        return tf.reduce_sum(doubled)
+
+    gather = explanation(seen, rows(8)).exchanged[0]
+    assert (gather.kind, gather.wanted_by) == ("rows", "PyFunc")
+    assert gather.line is not None
+    assert gather.line.endswith(line_with(seen, "numpy_function"))
+
+
 def test_lines_of_code_that_autograph_has_changed_and_of_inner_functions() -> None:
     def ordered(batch: Any) -> Any:
         if tf.reduce_sum(batch) > 0:
@@ -284,6 +297,15 @@ def test_mostly_whole_names_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in found
     monkeypatch.setattr(explain, "MOST_WHOLE_COST", 10**9)
     assert mostly_whole([program]) is None
+
+
+def test_ranks_warn_once_of_each_function() -> None:
+    said: list[str] = []
+    judge = WholeWork(said.append)
+    program = program_of(heavy, rows(200))
+    for _ in range(3):
+        judge.ran(program)
+    assert said == [mostly_whole([program])]
 
 
 def test_nothing_is_said_of_divided_work() -> None:
