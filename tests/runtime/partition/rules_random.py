@@ -63,6 +63,7 @@ def _shape(x: Any) -> Any:
     return tf.shape(x)
 
 
+# Iterations of a loop that run at once would draw in any order, on one machine as well.
 DRAWS: dict[str, Callable[[Any], Any]] = {
     "uniform": lambda x: tf.random.uniform(_shape(x), seed=1) * x,
     "normal": lambda x: tf.random.normal(_shape(x), seed=1) * x,
@@ -104,11 +105,13 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
         lambda t, a: (t < 3) & (tf.random.uniform([], seed=1) < 0.9),
         lambda t, a: (t + 1, a + tf.random.uniform(_shape(x), seed=1)),
         (0, x),
+        parallel_iterations=1,
     ),
     "shuffle in a loop": lambda x: tf.while_loop(
         lambda t, a: t < 3,
         lambda t, a: (t + 1, a + tf.random.shuffle(x, seed=1)),
         (0, x),
+        parallel_iterations=1,
     ),
 }
 

@@ -34,7 +34,7 @@ from tfcluster.runtime.partition.placement import (
 from tfcluster.runtime.partition.rules import slices
 
 DTYPES = (*FLOATS, *INTEGERS, np.bool_, *COMPLEX)
-many = settings(max_examples=25, deadline=None)
+many = settings(max_examples=15, deadline=None)
 
 
 def test_every_op_has_a_case() -> None:
