@@ -12,7 +12,7 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
 )
 
 from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.rewrite import Ranks
+from tfcluster.runtime.partition.placement import Ranks
 
 
 @contextmanager

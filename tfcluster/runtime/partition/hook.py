@@ -20,8 +20,9 @@ from tfcluster.runtime.partition.functions import (
     all_nodes,
     function_named,
 )
+from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
-from tfcluster.runtime.partition.rewrite import Ranks, Written
+from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Tensor
 

@@ -151,6 +151,23 @@ class Split:
         return tuple(sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks among which a batch is divided, and those of this process."""
+
+    size: int
+    local: tuple[int, ...]
+
+    @property
+    def splits(self) -> list[Split]:
+        return [Split(rank, self.size) for rank in self.local]
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether there are other processes."""
+        return len(self.local) < self.size
+
+
 def joined(first: Placement, second: Placement) -> tuple[Placement, bool]:
     """One placement for a tensor that has two, in a loop or in two branches.
 

@@ -19,11 +19,12 @@ from tfcluster.runtime.partition.graph import Graph, Node, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Placement,
+    Ranks,
     Shape,
     Shard,
 )
 from tfcluster.runtime.partition.propagate import Placed, propagate
-from tfcluster.runtime.partition.rewrite import Ranks, Written, returned, rewrite
+from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import (
     OWN_STATE,
     STATEFUL,

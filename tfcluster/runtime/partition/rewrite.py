@@ -3,64 +3,38 @@
 A process computes for one rank, or for several ranks at once (``Ranks.local``), as for
 shards, in tests and to explain a program. Ops on whole tensors are written once, ops on
 parts once for each of the process's ranks.
-
-Exchanges are written in a fixed order, the same on every rank. All tensors that are
-needed whole before anything else can be computed go into one exchange.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import Exchanger, Request
+from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.functions import LOOPS
-from tfcluster.runtime.partition.graph import Node, Value, elements_of
+from tfcluster.runtime.partition.graph import Node, Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,
-    Partial,
     Placement,
-    Replicate,
-    Shape,
+    Ranks,
     Shard,
     Split,
 )
 from tfcluster.runtime.partition.propagate import Placed, has_effect
+from tfcluster.runtime.partition.redistribute import (
+    Redistribution,
+    Refs,
+    Traffic,
+    is_single,
+)
 from tfcluster.runtime.partition.rules.random import is_stateful_draw
 from tfcluster.runtime.partition.rules.table import Plan
 from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
 from tfcluster.runtime.tensor_types import Array, Message
-
-BUCKET_BYTES = 8 << 20
-"""The size above which reductions are split into several exchanges, so that the first
-go while the last terms are computed."""
-
-Refs = tuple[Ref, ...]
-"""One for each of the process's ranks, or a single one for a whole tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """The ranks among which a batch is divided, and those of this process."""
-
-    size: int
-    local: tuple[int, ...]
-
-    @property
-    def splits(self) -> list[Split]:
-        return [Split(rank, self.size) for rank in self.local]
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether there are other processes."""
-        return len(self.local) < self.size
 
 
 @dataclass(slots=True)
@@ -117,10 +91,10 @@ def rewrite(
     definition = body.finish([refs[0] for refs in outputs])
     return Written(
         [definition, *process.definitions],
-        process.exchanges,
-        process.exchanged_bytes,
+        process.traffic.exchanges,
+        process.traffic.nbytes,
         [exchanger],
-        process.exchanged,
+        process.traffic.values,
     )
 
 
@@ -145,11 +119,8 @@ class _Process:
         self.draws = draws
         self.ranks = ranks
         self.splits = ranks.splits
-        self.exchanger = exchanger
+        self.traffic = Traffic(exchanger)
         self.definitions: list[Message] = []
-        self.exchanges = 0
-        self.exchanged_bytes = 0
-        self.exchanged: list[Sequence[Value]] = []
 
 
 @dataclass(slots=True)
@@ -180,28 +151,28 @@ class _Body:
         self._process = process
         self._placed = placed
         self.writer = Writer(stem)
-        self._forms: dict[Value, dict[Placement, Refs]] = {}
+        self._values = Redistribution(
+            self.writer, placed, process.ranks, process.traffic
+        )
         self._written: dict[Node, list[str]] = {}
         """The names of the nodes written for a node."""
-        self._last_exchange = ""
         self._effects: list[str] = []
         self._reads: list[str] = []
         """Nodes that see the effects of others, and so run before what waits for the
         function. TensorFlow inlines it, and waits for nothing else."""
-        self._order = {node: i for i, node in enumerate(placed.nodes)}
 
     def put(self, value: Value, placement: Placement, refs: Refs) -> None:
         """Note the refs of an input."""
-        self._forms.setdefault(value, {})[placement] = refs
+        self._values.put(value, placement, refs)
         self._written[value.node] = []
 
     @property
     def exchanges(self) -> bool:
         """Whether an exchange has been written."""
-        return bool(self._last_exchange)
+        return bool(self._values.last_exchange)
 
     def finish(self, outputs: Sequence[Ref]) -> Message:
-        names = [self._last_exchange] if self._last_exchange else []
+        names = [self._values.last_exchange] if self._values.last_exchange else []
         return self.writer.finish(outputs, [*self._effects, *self._reads, *names])
 
     def run(self, wanted: Sequence[Placement]) -> list[Refs]:
@@ -215,15 +186,15 @@ class _Body:
                     blocked.append(node)
             if len(blocked) == len(todo) and not pending:
                 raise NotImplementedError(f"the graph of {todo[0].name} has a circle")
-            self._exchange(pending)
+            self._values.exchange(pending)
             todo = blocked
         outputs = self._placed.graph.outputs
         pending = {}
         for value, want in zip(outputs, wanted, strict=True):
-            self._get(value, want, pending)
-        self._exchange(pending)
+            self._values.get(value, want, pending)
+        self._values.exchange(pending)
         found = [
-            self._get(value, want, {})
+            self._values.get(value, want, {})
             for value, want in zip(outputs, wanted, strict=True)
         ]
         return [refs for refs in found if refs is not None]
@@ -237,13 +208,13 @@ class _Body:
             for value in node.outputs:
                 assert value.constant is not None
                 ref = self.writer.constant(value.constant)
-                self._forms[value] = {REPLICATE: (ref,)}
+                self._values.put(value, REPLICATE, (ref,))
             self._written[node] = [n for c in node.controls for n in self._written[c]]
             return True
-        if any(value not in self._forms for value in node.inputs):
+        if any(value not in self._values for value in node.inputs):
             return False
         inputs = [
-            self._get(value, want, pending)
+            self._values.get(value, want, pending)
             for value, want in zip(node.inputs, plan.want, strict=True)
         ]
         ready = [refs for refs in inputs if refs is not None]
@@ -261,7 +232,7 @@ class _Body:
             refs = self._plain(node, plan, inputs)
         made = plan.outputs if plan.made is None else plan.made
         for value, placement, found in zip(node.outputs, made, refs, strict=True):
-            self._forms[value] = {placement: found}
+            self._values.put(value, placement, found)
         if has_effect(node):
             self._effects += self._written[node]
         elif node.stateful:
@@ -269,7 +240,7 @@ class _Body:
 
     def _plain(self, node: Node, plan: Plan, inputs: list[Refs]) -> list[Refs]:
         made = plan.outputs if plan.made is None else plan.made
-        parts = [not _is_single(each) for each in (*plan.want, *made)]
+        parts = [not is_single(each) for each in (*plan.want, *made)]
         splits = self._process.splits if any(parts) else self._process.splits[:1]
         found: list[Sequence[Ref]] = []
         names = []
@@ -286,235 +257,9 @@ class _Body:
             names.append(self.writer.last)
         self._written[node] = [name for name in names if name]
         return [
-            refs[:1] if _is_single(placement) else refs
+            refs[:1] if is_single(placement) else refs
             for placement, refs in zip(made, zip(*found, strict=True), strict=True)
         ]
-
-    # --- redistribution ---------------------------------------------------------------
-
-    def _get(
-        self, value: Value, want: Placement, pending: dict[Value, None]
-    ) -> Refs | None:
-        """A value's refs with the placement wanted.
-
-        None if that takes an exchange, for which the value is added to ``pending``.
-        """
-        found = self._found(value, want, pending)
-        count = 1 if _is_single(want) else len(self._process.splits)
-        if found is not None and len(found) < count:
-            return found * count
-        return found
-
-    def _found(
-        self, value: Value, want: Placement, pending: dict[Value, None]
-    ) -> Refs | None:
-        forms = self._forms[value]
-        found = forms.get(want)
-        if found is not None:
-            return found
-        if isinstance(want, ListOf) or isinstance(
-            self._placed.placements.get(value), ListOf
-        ):
-            wanted = want if isinstance(want, ListOf) else ListOf(REPLICATE)
-            return self._list(value, wanted, pending)
-        whole = forms.get(REPLICATE)
-        if whole is None:
-            pending[value] = None
-            return None
-        refs = tuple(self._part(whole[0], value, want))
-        forms[want] = refs
-        return refs
-
-    def _part(self, whole: Ref, value: Value, want: Placement) -> Iterator[Ref]:
-        for split in self._process.splits:
-            if isinstance(want, Shard):
-                yield self._rows(whole, value.shape, want, split)
-            elif want == Partial("sum") and split.rank:
-                yield self.writer.op("ZerosLike", [whole], {})[0]
-            else:
-                yield whole
-
-    def _rows(self, whole: Ref, shape: Shape | None, want: Shard, split: Split) -> Ref:
-        """The rows of a rank."""
-        assert shape is not None
-        rank = len(shape)
-        first, count = split.first(want.rows), split.count(want.rows)
-        if want.outer == 1:
-            begin, size = [0] * rank, [-1] * rank
-            begin[want.dim], size[want.dim] = first * want.inner, count * want.inner
-            return self._slice(whole, begin, size)
-        blocks = (*shape[: want.dim], want.outer, want.block, *shape[want.dim + 1 :])
-        reshaped = self._reshape(whole, blocks)
-        begin, size = [0] * (rank + 1), [-1] * (rank + 1)
-        begin[want.dim + 1], size[want.dim + 1] = (
-            first * want.inner,
-            count * want.inner,
-        )
-        part = self._slice(reshaped, begin, size)
-        return self._reshape(part, split.local_shape(shape, want))
-
-    def _slice(self, ref: Ref, begin: Sequence[int], size: Sequence[int]) -> Ref:
-        write = self.writer
-        constants = [write.constant(np.array(each, np.int32)) for each in (begin, size)]
-        return write.op("Slice", [ref, *constants], {})[0]
-
-    def _reshape(self, ref: Ref, shape: Shape) -> Ref:
-        unknown = [i for i, size in enumerate(shape) if size is None]
-        if len(unknown) > 1:
-            raise NotImplementedError("a tensor with rows has two unknown sizes")
-        sizes = np.array([-1 if size is None else size for size in shape], np.int32)
-        return self.writer.op("Reshape", [ref, self.writer.constant(sizes)], {})[0]
-
-    def _list(
-        self, value: Value, want: ListOf, pending: dict[Value, None]
-    ) -> Refs | None:
-        """A TensorList whose elements have another placement."""
-        forms = self._forms[value]
-        have = self._placed.placements[value]
-        if not isinstance(have, ListOf):
-            have = next(iter(forms))
-        if not isinstance(have, ListOf):
-            # A list that was made whole.
-            have = ListOf(REPLICATE)
-            forms[have] = next(iter(forms.values()))
-        if want.element is None or have.element is None or have == want:
-            return forms[have]
-        whole = forms.get(ListOf(REPLICATE))
-        if isinstance(have.element, Shard) and whole is None:
-            pending[value] = None
-            return None
-        assert whole is not None
-        if want.element == REPLICATE:
-            return whole
-        assert isinstance(want.element, Shard)
-        assert value.list is not None
-        shape = value.list.shape
-        if shape is None:
-            raise NotImplementedError("a list of elements of unknown shape")
-        stacked = self._stacked(whole[0], shape, value)
-        rows = want.element.at(want.element.dim + 1)
-        parts = [
-            self._from_tensor(self._rows(stacked, (None, *shape), rows, split))
-            for split in self._process.splits
-        ]
-        forms[want] = tuple(parts)
-        return forms[want]
-
-    def _stacked(self, handle: Ref, element: Shape, value: Value) -> Ref:
-        assert value.list is not None
-        sizes = np.array([-1 if s is None else s for s in element], np.int32)
-        return self.writer.op(
-            "TensorListStack",
-            [handle, self.writer.constant(sizes.reshape(-1))],
-            {"element_dtype": value.list.dtype},
-        )[0]
-
-    def _from_tensor(self, ref: Ref) -> Ref:
-        unknown = self.writer.constant(np.array(-1, np.int32))
-        return self.writer.op("TensorListFromTensor", [ref, unknown], {})[0]
-
-    # --- exchanges --------------------------------------------------------------------
-
-    def _exchange(self, pending: Mapping[Value, None]) -> None:
-        """Make these values whole on every rank."""
-        reductions: list[Value] = []
-        gathers: list[Value] = []
-        for value in pending:
-            placement = self._placed.placements[value]
-            kind = reductions if isinstance(placement, Partial) else gathers
-            kind.append(value)
-        reductions.sort(key=lambda value: self._order.get(value.node, 0))
-        for bucket in _buckets(reductions, gathers):
-            self._exchange_bucket(bucket)
-
-    def _exchange_bucket(self, values: Sequence[Value]) -> None:
-        requests = []
-        for value in values:
-            placement = self._placed.placements[value]
-            shape = value.shape
-            refs = self._forms[value].get(placement)
-            if isinstance(placement, ListOf):
-                assert refs is not None
-                assert value.list is not None
-                assert value.list.shape is not None
-                assert isinstance(placement.element, Shard)
-                element, shape = placement.element, (None, *value.list.shape)
-                splits = self._process.splits
-                refs = tuple(
-                    self._stacked(ref, split.local_shape(shape[1:], element), value)
-                    for ref, split in zip(refs, splits, strict=True)
-                )
-                placement = element.at(element.dim + 1)
-            assert refs is not None
-            assert isinstance(placement, Partial | Shard)
-            ref = self._combined(refs, placement, shape)
-            requests.append(Request(ref, placement, shape, value.node.name))
-        whole = [each.ref for each in requests]
-        if self._process.ranks.exchanges:
-            assert self._process.exchanger is not None
-            with self.writer.after([self._last_exchange]):
-                whole = self._process.exchanger.write(self.writer, requests)
-            self._last_exchange = self.writer.last
-            # The shapes that the host's function does not tell.
-            whole = [
-                self._ensured(ref, each.shape)
-                for ref, each in zip(whole, requests, strict=True)
-            ]
-        self._process.exchanges += 1
-        self._process.exchanged_bytes += sum(value.nbytes for value in values)
-        self._process.exchanged.append(values)
-        for value, ref in zip(values, whole, strict=True):
-            if isinstance(self._placed.placements[value], ListOf):
-                self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
-            else:
-                self._forms[value][REPLICATE] = (ref,)
-
-    def _ensured(self, ref: Ref, shape: Shape | None) -> Ref:
-        if elements_of(shape) is None:
-            return ref
-        return self.writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[0]
-
-    def _combined(
-        self, refs: Refs, placement: Partial | Shard, shape: Shape | None
-    ) -> Ref:
-        """The part of all of this process's ranks."""
-        if len(refs) == 1:
-            return refs[0]
-        write = self.writer
-        if isinstance(placement, Partial):
-            op = {"sum": "AddV2", "max": "Maximum", "min": "Minimum"}[placement.op]
-            if refs[0].dtype == tf.bool:
-                op = {"max": "LogicalOr", "min": "LogicalAnd"}[placement.op]
-            found = refs[0]
-            for ref in refs[1:]:
-                found = write.op(op, [found, ref], {})[0]
-            return found
-        assert shape is not None
-        splits = self._process.splits
-        axis = placement.dim
-        parts = list(refs)
-        if placement.outer > 1:
-            axis += 1
-            parts = [
-                self._reshape(
-                    ref,
-                    (
-                        *shape[: placement.dim],
-                        placement.outer,
-                        split.local_block(placement),
-                        *shape[placement.dim + 1 :],
-                    ),
-                )
-                for ref, split in zip(parts, splits, strict=True)
-            ]
-        where = write.constant(np.array(axis, np.int32))
-        found = write.op("ConcatV2", [parts, where], {})[0]
-        if placement.outer > 1:
-            size = sum(split.local_size(placement) for split in splits)
-            found = self._reshape(
-                found, (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
-            )
-        return found
 
     # --- loops and branches -----------------------------------------------------------
 
@@ -546,15 +291,15 @@ class _Body:
         if is_loop and (exchanges or _draws(node)):
             # In an order that all ranks share.
             attributes["parallel_iterations"] = 1
-        with self.writer.after([self._last_exchange] if exchanges else []):
+        with self.writer.after([self._values.last_exchange] if exchanges else []):
             found = self.writer.node(op_type, flat, attributes, node.name, node.device)
         self._written[node] = [self.writer.last]
         if exchanges:
-            self._last_exchange = self.writer.last
+            self._values.last_exchange = self.writer.last
         results = iter(found)
         ranks = len(self._process.splits)
         return [
-            tuple(itertools.islice(results, 1 if _is_single(each) else ranks))
+            tuple(itertools.islice(results, 1 if is_single(each) else ranks))
             for each in plan.outputs
         ]
 
@@ -582,7 +327,7 @@ class _Body:
         attributes["Tout"] = [
             value.dtype
             for value, placement in zip(node.outputs, plan.outputs, strict=True)
-            for _ in range(1 if _is_single(placement) else ranks)
+            for _ in range(1 if is_single(placement) else ranks)
         ]
         if "branches" in attributes:
             return {**attributes, "branches": names}
@@ -594,26 +339,3 @@ def _draws(node: Node) -> bool:
     return any(
         is_stateful_draw(each) for body in node.bodies for each in body.all_nodes()
     )
-
-
-def _is_single(placement: Placement) -> bool:
-    """Whether one tensor serves all ranks of a process."""
-    if isinstance(placement, ListOf):
-        return not isinstance(placement.element, Shard)
-    return isinstance(placement, Replicate)
-
-
-def _buckets(
-    reductions: Sequence[Value], gathers: Sequence[Value]
-) -> Iterable[Sequence[Value]]:
-    """The values of each exchange."""
-    bucket: list[Value] = list(gathers)
-    nbytes = sum(value.nbytes for value in gathers)
-    for value in reductions:
-        if bucket and nbytes + value.nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket, nbytes = [], 0
-        bucket.append(value)
-        nbytes += value.nbytes
-    if bucket:
-        yield bucket

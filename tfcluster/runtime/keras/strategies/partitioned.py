@@ -27,8 +27,8 @@ from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.exchange import HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
-from tfcluster.runtime.partition.rewrite import Ranks
 from tfcluster.runtime.telemetry.tracer import KERAS, span
 
 

@@ -1,0 +1,320 @@
+"""Gives tensors other placements: each rank's rows of a whole, or a whole by exchange.
+
+All tensors that are needed whole before anything else can be computed go into one
+exchange. Exchanges have a fixed order, the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.partition.exchange import Exchanger, Request
+from tfcluster.runtime.partition.graph import Value, elements_of
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    ListOf,
+    Partial,
+    Placement,
+    Ranks,
+    Replicate,
+    Shape,
+    Shard,
+    Split,
+)
+from tfcluster.runtime.partition.propagate import Placed
+from tfcluster.runtime.partition.writer import Ref, Writer
+
+BUCKET_BYTES = 8 << 20
+"""The size above which reductions are split into several exchanges, so that the first
+go while the last terms are computed."""
+
+Refs = tuple[Ref, ...]
+"""One for each of the process's ranks, or a single one for a whole tensor."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a function exchanges, and by whom."""
+
+    exchanger: Exchanger | None
+    exchanges: int = 0
+    nbytes: int = 0
+    values: list[Sequence[Value]] = field(default_factory=list)
+    """The values of each exchange; those of loops and branches are among them."""
+
+
+class Redistribution:
+    """The tensors of a graph's values, with all placements in which they are needed."""
+
+    def __init__(
+        self, writer: Writer, placed: Placed, ranks: Ranks, traffic: Traffic
+    ) -> None:
+        self._writer = writer
+        self._placed = placed
+        self._ranks = ranks
+        self._splits = ranks.splits
+        self._traffic = traffic
+        self._forms: dict[Value, dict[Placement, Refs]] = {}
+        self._order = {node: i for i, node in enumerate(placed.nodes)}
+        self.last_exchange = ""
+        """The name of the node that ends the last exchange."""
+
+    def __contains__(self, value: Value) -> bool:
+        return value in self._forms
+
+    def put(self, value: Value, placement: Placement, refs: Refs) -> None:
+        """Note the tensors of a value."""
+        self._forms[value] = {placement: refs}
+
+    def get(
+        self, value: Value, want: Placement, pending: dict[Value, None]
+    ) -> Refs | None:
+        """A value's refs with the placement wanted.
+
+        None if that takes an exchange, for which the value is added to ``pending``.
+        """
+        found = self._found(value, want, pending)
+        count = 1 if is_single(want) else len(self._splits)
+        if found is not None and len(found) < count:
+            return found * count
+        return found
+
+    def _found(
+        self, value: Value, want: Placement, pending: dict[Value, None]
+    ) -> Refs | None:
+        forms = self._forms[value]
+        found = forms.get(want)
+        if found is not None:
+            return found
+        if isinstance(want, ListOf) or isinstance(
+            self._placed.placements.get(value), ListOf
+        ):
+            wanted = want if isinstance(want, ListOf) else ListOf(REPLICATE)
+            return self._list(value, wanted, pending)
+        whole = forms.get(REPLICATE)
+        if whole is None:
+            pending[value] = None
+            return None
+        refs = tuple(self._part(whole[0], value, want))
+        forms[want] = refs
+        return refs
+
+    def _part(self, whole: Ref, value: Value, want: Placement) -> Iterator[Ref]:
+        for split in self._splits:
+            if isinstance(want, Shard):
+                yield self._rows(whole, value.shape, want, split)
+            elif want == Partial("sum") and split.rank:
+                yield self._writer.op("ZerosLike", [whole], {})[0]
+            else:
+                yield whole
+
+    def _rows(self, whole: Ref, shape: Shape | None, want: Shard, split: Split) -> Ref:
+        """The rows of a rank."""
+        assert shape is not None
+        rank = len(shape)
+        first, count = split.first(want.rows), split.count(want.rows)
+        if want.outer == 1:
+            begin, size = [0] * rank, [-1] * rank
+            begin[want.dim], size[want.dim] = first * want.inner, count * want.inner
+            return self._slice(whole, begin, size)
+        blocks = (*shape[: want.dim], want.outer, want.block, *shape[want.dim + 1 :])
+        reshaped = self._reshape(whole, blocks)
+        begin, size = [0] * (rank + 1), [-1] * (rank + 1)
+        begin[want.dim + 1], size[want.dim + 1] = (
+            first * want.inner,
+            count * want.inner,
+        )
+        part = self._slice(reshaped, begin, size)
+        return self._reshape(part, split.local_shape(shape, want))
+
+    def _slice(self, ref: Ref, begin: Sequence[int], size: Sequence[int]) -> Ref:
+        write = self._writer
+        constants = [write.constant(np.array(each, np.int32)) for each in (begin, size)]
+        return write.op("Slice", [ref, *constants], {})[0]
+
+    def _reshape(self, ref: Ref, shape: Shape) -> Ref:
+        unknown = [i for i, size in enumerate(shape) if size is None]
+        if len(unknown) > 1:
+            raise NotImplementedError("a tensor with rows has two unknown sizes")
+        sizes = np.array([-1 if size is None else size for size in shape], np.int32)
+        return self._writer.op("Reshape", [ref, self._writer.constant(sizes)], {})[0]
+
+    def _list(
+        self, value: Value, want: ListOf, pending: dict[Value, None]
+    ) -> Refs | None:
+        """A TensorList whose elements have another placement."""
+        forms = self._forms[value]
+        have = self._placed.placements[value]
+        if not isinstance(have, ListOf):
+            have = next(iter(forms))
+        if not isinstance(have, ListOf):
+            # A list that was made whole.
+            have = ListOf(REPLICATE)
+            forms[have] = next(iter(forms.values()))
+        if want.element is None or have.element is None or have == want:
+            return forms[have]
+        whole = forms.get(ListOf(REPLICATE))
+        if isinstance(have.element, Shard) and whole is None:
+            pending[value] = None
+            return None
+        assert whole is not None
+        if want.element == REPLICATE:
+            return whole
+        assert isinstance(want.element, Shard)
+        assert value.list is not None
+        shape = value.list.shape
+        if shape is None:
+            raise NotImplementedError("a list of elements of unknown shape")
+        stacked = self._stacked(whole[0], shape, value)
+        rows = want.element.at(want.element.dim + 1)
+        parts = [
+            self._from_tensor(self._rows(stacked, (None, *shape), rows, split))
+            for split in self._splits
+        ]
+        forms[want] = tuple(parts)
+        return forms[want]
+
+    def _stacked(self, handle: Ref, element: Shape, value: Value) -> Ref:
+        assert value.list is not None
+        sizes = np.array([-1 if s is None else s for s in element], np.int32)
+        return self._writer.op(
+            "TensorListStack",
+            [handle, self._writer.constant(sizes.reshape(-1))],
+            {"element_dtype": value.list.dtype},
+        )[0]
+
+    def _from_tensor(self, ref: Ref) -> Ref:
+        unknown = self._writer.constant(np.array(-1, np.int32))
+        return self._writer.op("TensorListFromTensor", [ref, unknown], {})[0]
+
+    # --- exchanges --------------------------------------------------------------------
+
+    def exchange(self, pending: Mapping[Value, None]) -> None:
+        """Make these values whole on every rank."""
+        reductions: list[Value] = []
+        gathers: list[Value] = []
+        for value in pending:
+            placement = self._placed.placements[value]
+            kind = reductions if isinstance(placement, Partial) else gathers
+            kind.append(value)
+        reductions.sort(key=lambda value: self._order.get(value.node, 0))
+        for bucket in _buckets(reductions, gathers):
+            self._exchange_bucket(bucket)
+
+    def _exchange_bucket(self, values: Sequence[Value]) -> None:
+        requests = []
+        for value in values:
+            placement = self._placed.placements[value]
+            shape = value.shape
+            refs = self._forms[value].get(placement)
+            if isinstance(placement, ListOf):
+                assert refs is not None
+                assert value.list is not None
+                assert value.list.shape is not None
+                assert isinstance(placement.element, Shard)
+                element, shape = placement.element, (None, *value.list.shape)
+                splits = self._splits
+                refs = tuple(
+                    self._stacked(ref, split.local_shape(shape[1:], element), value)
+                    for ref, split in zip(refs, splits, strict=True)
+                )
+                placement = element.at(element.dim + 1)
+            assert refs is not None
+            assert isinstance(placement, Partial | Shard)
+            ref = self._combined(refs, placement, shape)
+            requests.append(Request(ref, placement, shape, value.node.name))
+        whole = [each.ref for each in requests]
+        if self._ranks.exchanges:
+            assert self._traffic.exchanger is not None
+            with self._writer.after([self.last_exchange]):
+                whole = self._traffic.exchanger.write(self._writer, requests)
+            self.last_exchange = self._writer.last
+            # The shapes that the host's function does not tell.
+            whole = [
+                self._ensured(ref, each.shape)
+                for ref, each in zip(whole, requests, strict=True)
+            ]
+        self._traffic.exchanges += 1
+        self._traffic.nbytes += sum(value.nbytes for value in values)
+        self._traffic.values.append(values)
+        for value, ref in zip(values, whole, strict=True):
+            if isinstance(self._placed.placements[value], ListOf):
+                self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
+            else:
+                self._forms[value][REPLICATE] = (ref,)
+
+    def _ensured(self, ref: Ref, shape: Shape | None) -> Ref:
+        if elements_of(shape) is None:
+            return ref
+        return self._writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[
+            0
+        ]
+
+    def _combined(
+        self, refs: Refs, placement: Partial | Shard, shape: Shape | None
+    ) -> Ref:
+        """The part of all of this process's ranks."""
+        if len(refs) == 1:
+            return refs[0]
+        write = self._writer
+        if isinstance(placement, Partial):
+            op = {"sum": "AddV2", "max": "Maximum", "min": "Minimum"}[placement.op]
+            if refs[0].dtype == tf.bool:
+                op = {"max": "LogicalOr", "min": "LogicalAnd"}[placement.op]
+            found = refs[0]
+            for ref in refs[1:]:
+                found = write.op(op, [found, ref], {})[0]
+            return found
+        assert shape is not None
+        splits = self._splits
+        axis = placement.dim
+        parts = list(refs)
+        if placement.outer > 1:
+            axis += 1
+            parts = [
+                self._reshape(
+                    ref,
+                    (
+                        *shape[: placement.dim],
+                        placement.outer,
+                        split.local_block(placement),
+                        *shape[placement.dim + 1 :],
+                    ),
+                )
+                for ref, split in zip(parts, splits, strict=True)
+            ]
+        where = write.constant(np.array(axis, np.int32))
+        found = write.op("ConcatV2", [parts, where], {})[0]
+        if placement.outer > 1:
+            size = sum(split.local_size(placement) for split in splits)
+            found = self._reshape(
+                found, (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
+            )
+        return found
+
+
+def is_single(placement: Placement) -> bool:
+    """Whether one tensor serves all ranks of a process."""
+    if isinstance(placement, ListOf):
+        return not isinstance(placement.element, Shard)
+    return isinstance(placement, Replicate)
+
+
+def _buckets(
+    reductions: Sequence[Value], gathers: Sequence[Value]
+) -> Iterable[Sequence[Value]]:
+    """The values of each exchange."""
+    bucket: list[Value] = list(gathers)
+    nbytes = sum(value.nbytes for value in gathers)
+    for value in reductions:
+        if bucket and nbytes + value.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, nbytes = [], 0
+        bucket.append(value)
+        nbytes += value.nbytes
+    if bucket:
+        yield bucket
