@@ -32,7 +32,7 @@ def _outer_dimensions(op: Operation, own: int) -> Plan | None:
 @rule(
     *("AdjustHue", "AdjustSaturation", "FFT", "HSVToRGB", "IFFT", "IRFFT", "LRN"),
     *("LogSoftmax", "MatrixDiag", "NthElement", "RFFT", "RGBToHSV", "Softmax"),
-    *("TopK", "TopKV2"),
+    "TopKV2",
 )
 def on_vectors(op: Operation) -> Plan | None:
     """The colours of a pixel are a vector."""
@@ -42,7 +42,7 @@ def on_vectors(op: Operation) -> Plan | None:
 @rule(
     *("Cholesky", "Eig", "FFT2D", "IFFT2D", "IRFFT2D", "LogMatrixDeterminant", "Lu"),
     *("MatrixBandPart", "MatrixDeterminant", "MatrixDiagPart", "MatrixDiagPartV2"),
-    *("MatrixDiagPartV3", "MatrixExponential", "MatrixInverse", "MatrixLogarithm"),
+    *("MatrixDiagPartV3", "MatrixInverse", "MatrixLogarithm"),
     *("MatrixSquareRoot", "Qr", "RFFT2D", "SelfAdjointEigV2", "Svd"),
 )
 def on_matrices(op: Operation) -> Plan | None:
