@@ -48,9 +48,7 @@ rule(
 rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ScaleAndTranslateGrad")(
     _images([0, 1])
 )
-rule("Conv2DBackpropInputV2", "Conv3DBackpropInput", "Dilation2DBackpropInput")(
-    _images([0, 2])
-)
+rule("Dilation2DBackpropInput")(_images([0, 2]))
 rule("ResizeNearestNeighborGrad")(_images([0]))
 
 
@@ -65,9 +63,8 @@ def _filter_gradient(inputs: Sequence[int]) -> Rule:
 
 
 rule(
-    *("Conv2DBackpropFilter", "Conv3DBackpropFilter", "Conv3DBackpropFilterV2"),
-    *("DepthwiseConv2dNativeBackpropFilter", "Dilation2DBackpropFilter"),
-    "Conv2DBackpropFilterV2",
+    *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "Dilation2DBackpropFilter"),
+    "DepthwiseConv2dNativeBackpropFilter",
 )(_filter_gradient([0, 2]))
 
 

@@ -83,8 +83,9 @@ whole(
     *("InplaceAdd", "InplaceSub", "InplaceUpdate"),
 )
 whole(
-    "TensorFlow has removed it from graphs",
-    *("MatrixExponential", "TopK"),
+    "TensorFlow has removed it from graphs, or has no kernel for it",
+    *("MatrixExponential", "TopK", "Conv2DBackpropFilterV2", "Conv2DBackpropInputV2"),
+    *("Conv3DBackpropFilter", "Conv3DBackpropInput"),
 )
 whole(
     "only XLA can compute it",
