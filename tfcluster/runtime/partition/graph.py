@@ -142,6 +142,8 @@ class Graph:
     outputs: list[Value]
     rows: set[int] = field(default_factory=set)
     """For a branch for batches of a known size: the inputs that have its rows."""
+    taken: dict[Value, int] = field(default_factory=dict)
+    """Batches of a fixed size that the graph takes from iterators, and their rows."""
 
     def all_nodes(self) -> Iterator[Node]:
         """All nodes, also those of loops and branches."""

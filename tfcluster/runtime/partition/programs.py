@@ -31,7 +31,8 @@ from tfcluster.runtime.partition.rules.random import (
     is_stateful_draw,
 )
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
-from tfcluster.runtime.partition.specialise import Taken, specialise
+from tfcluster.runtime.partition.specialise import specialise
+from tfcluster.runtime.partition.taken_batches import Taken
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variables import Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
@@ -241,7 +242,7 @@ class Programs:
             count = len(fetch.types)
             batches[fetch.path], rest = rest[:count], rest[count:]
         own = arguments[: len(self.function.arguments)]
-        taken = Taken(self._taken_rows, self._note)
+        taken = Taken(self._taken_rows, self._ranks.size, self._note)
         graph = specialise(self.function, own, batches, taken)
         self._names = _names_of(graph)[: len(own)]
         seconds["specialise"] = clock() - began

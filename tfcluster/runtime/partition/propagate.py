@@ -71,6 +71,8 @@ class _Propagation:
     def __init__(
         self, graph: Graph, inputs: Sequence[Placement], rows: int | None
     ) -> None:
+        if graph.taken:
+            rows = next(iter(graph.taken.values()))
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
         self._reduced: set[Value] = set()
         """Partial values that are reduced at once, since a node needs them whole."""
@@ -115,6 +117,11 @@ class _Propagation:
         if node.is_folded:
             return Plan([], [REPLICATE] * len(node.outputs))
         placements = [self._seen(value) for value in node.inputs]
+        taken = self._placed.graph.taken
+        if any(value in taken for value in node.outputs):
+            rows = [taken.get(value) for value in node.outputs]
+            outputs: list[Placement] = [Shard(0, n) if n else REPLICATE for n in rows]
+            return Plan(placements, outputs, made=[REPLICATE] * len(outputs))
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = random_rules.by_rows(node, self._placed.rows)
         if plan is not None:

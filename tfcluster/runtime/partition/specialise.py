@@ -8,9 +8,8 @@ arithmetic among it, since the batch size is known.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import lists, tf_functions
@@ -26,9 +25,18 @@ from tfcluster.runtime.partition.functions import (
 from tfcluster.runtime.partition.graph import Graph, Node, Value
 from tfcluster.runtime.partition.placement import Shape
 from tfcluster.runtime.partition.shape_graph import Argument, Path, ShapeGraph
-from tfcluster.runtime.partition.taken_batches import SplitFunction, split
-from tfcluster.runtime.partition.tf_functions import HostFunction
-from tfcluster.runtime.tensor_types import DType, Message, Tensor
+from tfcluster.runtime.partition.taken_batches import (
+    SplitFunction,
+    Taken,
+    all_are,
+    first_size,
+    has_unknown_rows,
+    note,
+    of_fixed_size,
+    split,
+    types_of,
+)
+from tfcluster.runtime.tensor_types import Message, Tensor
 
 _DROPPED = frozenset(
     (
@@ -41,16 +49,6 @@ _DROPPED = frozenset(
 _LOOKUPS = ("LookupTableFind", "LookupTableFindV2")
 _MOST_ROUNDS = 16
 """Of a fixed point; each makes a shape less specific."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What is known of batches that loops take: see ``taken_batches``."""
-
-    rows: int | None
-    """The size of the batches that are to be divided; None if it is not known yet."""
-    note: HostFunction
-    """Called with the size of each other batch."""
 
 
 def specialise(
@@ -82,6 +80,8 @@ class _Specialiser(ShapeGraph):
     def __init__(self, taken: Taken | None) -> None:
         super().__init__()
         self._taken = taken
+        self.fixed: dict[Value, int] = {}
+        """See ``Graph.taken``."""
 
     # --- nodes ------------------------------------------------------------------------
 
@@ -385,7 +385,9 @@ class _Specialiser(ShapeGraph):
             outputs, _ = graph.inline(function, values, path, (), {})
         else:
             outputs = graph.taking(parts, values, path)
-        return graph.finished(outputs)
+        finished = graph.finished(outputs)
+        finished.taken = graph.fixed
+        return finished
 
     def taking(
         self, parts: SplitFunction, arguments: Sequence[Value], path: Path
@@ -394,16 +396,17 @@ class _Specialiser(ShapeGraph):
         assert self._taken is not None
         found, tails = self.inline(parts.first, arguments, path, (), {})
         self.flush()
-        batch = [value for value in found if _has_unknown_rows(value)]
+        batch = [value for value in found if has_unknown_rows(value)]
         values = [*arguments, *found]
         if not batch:
+            self.fixed = of_fixed_size(found, self._taken.least)
             return self.inline(parts.rest, values, path, tails, {})[0]
-        sizes = [self._first_size(value) for value in batch]
-        self._note(sizes[0], path)
+        sizes = [first_size(self, value) for value in batch]
+        note(self, self._taken, sizes[0], path)
         rows = self._taken.rows
         if rows is None:
             return self.inline(parts.rest, values, path, tails, {})[0]
-        is_known = self._all_are(sizes, rows)
+        is_known = all_are(self, sizes, rows)
         self.flush()
         given = [self._argument_of(value) for value in values]
         known = [
@@ -422,9 +425,9 @@ class _Specialiser(ShapeGraph):
             "then_branch": unnamed,
             "else_branch": unnamed,
             "_lower_using_switch_merge": lowers,
-            "Tcond": _types([tf.bool], single=True),
-            "Tin": _types([value.dtype for value in values]),
-            "Tout": _types([value.dtype for value in bodies[0].outputs]),
+            "Tcond": types_of([tf.bool], single=True),
+            "Tin": types_of([value.dtype for value in values]),
+            "Tout": types_of([value.dtype for value in bodies[0].outputs]),
         }
         outputs, _ = self._branch_node(
             "If", [is_known, *values], tails, bodies, attributes, inner
@@ -435,47 +438,6 @@ class _Specialiser(ShapeGraph):
         like = self.tensors[value] if value.is_handle else None
         constant = lists.small_constant(value)
         return Argument(value.dtype, value.shape, like, value.list, constant)
-
-    def _first_size(self, value: Value) -> Value:
-        """The first size of a value, int32 of shape ()."""
-        shape = self._simple(
-            "Shape", [value], tf.int32, T=value.dtype, out_type=tf.int32
-        )
-        zero = self.constant(np.array(0, np.int32), tf.int32)
-        return self._simple(
-            "GatherV2",
-            [shape, zero, zero],
-            tf.int32,
-            Tparams=tf.int32,
-            Tindices=tf.int32,
-            Taxis=tf.int32,
-        )
-
-    def _all_are(self, sizes: Sequence[Value], rows: int) -> Value:
-        number = self.constant(np.array(rows, np.int32), tf.int32)
-        first, *others = (
-            self._simple("Equal", [size, number], tf.bool, T=tf.int32) for size in sizes
-        )
-        for each in others:
-            first = self._simple("LogicalAnd", [first, each], tf.bool)
-        return first
-
-    def _note(self, size: Value, path: Path) -> None:
-        """Tell the host the size of a batch."""
-        assert self._taken is not None
-        token = tf.compat.v1.AttrValue(s=self._taken.note.token.encode())
-        attributes = {"token": token, "Tin": _types([tf.int32]), "Tout": _types([])}
-        self.add(
-            "PyFunc", [size], [], attributes, [], "note", stateful=True, origin=path
-        )
-
-    def _simple(
-        self, op_type: str, inputs: Sequence[Value], dtype: DType, **types: DType
-    ) -> Value:
-        attributes = {name: _types([each], single=True) for name, each in types.items()}
-        return self.add(op_type, inputs, [], attributes, [dtype], "batch_size").outputs[
-            0
-        ]
 
     def _copy_handle(self, given: Tensor, result: Tensor) -> None:
         if given.dtype in (tf.resource, tf.variant):
@@ -517,19 +479,3 @@ def _with_shapes(
     for each in outputs:
         shapes.list.shape.add().CopyFrom(tf.TensorShape(each.shape).as_proto())
     return {**attributes, "output_shapes": shapes}
-
-
-def _types(dtypes: Sequence[DType], *, single: bool = False) -> Message:
-    found = tf.compat.v1.AttrValue()
-    if single:
-        found.type = dtypes[0].as_datatype_enum
-        return found
-    found.list.SetInParent()
-    found.list.type.extend(each.as_datatype_enum for each in dtypes)
-    return found
-
-
-def _has_unknown_rows(value: Value) -> bool:
-    if value.is_handle or value.dtype == tf.string or not value.shape:
-        return False
-    return value.shape[0] is None and None not in value.shape[1:]

@@ -1,0 +1,77 @@
+"""Batches that a function takes within a loop are divided, and nothing differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.runtime.partition.installed import simulated_ranks
+
+Train = Callable[[int], list[Any]]
+
+
+def data(rows: int) -> tuple[Any, Any]:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(rows, 6)).astype("float32")
+    return x, generator.normal(size=(rows, 2)).astype("float32")
+
+
+def model() -> Any:
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.2)]
+    return keras.Sequential([*layers, keras.layers.Dense(2)])
+
+
+def steps_per_execution(rows: int) -> list[Any]:
+    trained = model()
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    trained.compile(optimizer, "mse", steps_per_execution=3, jit_compile=False)
+    history = trained.fit(*data(rows), batch_size=16, epochs=3, verbose=0)
+    return [*trained.get_weights(), history.history["loss"]]
+
+
+def loop_in_a_function(rows: int) -> list[Any]:
+    trained = model()
+    trained.build((None, 6))
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(trained.trainable_variables)
+    dataset = tf.data.Dataset.from_tensor_slices(data(rows)).batch(16)
+    batches = iter(dataset.repeat())
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def steps(batches: Any, count: Any) -> Any:
+        total = 0.0
+        for _ in tf.range(count):
+            x, y = next(batches)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((trained(x, training=True) - y) ** 2)
+            variables = trained.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            total += loss
+        return total
+
+    totals = [float(steps(batches, tf.constant(4))) for _ in range(4)]
+    return [*trained.get_weights(), totals]
+
+
+def trained_by(train: Train, rows: int) -> list[Any]:
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    return train(rows)
+
+
+@pytest.mark.parametrize("rows", [96, 100], ids=["fixed", "varying"])
+@pytest.mark.parametrize("train", [steps_per_execution, loop_in_a_function])
+@pytest.mark.parametrize("size", [2, 3])
+def test_batches_of_a_loop_are_divided(train: Train, rows: int, size: int) -> None:
+    whole = trained_by(train, rows)
+    with simulated_ranks(size, strict=True) as hook:
+        found = trained_by(train, rows)
+    assert any(each.is_divided and each.trains for each in hook.programs)
+    for one, other in zip(whole, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
