@@ -211,8 +211,7 @@ def _start(descriptor: int) -> None:
     env = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("TF_", "TFCLUSTER_"))
-        or name == "TFCLUSTER_PARTITION"
+        if not name.startswith(("TF_", "TFCLUSTER_")) or name == "TFCLUSTER_PARTITION"
     }
     env |= {
         "PYTHONPATH": str(ROOT),
