@@ -17,6 +17,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _TESTS = Path(__file__).parent
 _LONGEST_FIRST = (
+    "runtime/test_partition.py",
     "submit/test_programs_rig.py",
     "runtime/test_api_collectives.py",
     "runtime/test_parameter_server.py",
