@@ -207,7 +207,12 @@ def _factors(number: int) -> Iterable[tuple[int, int]]:
     return [(d, number // d) for d in range(1, number + 1) if number % d == 0]
 
 
-def run(case: Case, placements: Sequence[Placement], chance: Chance) -> Divided:
+def run(
+    case: Case,
+    placements: Sequence[Placement],
+    chance: Chance,
+    compare: bool = True,
+) -> Divided:
     """The case with these placements of its inputs, beside the whole."""
     arguments: list[Array] = []
     given: list[Placement] = []
@@ -227,7 +232,7 @@ def run(case: Case, placements: Sequence[Placement], chance: Chance) -> Divided:
             )
         )
 
-    return divide(function, arguments, given, chance.size, chance.rows)
+    return divide(function, arguments, given, chance.size, chance.rows, compare)
 
 
 def _reduced(rows: Any, op: str) -> Any:

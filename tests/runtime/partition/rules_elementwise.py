@@ -198,7 +198,7 @@ def test_of_inputs_that_are_broadcast(op: str, seed: int) -> None:
         inputs = [_values(op, shape, dtype, chance) for shape in shapes]
         return Case(raw(op), inputs, plain, _ulps(op), [target])
 
-    check(make, seed)
+    check(make, seed, others=3)
 
 
 @given(seeds)

@@ -55,8 +55,8 @@ def _convolution(op: str) -> Callable[[Chance], Case]:
         dims = 3 if "3D" in op else 2
         padding = chance.of(PADDINGS)
         stride, dilation = chance.of(((1, 1), (2, 1), (1, 2)))
-        if dims == 3:
-            dilation = 1  # The kernel for CPUs has no other.
+        if dims == 3 or "Depthwise" in op:
+            dilation = 1  # The kernels for CPUs have no other.
         dtype = chance.of((np.float16, *WIDE_FLOATS))
         values, shard = _images(chance, [5] * dims + [2], dtype)
         filters = chance.numbers([3] * dims + [2, 3], dtype)

@@ -147,7 +147,22 @@ def test_check_of_numbers_finds_one_that_is_none(op: str, seed: int) -> None:
     for placement in (Shard(0, chance.rows), SUM):
         case = Case(raw(op, message="wrong"), [values], [placement])
         with pytest.raises(tf.errors.InvalidArgumentError, match="wrong"):
-            run(case, [placement], chance)
+            run(case, [placement], chance, compare=False)
+
+
+@pytest.mark.parametrize("op", CHECKS)
+@given(seeds)
+@few
+def test_check_of_a_sum_that_is_infinite(op: str, seed: int) -> None:
+    """Its terms are finite, so that only the sum can be checked."""
+    rows = max(Chance(seed).size, 2)
+    terms = np.full((rows, 2), 2e38, np.float32)  # One for each rank.
+
+    def function(rows: Any) -> Any:
+        return raw(op, message="wrong")(tf.reduce_sum(rows, 0))
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="wrong"):
+        divide(function, [terms], [Shard(0, rows)], rows, rows, compare=False)
 
 
 def _of_unknown_width(indices: Any, depth: Any) -> Any:
@@ -172,7 +187,7 @@ def test_check_of_a_shape(seed: int) -> None:
         assert not found.computed_whole
         assert found.outputs == [Shard(0, rows)]
     with pytest.raises(tf.errors.InvalidArgumentError):
-        divide(ensured([rows, 3]), inputs, placements, chance.size, rows)
+        divide(ensured([rows, 3]), inputs, placements, chance.size, rows, False)
 
 
 @given(seeds)

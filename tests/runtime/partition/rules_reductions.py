@@ -213,3 +213,13 @@ def test_cumulative(op: str, seed: int) -> None:
         return Case(call, [values], [shard], 32, [shard])
 
     check(make, seed, others=2)
+
+
+@pytest.mark.parametrize("op", CUMULATIVE)
+@given(seeds)
+@few
+def test_cumulative_along_the_rows(op: str, seed: int) -> None:
+    chance = Chance(seed)
+    values = chance.numbers((2, chance.rows))
+    case = Case(lambda v: raw(op)(v, tf.constant(-1)), [values], [])
+    assert_close(run(case, [Shard(1, chance.rows)], chance), 32)

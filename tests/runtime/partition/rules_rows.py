@@ -231,6 +231,19 @@ def test_matrices_of_diagonals(op: str, band: tuple[int, int], seed: int) -> Non
     check(make, seed)
 
 
+@pytest.mark.parametrize("op", ["MatrixDiagV2", "MatrixDiagV3"])
+@given(seeds)
+@few
+def test_matrices_of_divided_bands(op: str, seed: int) -> None:
+    """Each rank has some of the diagonals: that is no part of a matrix."""
+    chance = Chance(seed)
+    chance.rows = rows = max(chance.rows, 2)
+    band = np.array([0, rows - 1], np.int32)
+    call = _with(band, -1, -1, np.float32(7))(raw(op))
+    case = Case(call, [chance.numbers((2, rows, rows))], [])
+    run(case, [Shard(1, rows)], chance).assert_equal()
+
+
 @pytest.mark.parametrize("band", [(0, 0), (1, 1), (-1, 0), (0, 1)])
 @pytest.mark.parametrize("op", ["MatrixDiagPartV2", "MatrixDiagPartV3"])
 @given(seeds)

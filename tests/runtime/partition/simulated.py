@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.functions import parsed
-from tfcluster.runtime.partition.placement import Placement, Ranks
+from tfcluster.runtime.partition.placement import REPLICATE, Placement, Ranks
 from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.rewrite import Written, rewrite
 from tfcluster.runtime.partition.shape_graph import Argument
@@ -70,11 +70,12 @@ def divide(
     placements: Sequence[Placement],
     size: int,
     rows: int | None = None,
+    compare: bool = True,
 ) -> Divided:
     """Run ``function`` on ``size`` ranks with these placements of its arguments.
 
     ``rows`` are the batch's rows. Arguments become tensors; the results must be
-    tensors of numbers, in any nest.
+    tensors of numbers, in any nest. Unless ``compare``, the whole function is not run.
     """
     tensors = [tf.convert_to_tensor(each) for each in arguments]
     specs = [tf.TensorSpec(each.shape, each.dtype) for each in tensors]
@@ -82,23 +83,18 @@ def divide(
     definition = traced.function_def
     inputs = [*tensors, *traced.captured_inputs]
     graph = specialise(parsed(definition), [Argument.of(each) for each in inputs])
-    given = [*placements, *[_whole()] * (len(inputs) - len(placements))]
+    given = [*placements, *[REPLICATE] * (len(inputs) - len(placements))]
     placed = propagate(graph, given, rows)
     ranks = Ranks(size, tuple(range(size)))
     draws = Draws(iter(range(1, 1000)).__next__)
     written = rewrite(placed, "divided", ranks, None, draws)
     tf_functions.register(written.definitions[0])
-    whole = tf.nest.flatten(traced(*tensors))
-    found = tf_functions.call(written.name, inputs, len(whole))
+    count = len(tf.nest.flatten(traced.structured_outputs))
+    whole = tf.nest.flatten(traced(*tensors)) if compare else []
+    found = tf_functions.call(written.name, inputs, count)
     return Divided(
         placed,
         written,
         [np.asarray(each.numpy()) for each in whole],
         [np.asarray(each.numpy()) for each in found],
     )
-
-
-def _whole() -> Placement:
-    from tfcluster.runtime.partition.placement import REPLICATE
-
-    return REPLICATE
