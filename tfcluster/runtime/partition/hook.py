@@ -99,7 +99,7 @@ class Hook:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
-            return original(context, name, inputs, outputs)
+            return original(context, name, self._made_whole(inputs), outputs)
         self._busy.now = True
         try:
             programs = self._programs_of(text)
@@ -155,6 +155,19 @@ class Hook:
     def _note_part(self, tensor: Tensor, part: Part) -> None:
         key, parts = id(tensor), self._parts
         parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
+
+    def _made_whole(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The inputs of a call that is not divided, such as one by another thread.
+
+        Even there a part must never be taken for the whole tensor.
+        """
+        if not self._parts or getattr(self._busy, "now", False):
+            return inputs
+        self._busy.now = True
+        try:
+            return self._gathered([Given(t, self._part_of(t)) for t in inputs])
+        finally:
+            self._busy.now = False
 
     def _gathered(self, given: Sequence[Given]) -> list[Tensor]:
         """The tensors, whole, for a function that cannot be divided."""
