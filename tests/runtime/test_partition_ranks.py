@@ -47,6 +47,11 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
             env = {"TFCLUSTER_PARTITION": "strict"} if size > 1 else {}
             script = f"cases/{theme}.py"
             found.append(Job(job, size, script, words, env, keep=size == 1))
+    for name, size in (("one", 1), ("ranks", SIZE)):
+        env = {"TFCLUSTER_PARTITION": "strict"} if size > 1 else {}
+        words = (str(folder / f"threads-{name}"),)
+        script = "partition_threads.py"
+        found.append(Job(f"threads-{name}", size, script, words, env, keep=size == 1))
     return folder, Jobs(folder, found, LIMIT_S, must_succeed=True)
 
 
@@ -54,7 +59,7 @@ def values(folder: Path, job: str, rank: int) -> Values:
     return dict(np.load(folder / f"{job}-{rank}.npz"))
 
 
-@pytest.mark.parametrize("theme", CASES)
+@pytest.mark.parametrize("theme", [*CASES, "threads"])
 def test_divided_functions_train_the_same(jobs: tuple[Path, Jobs], theme: str) -> None:
     folder, ranks = jobs
     assert ranks[f"{theme}-one"]
