@@ -60,8 +60,11 @@ def home(rig: Testbed) -> Path:
     return rig.accounts[USER].home
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def kill(*pids: int) -> None:
+    """Kill all at once: none of them may react to the death of another."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
 
 
 def wait_gone(cluster: RigCluster, timeout_s: float, *hosts: Host) -> None:
@@ -255,10 +258,7 @@ def test_stop_sweeps_from_another_host(cluster: RigCluster) -> None:
     os.kill(first, signal.SIGSTOP)
     # nsenter stops some time after the launcher; wait, or it may stop after SIGCONT.
     eventually(lambda: is_stopped(way_in), lambda: f"{way_in} runs", 20.0)
-    for each in found:
-        for pid in (*each.guards, *each.agents):
-            kill(pid)
-    kill(first)
+    kill(first, *(pid for each in found for pid in (*each.guards, *each.agents)))
     os.kill(way_in, signal.SIGCONT)
     running.end()
     assert all(
