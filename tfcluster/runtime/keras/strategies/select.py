@@ -76,7 +76,7 @@ def begin(context: Context) -> Session:
     if _is_partitioned(context):
         session = _session(context)
         seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
-        strict = os.environ["TFCLUSTER_PARTITION"] == "strict"
+        strict = os.environ.get("TFCLUSTER_PARTITION") == "strict"
         partitioned.install(session, seed=seed, strict=strict)
         return session
     session = _IN_STEP[context.strategy](context)
@@ -86,7 +86,7 @@ def begin(context: Context) -> Session:
 
 def _is_partitioned(context: Context) -> bool:
     return (
-        bool(os.environ.get("TFCLUSTER_PARTITION"))
+        os.environ.get("TFCLUSTER_PARTITION") != "0"
         and context.strategy is Strategy.COLLECTIVE
         and context.options.shards is None
         and context.options.divides
