@@ -38,6 +38,14 @@ class Request:
 class Exchanger(Protocol):
     """Writes the exchanges between the processes."""
 
+    @property
+    def words(self) -> Sequence[str]:
+        """What is exchanged, in words that ranks compare before the program runs.
+
+        Empty if each exchange compares its own.
+        """
+        ...
+
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
 
@@ -53,6 +61,8 @@ class HostExchanger:
     programs get an error instead of a wrong sum.
     """
 
+    words = ()
+
     def __init__(self, group: Group, program: str) -> None:
         self._group = group
         self._program = program
@@ -61,14 +71,8 @@ class HostExchanger:
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
-        words = tuple(
-            tensor_words(
-                f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
-            )
-            for each in requests
-        )
         what = f"exchange {len(self._functions) + 1} of {self._program}"
-        group, signature = self._group, Signature(what, words)
+        group, signature = self._group, Signature(what, words_of(requests))
         placements = [each.placement for each in requests]
 
         def run(*arrays: Array) -> list[Array]:
@@ -90,6 +94,16 @@ class HostExchanger:
             {"token": function.token, "Tout": types},
             "exchange",
         )
+
+
+def words_of(requests: Sequence[Request]) -> tuple[str, ...]:
+    """The words for these tensors in a ``Signature``."""
+    return tuple(
+        tensor_words(
+            f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
+        )
+        for each in requests
+    )
 
 
 def _reduced_by_op(

@@ -28,7 +28,7 @@ MERGE_OPS = {
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
-_SUBDIVISIONS = 4
+SUBDIVISIONS = 4
 """Number of pieces of a long vector that a ring sends concurrently."""
 
 
@@ -79,7 +79,7 @@ def all_reduce(
             final_op="Id",
             communication_hint=devices.hint,
             timeout_seconds=timeout_s,
-            max_subdivs_per_device=_SUBDIVISIONS,
+            max_subdivs_per_device=SUBDIVISIONS,
         )
 
 
