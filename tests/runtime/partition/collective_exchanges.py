@@ -6,8 +6,9 @@ The ranks are devices of this process.
 from __future__ import annotations
 
 import itertools
-import json
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,20 @@ from tfcluster.runtime.partition.collective_ops import (
     Counters,
     OpsExchanger,
 )
+from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Request
-from tfcluster.runtime.partition.placement import Partial, Shard, Split
+from tfcluster.runtime.partition.functions import parsed
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    Partial,
+    Ranks,
+    Shard,
+    Split,
+)
+from tfcluster.runtime.partition.propagate import propagate
+from tfcluster.runtime.partition.rewrite import rewrite
+from tfcluster.runtime.partition.shape_graph import Argument
+from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.writer import Ref, Writer
 
 MOST = 4
@@ -34,7 +47,9 @@ DTYPES = (
     "complex128",
 )
 TASK = "/job:localhost/replica:0/task:0"
-COUNTERS = Counters("tfcluster_test_begun", "tfcluster_test_ended", f"{TASK}/device:CPU:0")
+COUNTERS = Counters(
+    "tfcluster_test_begun", "tfcluster_test_ended", f"{TASK}/device:CPU:0"
+)
 Array = NDArray[Any]
 numbers = itertools.count(1)
 
@@ -69,18 +84,30 @@ class NoHost:
         raise NotImplementedError([each.name for each in requests])
 
 
-def collectives(size: int, rank: int) -> Collectives:
-    name = f"{TASK}/device:CPU:{rank}"
-    devices = Devices(1000 + size, size, name, RING)
-    return Collectives(rank, devices, devices, tuple(range(size)), COUNTERS)
+def collectives(devices: list[int], rank: int) -> Collectives:
+    """Those of a rank; ``devices`` are the numbers of the ranks' devices."""
+    key = 1000 + int("".join(map(str, sorted(devices))))
+    name = f"{TASK}/device:CPU:{devices[rank]}"
+    own = Devices(key, len(devices), name, RING)
+    # TensorFlow gathers in the order of the devices' names.
+    order = sorted(range(len(devices)), key=devices.__getitem__)
+    return Collectives(rank, own, own, tuple(order), COUNTERS)
+
+
+def on_all(size: int, act: Callable[[int], list[Array]]) -> list[list[Array]]:
+    """What ``act`` returns for each rank; the ranks are threads."""
+    outcomes = in_threads([partial(act, rank) for rank in range(size)])
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes  # type: ignore[return-value]
 
 
 def exchanged(
     parts: list[list[tuple[Array, Partial | Shard, tuple[int, ...]]]],
-    loop: bool = False,
+    devices: list[int],
 ) -> list[list[Array]]:
     """What each rank has after an exchange of its parts."""
-    size = len(parts)
     program = f"program {next(numbers)}"
     names = []
     for rank, own in enumerate(parts):
@@ -94,28 +121,18 @@ def exchanged(
             )
             for i, (array, placement, shape) in enumerate(own)
         ]
-        exchanger = OpsExchanger(collectives(size, rank), NoHost(), program)
+        exchanger = OpsExchanger(collectives(devices, rank), NoHost(), program)
         found = exchanger.write(writer, requests)
         assert len(exchanger.words) == len(requests)
         tf_functions.register(writer.finish(found, [writer.last]))
-        names.append(repeated(writer.name, requests, 3) if loop else writer.name)
+        names.append(writer.name)
 
     def act(rank: int) -> list[Array]:
         inputs = [tf.constant(array) for array, *_ in parts[rank]]
         found = tf_functions.call(names[rank], inputs, len(inputs))
         return [each.numpy() for each in found]
 
-    outcomes = in_threads([lambda r=rank: act(r) for rank in range(size)])  # type: ignore[misc]
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return outcomes  # type: ignore[return-value]
-
-
-def repeated(name: str, requests: list[Request], times: int) -> str:
-    """A function that calls another one in each turn of a loop."""
-    writer = Writer("repeated")
-    raise NotImplementedError(writer, name, requests, times)
+    return on_all(len(parts), act)
 
 
 def random_array(draw: np.random.Generator, dtype: str, shape: Any) -> Array:
@@ -127,9 +144,7 @@ def random_array(draw: np.random.Generator, dtype: str, shape: Any) -> Array:
     return values.astype(tf.as_dtype(dtype).as_numpy_dtype)
 
 
-def random_parts(
-    seed: int, size: int
-) -> tuple[list[list[Any]], list[Array]]:
+def random_parts(seed: int, size: int) -> tuple[list[list[Any]], list[Array]]:
     """The ranks' parts of several tensors, and the whole tensors."""
     chance, draw = random.Random(seed), np.random.default_rng(seed)
     rows = chance.randint(size, 3 * size)
@@ -176,10 +191,53 @@ def random_parts(
 def test_every_rank_gets_the_whole(size: int, seed: int) -> None:
     parts, wholes = random_parts(seed, size)
     begun, ended = counted(COUNTERS.begun), counted(COUNTERS.ended)
-    for found in exchanged(parts):
+    devices = random.Random(seed).sample(range(size), size)
+    for found in exchanged(parts, devices):
         for one, whole in zip(found, wholes, strict=True):
             assert one.dtype == whole.dtype
             assert one.shape == whole.shape
             np.testing.assert_array_equal(one, whole)
     assert counted(COUNTERS.begun) == begun + size
     assert counted(COUNTERS.ended) == ended + size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_exchanges_in_loops_and_branches(size: int) -> None:
+    def steps(x: Any, w: Any) -> Any:
+        def step(number: Any, w: Any) -> Any:
+            scaled = x * w
+            mean = tf.reduce_mean(scaled, 0)
+            w = tf.cond(
+                tf.reduce_sum(mean) > 0.0,
+                lambda: w - tf.reduce_sum(tf.sin(scaled - mean), 0) / 9.0,
+                lambda: w + tf.reduce_max(scaled, 0) / 9.0,
+            )
+            return number + 1, w
+
+        return tf.while_loop(lambda number, w: number < 7, step, (0, w))[1]
+
+    draw = np.random.default_rng(1)
+    inputs = [tf.constant(draw.normal(size=each)) for each in ((11, 5), (5,))]
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in inputs]
+    traced = tf.function(steps, autograph=False).get_concrete_function(*specs)
+    names = []
+    for rank in range(size):
+        arguments = [Argument.of(each) for each in inputs]
+        graph = specialise(parsed(traced.function_def), arguments)
+        placed = propagate(graph, [Shard(0, 11), REPLICATE], 11)
+        own = collectives([*range(size)], rank)
+        exchanger = OpsExchanger(own, NoHost(), "loop")
+        ranks, draws = Ranks(size, (rank,)), Draws(lambda: 1)
+        written = rewrite(placed, "loop", ranks, exchanger, draws)
+        tf_functions.register(written.definitions[0])
+        names.append(written.name)
+    before = counted(COUNTERS.ended)
+    found = on_all(
+        size, lambda rank: [tf_functions.call(names[rank], inputs, 1)[0].numpy()]
+    )
+    whole = traced(*inputs).numpy()
+    for (one,) in found:
+        np.testing.assert_allclose(one, whole, 1e-12, 1e-12)
+        np.testing.assert_array_equal(one, found[0][0])
+    assert counted(COUNTERS.ended) >= before + 2 * 7 * size
+    assert counted(COUNTERS.ended) == counted(COUNTERS.begun)

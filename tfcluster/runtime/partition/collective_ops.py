@@ -137,9 +137,7 @@ class _Vector:
 class OpsExchanger:
     """An ``Exchanger`` of ``program``; ``host`` does what the ops do not support."""
 
-    def __init__(
-        self, collectives: Collectives, host: Exchanger, program: str
-    ) -> None:
+    def __init__(self, collectives: Collectives, host: Exchanger, program: str) -> None:
         self._collectives = collectives
         self._host = host
         self._program = program
@@ -279,9 +277,9 @@ class _Ops:
             ref = self._reshape(ref, (1, sum(vector.sizes)))
         numbers = [self._constant(n) for n in (devices.size, devices.key, key)]
         name = f"{SCOPE}/{kind}"
-        found = self._writer.node(
-            kind, [ref, *numbers], attributes, name, devices.own
-        )[0]
+        found = self._writer.node(kind, [ref, *numbers], attributes, name, devices.own)[
+            0
+        ]
         order = self._collectives.order
         if vector.is_summed or order == tuple(range(len(order))):
             return found

@@ -111,6 +111,8 @@ def _trains(programs: Programs, program: Program) -> bool:
 class _UnusedExchanger:
     """Writes exchanges of programs that never run; see ``exchange.Exchanger``."""
 
+    words = ()
+
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         types = [each.ref.dtype for each in requests]
         refs = [each.ref for each in requests]

@@ -9,9 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.collective.transports.tensorflow.transport import (
+    TensorFlowTransport,
+)
 from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.session import Session
@@ -24,9 +28,10 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 )
 from tfcluster.runtime.keras.types import Callback, Model
 from tfcluster.runtime.partition.agreement import Agreement
-from tfcluster.runtime.partition.exchange import HostExchanger
+from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.hook import Hook, Running, at_once
+from tfcluster.runtime.partition.op_runs import OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.telemetry.tracer import KERAS, span
@@ -50,14 +55,21 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
                 session.applies += 1
                 session.step_rate.applied(program.label)
 
+    new_exchanger: Callable[[str], Exchanger]
+    running: Running
+    new_exchanger, running = partial(HostExchanger, group), at_once
+    if isinstance(group.transport, TensorFlowTransport):
+        runs = OpRuns(group, group.transport)
+        new_exchanger, running = runs.exchanger, runs.running
     hook = Hook(
         Ranks(session.size, (session.rank,)),
-        lambda label: HostExchanger(group, label),
+        new_exchanger,
         seed=seed,
         strict=strict,
         agree=Agreement(group, session.warn).on,
         is_paused=lambda: session.within("saving"),
         ran=ran,
+        running=running,
     )
     tf_patches.TABLE.install(
         {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
