@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,7 +80,7 @@ class NoHost:
 
     words = ()
 
-    def write(self, writer: Writer, requests: list[Request]) -> list[Ref]:
+    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         raise NotImplementedError([each.name for each in requests])
 
 
@@ -136,12 +136,13 @@ def exchanged(
 
 
 def random_array(draw: np.random.Generator, dtype: str, shape: Any) -> Array:
-    values = draw.integers(-60, 60, shape)
+    values: Any = draw.integers(-60, 60, shape)
     if dtype.startswith("complex"):
-        return (values + 1j * draw.integers(-60, 60, shape)).astype(dtype)
+        values = values + 1j * draw.integers(-60, 60, shape)
     if dtype == "bool":
-        return values > 0
-    return values.astype(tf.as_dtype(dtype).as_numpy_dtype)
+        values = values > 0
+    found: Array = values.astype(tf.as_dtype(dtype).as_numpy_dtype)
+    return found
 
 
 def random_parts(seed: int, size: int) -> tuple[list[list[Any]], list[Array]]:

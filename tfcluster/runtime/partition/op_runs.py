@@ -109,7 +109,7 @@ class OpRuns:
                         resource=_handle(name), value=tf.constant(0, tf.int64)
                     )
             key = instance_key(["order of the ranks"])
-            order = ops.all_gather([self._group.rank], groups.cpus, key)
+            order = ops.all_gather(np.array([self._group.rank]), groups.cpus, key)
         threading.Thread(
             target=self._watch, daemon=True, name="tfcluster-exchange-watch"
         ).start()
