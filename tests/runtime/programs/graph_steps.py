@@ -150,7 +150,9 @@ def frozen():
 
 def unlike_data():
     """The last rank has other labels."""
-    report(lambda: fit(seed=6 if LAST else 5))
+    model = fit(seed=6 if LAST else 5)
+    found["weights"] = [float(w.sum()) for w in model.get_weights()]
+    found.pop("began")
 
 
 def diverging():
