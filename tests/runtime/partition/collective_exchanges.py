@@ -17,7 +17,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tests.runtime.ranks import in_threads
-from tfcluster.runtime.collective.transports.tensorflow.ops import RING, Devices
+from tfcluster.runtime.collective.transports.tensorflow.ops import (
+    RING,
+    Devices,
+    Groups,
+)
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.collective_ops import (
     Collectives,
@@ -91,7 +95,7 @@ def collectives(devices: list[int], rank: int) -> Collectives:
     own = Devices(key, len(devices), name, RING)
     # TensorFlow gathers in the order of the devices' names.
     order = sorted(range(len(devices)), key=devices.__getitem__)
-    return Collectives(rank, own, own, tuple(order), COUNTERS)
+    return Collectives(rank, Groups(own, own), tuple(order), COUNTERS)
 
 
 def on_all(size: int, act: Callable[[int], list[Array]]) -> list[list[Array]]:

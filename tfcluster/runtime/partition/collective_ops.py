@@ -24,6 +24,7 @@ from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
 from tfcluster.runtime.collective.transports.tensorflow.ops import (
     SUBDIVISIONS,
     Devices,
+    Groups,
 )
 from tfcluster.runtime.partition.exchange import Exchanger, Request, words_of
 from tfcluster.runtime.partition.placement import Shard, Split
@@ -64,20 +65,17 @@ class Collectives:
     """The ranks' devices, as one of them sees them; each process has one rank."""
 
     rank: int
-    large: Devices
-    """For floating-point numbers: GPUs if every rank has its own, else CPUs."""
-    cpus: Devices
-    """For all other data."""
+    groups: Groups
     order: tuple[int, ...]
     """The ranks in the order in which TensorFlow gathers their tensors."""
     counters: Counters
 
     @property
     def size(self) -> int:
-        return self.large.size
+        return self.groups.cpus.size
 
     def devices_for(self, dtype: DType) -> Devices:
-        return self.large if dtype in _FLOATS else self.cpus
+        return self.groups.large if dtype in _FLOATS else self.groups.cpus
 
 
 @dataclass(frozen=True, slots=True)

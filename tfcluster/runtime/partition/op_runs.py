@@ -115,8 +115,7 @@ class OpRuns:
         ).start()
         return Collectives(
             self._group.rank,
-            groups.large,
-            groups.cpus,
+            groups,
             tuple(int(rank) for rank in np.asarray(order)),
             Counters(_BEGUN, _ENDED, own),
         )
