@@ -101,6 +101,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
             "placed",
             "placed_apart",
             "failing",
+            "left_to_the_host",
             *KILLED,
             "frozen",
             "own_error",
@@ -210,6 +211,16 @@ def test_a_step_contains_collective_ops_and_no_python(
         assert len(set(keys[-1])) == len(keys[-1])
         assert rank["weights"] == ranks[0]["weights"]
     assert keys[0] == keys[1] == keys[2]
+
+
+def test_what_the_ops_do_not_support_is_left_to_the_host(
+    jobs: Mapping[str, Ranks],
+) -> None:
+    ranks = said(jobs, "left_to_the_host", [0, 0, 0])
+    for rank in ranks:
+        expected = {"CollectiveGatherV2", "CollectiveReduceV2", "PyFunc"}
+        assert expected <= set(rank["kinds"])
+        assert rank["texts"] == ranks[0]["texts"]
 
 
 @on_a_gpu

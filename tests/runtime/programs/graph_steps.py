@@ -6,8 +6,9 @@
     graph_steps.py auto GPUS
 
 GPUS is JSON: the GPUs that each rank says it has. DEED: placed, placed_apart, failing,
-killed, killed_in_a_step, late, late_in_a_step, frozen, own_error, unlike_data or
-diverging. The last rank does something that the others do not, in the fourth step.
+left_to_the_host, killed, killed_in_a_step, late, late_in_a_step, frozen, own_error,
+unlike_data or diverging. The last rank does something that the others do not, in the
+fourth step.
 """
 
 import faulthandler
@@ -225,6 +226,28 @@ def failing():
                 failed += 1
     weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
     found["failing"] = {"weights": weights, "failed": failed}
+
+
+def left_to_the_host():
+    """A function that exchanges what TensorFlow's ops do not support, too."""
+
+    def numbers(x):
+        mean = tf.reduce_mean(x, 0)
+        return mean, tf.strings.as_string(x[:, 0] - mean[0]), tf.reduce_max(x)
+
+    x = tf.constant(np.random.default_rng(1).normal(size=(10, 3)))
+    step = tf.function(numbers)
+    for _ in range(3):
+        mean, strings, largest = step(x)
+        whole = numbers(x)
+        np.testing.assert_allclose(mean, whole[0], 1e-12)
+        assert largest == whole[2]
+        texts = [text.decode() for text in strings.numpy()]
+        wholes = [text.decode() for text in whole[1].numpy()]
+        np.testing.assert_allclose([*map(float, texts)], [*map(float, wholes)], 1e-4)
+        found["texts"] = texts
+    (program,) = [each for each in hook().programs if each.is_divided]
+    found["kinds"] = sorted({op[0] for op in ops_of(program.written.definitions)})
 
 
 def auto():

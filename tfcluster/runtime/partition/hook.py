@@ -271,7 +271,9 @@ def _words_of(program: Program) -> Sequence[str]:
 def _exchanges_by_itself(function: Function) -> bool:
     """Whether the program distributes this function, by exchanges of its own."""
     return any(
-        node.op == "PyFunc" and OP_NAME in node.name for node in all_nodes(function)
+        node.op.startswith("Collective")
+        or (node.op == "PyFunc" and OP_NAME in node.name)
+        for node in all_nodes(function)
     )
 
 
