@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
@@ -472,7 +472,7 @@ class Group:
         ended, waiting, since = graph.progress()
         number = phase.number + ended
         if phase.inside:
-            return replace(phase, number=number)
+            return _Phase(number, phase.what, phase.since, inside=True)
         if waiting:
             return _Phase(number + 1, graph.what, since, inside=True)
         return _Phase(number, graph.what, since, inside=False) if ended else phase

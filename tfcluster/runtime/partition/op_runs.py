@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import (
@@ -23,10 +22,6 @@ from tfcluster.runtime.collective import (
     Signature,
 )
 from tfcluster.runtime.collective.group import GraphProgress
-from tfcluster.runtime.collective.transports.tensorflow import ops
-from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
-    instance_key,
-)
 from tfcluster.runtime.collective.transports.tensorflow.failures import (
     is_of_exchange,
     reason_of,
@@ -42,6 +37,7 @@ from tfcluster.runtime.partition.collective_ops import (
 )
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.tensor_types import Tensor
 
 _LOOKS_PER_TIMEOUT, _LONGEST_SLEEP_S = 10, 1.0
 _BEGUN, _ENDED = "tfcluster_exchanges_begun", "tfcluster_exchanges_ended"
@@ -73,6 +69,8 @@ class OpRuns:
         self._transport = transport
         self._clock = clock
         self._collectives: Collectives | None = None
+        self._handles: list[Tensor] = []
+        """Those of the variables in which programs count."""
         self._run: _Run | None = None
         self._lock = threading.Lock()
         self._last: tuple[object, float] | None = None
@@ -103,21 +101,14 @@ class OpRuns:
         with self._group.exchange(Signature("devices of the ranks")):
             groups = self._transport.groups
             own = groups.cpus.own
-            for name in (_BEGUN, _ENDED):
-                with tf.device(own):
-                    tf.raw_ops.AssignVariableOp(
-                        resource=_handle(name), value=tf.constant(0, tf.int64)
-                    )
-            key = instance_key(["order of the ranks"])
-            order = ops.all_gather(np.array([self._group.rank]), groups.cpus, key)
+            with tf.device(own):
+                self._handles = [_new_counter(name) for name in (_BEGUN, _ENDED)]
+            order = self._transport.gathered_order()
         threading.Thread(
             target=self._watch, daemon=True, name="tfcluster-exchange-watch"
         ).start()
         return Collectives(
-            self._group.rank,
-            groups,
-            tuple(int(rank) for rank in np.asarray(order)),
-            Counters(_BEGUN, _ENDED, own),
+            self._group.rank, groups, order, Counters(_BEGUN, _ENDED, own)
         )
 
     # --- in the thread that runs the program ------------------------------------------
@@ -176,8 +167,8 @@ class OpRuns:
     def _counts(self) -> tuple[int, int]:
         """The numbers of exchanges that this rank has begun and ended."""
         # In the other order, one that ends meanwhile could count as ended only.
-        ended = _read(_ENDED, self._collectives)
-        return _read(_BEGUN, self._collectives), ended
+        ended = _read(self._handles[1])
+        return _read(self._handles[0]), ended
 
     def _progress(self) -> GraphProgress:
         run, counts = self._run, self._counts()
@@ -207,15 +198,13 @@ class OpRuns:
         return progress.waiting and waited_s > self._stall_timeout_s
 
 
-def _handle(name: str) -> object:
-    return tf.raw_ops.VarHandleOp(
+def _new_counter(name: str) -> Tensor:
+    handle: Tensor = tf.raw_ops.VarHandleOp(
         container="", shared_name=name, dtype=tf.int64, shape=[]
     )
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(0, tf.int64))
+    return handle
 
 
-def _read(name: str, collectives: Collectives | None) -> int:
-    if collectives is None:
-        return 0
-    with tf.device(collectives.counters.device):
-        value = tf.raw_ops.ReadVariableOp(resource=_handle(name), dtype=tf.int64)
-    return int(value)
+def _read(handle: Tensor) -> int:
+    return int(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64))

@@ -114,6 +114,16 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
             self._groups = self._agreed_groups()
         return self._groups
 
+    def gathered_order(self) -> tuple[int, ...]:
+        """The ranks in the order in which the ops gather their tensors.
+
+        A collective operation; raises what ``Transport.allgather`` raises.
+        """
+        own = np.array([self.rank], np.int64)
+        key, cpus = instance_key(["order of the ranks"]), self.groups.cpus
+        found = self._run(lambda: ops.all_gather(own, cpus, key), own.nbytes)
+        return tuple(int(rank) for rank in found)
+
     def wait_no_longer(self, waited_s: float) -> None:
         """Abort the ops, which have waited this long; see ``lazy_server.abort``."""
         waited = f"rank {self.rank} has waited {waited_s:.0f} s"
