@@ -121,7 +121,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         """
         own = np.array([self.rank], np.int64)
         key, cpus = instance_key(["order of the ranks"]), self.groups.cpus
-        found = self._run(lambda: ops.all_gather(own, cpus, key), own.nbytes)
+        found = self._run(lambda: ops.all_gather(own, cpus, key), 0)
         return tuple(int(rank) for rank in found)
 
     def wait_no_longer(self, waited_s: float) -> None:
