@@ -128,9 +128,8 @@ FUNCTION_CALL = Patch(
         in_keras("inner_functions.InnerFunctions._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
         in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
-        in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
-    "functions without XLA, unchanged errors of an exchange, exchanges in graphs, "
+    "functions without XLA, unchanged errors of an exchange, "
     "functions of loops that compute a batch by shards, functions within functions",
 )
 _EAGER = "tensorflow.python.framework.ops._EagerTensorBase"
