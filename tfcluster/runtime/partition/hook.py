@@ -24,7 +24,7 @@ from tfcluster.runtime.partition.functions import (
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
 from tfcluster.runtime.partition.rewrite import Written
-from tfcluster.runtime.partition.variables import Watched
+from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.tensor_types import Tensor
 
 Call = Callable[[Any, Any, Sequence[Tensor], int], Any]
@@ -74,6 +74,7 @@ class Hook:
         is_paused: Callable[[], bool] = lambda: False,
         ran: Callable[[Program], None] = lambda program: None,
         running: Running = at_once,
+        variable_names: VariableNames = dict,
     ) -> None:
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -84,6 +85,7 @@ class Hook:
         self._is_paused = is_paused
         self._ran = ran
         self._running = running
+        self._variable_names = variable_names
         self._functions: dict[str, Programs | None] = {}
         self._busy = threading.local()
         self._parts: dict[int, tuple[object, Part]] = {}
@@ -263,6 +265,7 @@ class Hook:
             self._ranks,
             self._new_exchanger,
             self._new_seed,
+            self._variable_names,
             getattr(self._busy, "visible", None) if name.startswith(_FORWARD) else None,
         )
 

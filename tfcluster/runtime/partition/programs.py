@@ -35,7 +35,7 @@ from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.taken_batches import Taken
 from tfcluster.runtime.partition.tf_functions import HostFunction
-from tfcluster.runtime.partition.variables import Watched, watched
+from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 _HANDLES = (tf.resource, tf.variant)
@@ -129,6 +129,7 @@ class Programs:
         ranks: Ranks,
         new_exchanger: Callable[[str], Exchanger] | None,
         new_seed: Callable[[], int],
+        variable_names: VariableNames = dict,
         visible: int | None = None,
     ) -> None:
         self.function = function
@@ -136,6 +137,7 @@ class Programs:
         self._ranks = ranks
         self._new_exchanger = new_exchanger
         self._draws = Draws(new_seed)
+        self._variable_names = variable_names
         self._visible = visible
         self._programs: dict[Key, Program] = {}
         self._names = list(function.arguments)
@@ -181,7 +183,8 @@ class Programs:
             each.handle is not given[each.place].tensor for each in known
         ):
             tensors = [each.tensor for each in given[: len(self.function.arguments)]]
-            known = self._variables = watched(self._names, tensors)
+            names = self._variable_names()
+            known = self._variables = watched(self._names, tensors, names)
         return known
 
     def batch_places(self, given: Sequence[Given]) -> list[int]:

@@ -11,7 +11,7 @@ import contextlib
 import weakref
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,12 +56,22 @@ class Watched:
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=tensor)
 
 
-def watched(names: Sequence[str], inputs: Sequence[Tensor]) -> list[Watched]:
-    """The variables of numbers among a function's inputs, with readable names."""
+VariableNames = Callable[[], Mapping[int, str]]
+"""Returns the names of this process's variables, by the ``id`` of their handles."""
+
+
+def watched(
+    names: Sequence[str], inputs: Sequence[Tensor], known: Mapping[int, str]
+) -> list[Watched]:
+    """The variables of numbers among a function's inputs.
+
+    Their names are those in ``known``, or else those of the inputs.
+    """
     found = []
     for place, (name, tensor) in enumerate(zip(names, inputs, strict=True)):
         spec = tf_functions.variable_spec(tensor)
         if spec is not None and spec[0] not in (tf.string, tf.variant, tf.resource):
+            name = known.get(id(tensor), name)
             found.append(Watched(name, tensor, spec[0], place, spec[1]))
     return found
 

@@ -7,6 +7,7 @@ end of training.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -104,6 +105,7 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         is_paused=is_paused,
         ran=ran,
         running=running,
+        variable_names=variable_paths,
     )
     tf_patches.TABLE.install(
         {
@@ -118,6 +120,15 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     PartitionedModels(session, saving, agreement.variables.renew).install()
     refuse_strategies()
     return hook
+
+
+def variable_paths() -> dict[int, str]:
+    """The paths of all of Keras's variables, by the ``id`` of their handles."""
+    return {
+        id(each.value.handle): each.path
+        for each in gc.get_objects()
+        if isinstance(each, keras.Variable) and isinstance(each.value, tf.Variable)
+    }
 
 
 class EagerGradients:
