@@ -112,8 +112,8 @@ def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[Given]:
         for i, each in enumerate(batch)
     )
     signature = Signature(f"batches of {program}", words)
-    with group.exchange(signature, note=struct.pack("<I", rows)) as call:
-        counts = [struct.unpack("<I", each)[0] for each in call.notes]
+    with group.exchange(signature, note=struct.pack("<Q", rows)) as call:
+        counts = [struct.unpack("<Q", each)[0] for each in call.notes]
         shard = Shard(0, sum(counts))
         whole = [(shard.rows, *each.shape[1:]) for each in batch]
         if len(set(counts)) == 1:
