@@ -113,5 +113,5 @@ class _UnusedExchanger:
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         types = [each.ref.dtype for each in requests]
-        refs = [each.ref for each in requests]
+        refs = [each.refs[0] for each in requests]
         return writer.op("PyFunc", [refs], {"token": "", "Tout": types}, "exchange")

@@ -15,6 +15,7 @@ from tfcluster.runtime import tf_patches
 from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies import shards
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.fit_position import FitPosition
 from tfcluster.runtime.keras.train.injected_callbacks import (
@@ -35,15 +36,24 @@ from tfcluster.runtime.telemetry.tracer import KERAS, span
 def install(session: Session, *, seed: int, strict: bool) -> Hook:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
+    Batches are divided among the ranks, or into ``session.shards``, if there are any.
     ``strict`` raises what the division of a function raises, which is otherwise
     computed whole.
     """
     group = session.group
 
+    count = session.shards
     whole_work = WholeWork(session.warn)
+    if count is None:
+        ranks = Ranks(session.size, (session.rank,))
+    else:
+        ranks = shards.ranks_of(count, session.rank, session.size)
+        shards.compute_alike(count, session.size)
 
     def ran(program: Program) -> None:
         whole_work.ran(program)
+        if count is not None:
+            shards.require_alike()
         if program.is_divided:
             session.exchanged()
             if program.trains:
@@ -51,8 +61,8 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
                 session.step_rate.applied(program.label)
 
     hook = Hook(
-        Ranks(session.size, (session.rank,)),
-        lambda label: HostExchanger(group, label),
+        ranks,
+        lambda label: HostExchanger(group, label, count),
         seed=seed,
         strict=strict,
         agree=Agreement(group, session.warn).on,
