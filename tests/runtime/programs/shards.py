@@ -177,7 +177,8 @@ class Adversaries(keras.Model):
         self.generator = keras.Sequential(
             [
                 keras.Input((4,)),
-                keras.layers.Dense(8),
+                # The gradient of a bias would be zero, but for rounding.
+                keras.layers.Dense(8, use_bias=False),
                 keras.layers.BatchNormalization(),
                 keras.layers.LeakyReLU(),
                 keras.layers.Dense(6),

@@ -6,28 +6,20 @@ maxima and minima over the ranks, and tensors of which every rank has its rows.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.group import CollectiveCall
 from tfcluster.runtime.collective.packing import reduced
-from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.collective.transports.base import Transport
 from tfcluster.runtime.partition.placement import Partial, Shape, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
 from tfcluster.runtime.tensor_types import Array
-
-Terms: TypeAlias = Sequence[Array]
-"""What a process has of a tensor that is to be reduced; see ``Request``."""
-Reduce: TypeAlias = Callable[[CollectiveCall, Sequence[Terms], ReduceOp], list[Array]]
 
 _OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
 
@@ -36,12 +28,18 @@ _OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
 class Request:
     """A tensor that every rank needs whole, and what this rank has of it."""
 
-    refs: tuple[Ref, ...]
-    """This process's rows, or its term; with several ranks, those of its subtrees."""
+    ref: Ref
     placement: Partial | Shard
     shape: Shape | None
     """The shape of the whole tensor."""
     name: str
+    others: tuple[Ref, ...] = ()
+    """More terms, if the process has several ranks; see ``Ranks.nodes``."""
+
+    @property
+    def terms(self) -> tuple[Ref, ...]:
+        """All that this process has of the tensor."""
+        return self.ref, *self.others
 
 
 class Exchanger(Protocol):
@@ -59,73 +57,58 @@ class HostExchanger:
     """Exchanges by calls of a function on the host.
 
     ``program`` says in signatures which program exchanges: ranks with different
-    programs get an error instead of a wrong sum. With ``shards``, each process has
-    some of so many ranks, and reductions have one order.
+    programs get an error instead of a wrong sum.
     """
 
-    def __init__(self, group: Group, program: str, shards: int | None = None) -> None:
+    def __init__(self, group: Group, program: str) -> None:
         self._group = group
         self._program = program
-        self._shards = shards
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
-        dtypes = [each.refs[0].dtype for each in requests]
         words = tuple(
-            tensor_words(f"{each.name} {each.placement}", dtype.name, each.shape or ())
-            for each, dtype in zip(requests, dtypes, strict=True)
+            tensor_words(
+                f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
+            )
+            for each in requests
         )
         what = f"exchange {len(self._functions) + 1} of {self._program}"
         group, signature = self._group, Signature(what, words)
         placements = [each.placement for each in requests]
-        counts = [len(each.refs) for each in requests]
-        reduce = _reduced if self._shards is None else _in_order_of(self._shards)
 
         def run(*arrays: Array) -> list[Array]:
-            rest = iter(arrays)
-            terms = [list(itertools.islice(rest, count)) for count in counts]
             with group.exchange(signature) as call:
-                results = _reduced_by_op(call, terms, placements, reduce)
+                results = _reduced_by_op(call, arrays, placements)
                 for index, placement in enumerate(placements):
                     if isinstance(placement, Shard):
                         results[index] = gathered(
-                            call.transport, terms[index][0], placement
+                            call.transport, arrays[index], placement
                         )
-            return [np.asarray(results[i], order="C") for i in range(len(terms))]
+            return [np.asarray(results[i], order="C") for i in range(len(arrays))]
 
         function = HostFunction(run)
         self._functions.append(function)
+        types = [each.ref.dtype for each in requests]
         return writer.op(
             "PyFunc",
-            [[ref for each in requests for ref in each.refs]],
-            {"token": function.token, "Tout": dtypes},
+            [[each.ref for each in requests]],
+            {"token": function.token, "Tout": types},
             "exchange",
         )
 
 
-def _reduced(call: CollectiveCall, terms: Sequence[Terms], op: ReduceOp) -> list[Array]:
-    return reduced(call, [term for (term,) in terms], op)
-
-
-def _in_order_of(shards: int) -> Reduce:
-    return partial(reduced_in_order, shards=shards)
-
-
 def _reduced_by_op(
-    call: CollectiveCall,
-    terms: Sequence[Terms],
-    placements: Sequence[Partial | Shard],
-    reduce: Reduce,
+    call: object, arrays: Sequence[Array], placements: Sequence[Partial | Shard]
 ) -> dict[int, Array]:
     results: dict[int, Array] = {}
     for name, op in _OPS.items():
         chosen = [i for i, p in enumerate(placements) if p == Partial(name)]
         if chosen:
-            numbers = [[_numbers(term) for term in terms[i]] for i in chosen]
-            for i, array in zip(chosen, reduce(call, numbers, op), strict=True):
-                results[i] = array.astype(terms[i][0].dtype, copy=False)
+            found = reduced(call, [_numbers(arrays[i]) for i in chosen], op)  # type: ignore[arg-type]
+            for index, array in zip(chosen, found, strict=True):
+                results[index] = array.astype(arrays[index].dtype, copy=False)
     return results
 
 

@@ -229,9 +229,10 @@ class Redistribution:
                 placement = element.at(element.dim + 1)
             assert refs is not None
             assert isinstance(placement, Partial | Shard)
-            own = tuple(self._combined(refs, placement, shape))
-            requests.append(Request(own, placement, shape, value.node.name))
-        whole = [each.refs[0] for each in requests]
+            ref, *others = self._combined(refs, placement, shape)
+            name = value.node.name
+            requests.append(Request(ref, placement, shape, name, tuple(others)))
+        whole = [each.ref for each in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None
             with self._writer.after([self.last_exchange]):

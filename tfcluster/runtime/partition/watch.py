@@ -112,6 +112,6 @@ class _UnusedExchanger:
     """Writes exchanges of programs that never run; see ``exchange.Exchanger``."""
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
-        types = [each.refs[0].dtype for each in requests]
-        refs = [each.refs[0] for each in requests]
+        types = [each.ref.dtype for each in requests]
+        refs = [each.ref for each in requests]
         return writer.op("PyFunc", [refs], {"token": "", "Tout": types}, "exchange")

@@ -25,9 +25,10 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
 )
 from tfcluster.runtime.keras.types import Callback, Model
 from tfcluster.runtime.partition.agreement import Agreement
-from tfcluster.runtime.partition.exchange import HostExchanger
+from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.telemetry.tracer import KERAS, span
@@ -47,8 +48,13 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     if count is None:
         ranks = Ranks(session.size, (session.rank,))
     else:
-        ranks = shards.ranks_of(count, session.rank, session.size)
         shards.compute_alike(count, session.size)
+        ranks = shards.ranks_of(count, session.rank, session.size)
+
+    def new_exchanger(program: str) -> Exchanger:
+        if count is None:
+            return HostExchanger(group, program)
+        return OrderedExchanger(group, program, count)
 
     def ran(program: Program) -> None:
         whole_work.ran(program)
@@ -62,7 +68,7 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
 
     hook = Hook(
         ranks,
-        lambda label: HostExchanger(group, label, count),
+        new_exchanger,
         seed=seed,
         strict=strict,
         agree=Agreement(group, session.warn).on,
