@@ -36,6 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         env = {"TFCLUSTER_STRATEGY": "collective"}
         if shards is not None:
             env["TFCLUSTER_RUNTIME"] = json.dumps({"shards": shards})
+            env["TFCLUSTER_PARTITION"] = "strict"
         arguments = (str(folder / name), *cases)
         return Job(name, size, "shards.py", arguments, env)
 
