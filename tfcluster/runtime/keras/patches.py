@@ -38,6 +38,7 @@ OPTIMIZER_APPLY = Patch(
         _RECORD_APPLY,
         in_keras("checks.program_variables.ProgramVariables._step", IN_STEP),
         in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
+        in_keras("strategies.partitioned.EagerGradients.apply", "collective"),
         in_keras(_APPLY, EACH),
     ),
     "exchange of gradients",

@@ -1,7 +1,8 @@
 """Before a program runs, the ranks agree that it is the same, and on its inputs.
 
 The invariant of the partition needs equal inputs. Each rank sends a digest of its
-batch; where digests differ, all ranks continue with the chief's batch.
+batch; where digests differ, all ranks continue with the chief's batch. Ranks that are
+to have batches of their own join them instead.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Group, Signature
+from tfcluster.runtime.collective import Group, Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.partition.exchange import gathered
+from tfcluster.runtime.partition.placement import Shard
+from tfcluster.runtime.partition.programs import Given, Part
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.wire import loads
@@ -33,7 +37,8 @@ class Agreement:
     def __init__(self, group: Group, warn: Callable[[str], None]) -> None:
         self._group = group
         self._warn = warn
-        self._variables = VariableCheck(group, warn)
+        self._signatures: dict[str, tuple[Sequence[Watched], Signature]] = {}
+        self.variables = VariableCheck(group, warn)
 
     def on(
         self, program: str, inputs: Sequence[Tensor], variables: Sequence[Watched] = ()
@@ -47,17 +52,18 @@ class Agreement:
         variables do, and what ``Group.exchange`` raises.
         """
         arrays = [np.asarray(each) for each in inputs]
-        compared = self._variables.due(program, variables)
+        compared = self.variables.due(program, variables)
         note = struct.pack("<II", _digest(arrays), digest(compared))
         found: list[Array] | None = None
-        with self._group.exchange(Signature(program), note=note) as call:
+        signature = self._signature(program, variables)
+        with self._group.exchange(signature, note=note) as call:
             of_inputs, of_variables = zip(
                 *(struct.unpack("<II", each) for each in call.notes), strict=True
             )
             if len(set(of_inputs)) > 1:
                 found = _unpacked(call.transport.broadcast(_packed(arrays), _CHIEF))
         differ = len(set(of_variables)) > 1
-        self._variables.settle(program, compared, differ=differ)
+        self.variables.settle(program, compared, differ=differ)
         if found is None:
             return list(inputs)
         self._warn(
@@ -67,6 +73,43 @@ class Agreement:
         )
         dtypes = [each.dtype for each in inputs]
         return [tf.constant(*pair) for pair in zip(found, dtypes, strict=True)]
+
+    def _signature(self, program: str, variables: Sequence[Watched]) -> Signature:
+        """The program's name and what it calls its variables, with their shapes."""
+        known = self._signatures.get(program)
+        if known is None or known[0] is not variables:
+            words = tuple(
+                tensor_words(each.name, each.dtype.name, each.shape)
+                for each in variables
+            )
+            known = self._signatures[program] = variables, Signature(program, words)
+        return known[1]
+
+
+def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[Given]:
+    """This rank's rows of the batch that the batches of all ranks are together.
+
+    Each tensor has the rows of this rank's batch in its first dimension. If the ranks
+    have unlike numbers of rows, the results are the whole batch. Raises
+    CollectiveMismatchError if other dimensions or dtypes differ, and what
+    ``Group.exchange`` raises.
+    """
+    rows = int(batch[0].shape[0])
+    words = tuple(
+        tensor_words(f"input {i}", each.dtype.name, (None, *each.shape[1:]))
+        for i, each in enumerate(batch)
+    )
+    signature = Signature(f"batches of {program}", words)
+    with group.exchange(signature, note=struct.pack("<I", rows)) as call:
+        counts = [struct.unpack("<I", each)[0] for each in call.notes]
+        shard = Shard(0, sum(counts))
+        whole = [(shard.rows, *each.shape[1:]) for each in batch]
+        if len(set(counts)) == 1:
+            parts = [Part(shard, shape) for shape in whole]
+            return [Given(*each) for each in zip(batch, parts, strict=True)]
+        arrays = [gathered(call.transport, np.asarray(each), shard) for each in batch]
+    dtypes = [each.dtype for each in batch]
+    return [Given(tf.constant(*pair)) for pair in zip(arrays, dtypes, strict=True)]
 
 
 def _digest(arrays: Sequence[Array]) -> int:

@@ -6,7 +6,7 @@ maxima and minima over the ranks, and tensors of which every rank has its rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,13 +14,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.packing import reduced
+from tfcluster.runtime.collective.group import CollectiveCall
+from tfcluster.runtime.collective.packing import packed, reduced
+from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import Transport
 from tfcluster.runtime.partition.placement import Partial, Shape, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
 from tfcluster.runtime.tensor_types import Array
 
+_GRADIENT = "gradient_tape/"
+"""In the names of ops that compute gradients."""
+_ROUNDED = (np.dtype(np.float32), np.dtype(np.float64))
 _OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
 
 
@@ -42,8 +47,18 @@ class Request:
         return self.ref, *self.others
 
 
+BUCKET_BYTES = 8 << 20
+"""The size above which reductions are split into several exchanges, so that the first
+go while the last terms are computed."""
+
+
 class Exchanger(Protocol):
     """Writes the exchanges between the processes."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The size above which reductions are split into several exchanges."""
+        ...
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
@@ -57,12 +72,24 @@ class HostExchanger:
     """Exchanges by calls of a function on the host.
 
     ``program`` says in signatures which program exchanges: ranks with different
-    programs get an error instead of a wrong sum.
+    programs get an error instead of a wrong sum. With ``rounding``, gradients are
+    rounded between hosts; ``feeds_back`` adds what that removes to the next ones.
     """
 
-    def __init__(self, group: Group, program: str) -> None:
+    def __init__(
+        self,
+        group: Group,
+        program: str,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        rounding: Rounding | None = None,
+        feeds_back: bool = False,
+    ) -> None:
+        self.bucket_bytes = min(bucket_bytes, BUCKET_BYTES)
         self._group = group
         self._program = program
+        self._rounding = rounding
+        self._feeds_back = feeds_back
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
@@ -77,10 +104,16 @@ class HostExchanger:
         what = f"exchange {len(self._functions) + 1} of {self._program}"
         group, signature = self._group, Signature(what, words)
         placements = [each.placement for each in requests]
+        rounding = self._rounding
+        rounded = [i for i, each in enumerate(requests) if _may_be_rounded(each)]
+        residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
 
         def run(*arrays: Array) -> list[Array]:
             with group.exchange(signature) as call:
-                results = _reduced_by_op(call, arrays, placements)
+                results: dict[int, Array] = {}
+                if rounding is not None and call.transport.several_hosts:
+                    results = _rounded(call, arrays, rounded, rounding, residuals)
+                results |= _reduced_by_op(call, arrays, placements, results)
                 for index, placement in enumerate(placements):
                     if isinstance(placement, Shard):
                         results[index] = gathered(
@@ -99,14 +132,52 @@ class HostExchanger:
         )
 
 
+def _may_be_rounded(request: Request) -> bool:
+    return (
+        request.placement == Partial("sum")
+        and _GRADIENT in request.name
+        and request.ref.dtype.as_numpy_dtype in _ROUNDED
+    )
+
+
+def _rounded(
+    call: CollectiveCall,
+    arrays: Sequence[Array],
+    places: Sequence[int],
+    rounding: Rounding,
+    residuals: Sequence[Residual] | None,
+) -> dict[int, Array]:
+    """The sums of these arrays, rounded between hosts."""
+    results = {}
+    for number, dtype in enumerate(_ROUNDED):
+        chosen = [i for i in places if arrays[i].dtype == dtype and arrays[i].size]
+        if not chosen:
+            continue
+        # A rank's term is as large as the gradient of its rows, not of the batch: half
+        # precision has few bits for small numbers.
+        size = call.transport.size
+        total, bounds = packed([arrays[i] for i in chosen], dtype, float(size))
+        shares = [1.0 / size] * size
+        residual = None if residuals is None else residuals[number]
+        call.transport.allreduce_rounded(total, total, shares, rounding, residual)
+        for i, (start, end) in zip(chosen, bounds, strict=True):
+            results[i] = total[start:end].reshape(arrays[i].shape)
+    return results
+
+
 def _reduced_by_op(
-    call: object, arrays: Sequence[Array], placements: Sequence[Partial | Shard]
+    call: CollectiveCall,
+    arrays: Sequence[Array],
+    placements: Sequence[Partial | Shard],
+    done: Container[int],
 ) -> dict[int, Array]:
     results: dict[int, Array] = {}
     for name, op in _OPS.items():
-        chosen = [i for i, p in enumerate(placements) if p == Partial(name)]
+        chosen = [
+            i for i, p in enumerate(placements) if p == Partial(name) and i not in done
+        ]
         if chosen:
-            found = reduced(call, [_numbers(arrays[i]) for i in chosen], op)  # type: ignore[arg-type]
+            found = reduced(call, [_numbers(arrays[i]) for i in chosen], op)
             for index, array in zip(chosen, found, strict=True):
                 results[index] = array.astype(arrays[index].dtype, copy=False)
     return results

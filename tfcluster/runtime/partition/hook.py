@@ -38,6 +38,10 @@ class Agree(Protocol):
     ) -> list[Tensor]: ...
 
 
+Join = Callable[[str, Sequence[Tensor]], list[Given]]
+"""Joins the ranks' rows of a program's batch; see ``agreement.joined``."""
+
+
 class Hook:
     """Runs programs in place of functions.
 
@@ -54,6 +58,7 @@ class Hook:
         seed: int = 0,
         strict: bool = False,
         agree: Agree | None = None,
+        join: Join | None = None,
         is_paused: Callable[[], bool] = lambda: False,
         ran: Callable[[Program], None] = lambda program: None,
     ) -> None:
@@ -62,6 +67,7 @@ class Hook:
         self._seeds = random.Random(seed)
         self._strict = strict
         self._agree = agree
+        self._join = join
         self._is_paused = is_paused
         self._ran = ran
         self._functions: dict[str, Programs | None] = {}
@@ -117,6 +123,8 @@ class Hook:
                 whole = self._checked(programs.without_batches(rest))
                 return original(context, whole.name.encode(), rest, outputs)
             given += [Given(each) for each in taken]
+            if self._join is not None:
+                given = self._joined(self._join, programs, given)
             program = self._checked(programs.program(given))
             if self._agree is not None and program.is_divided:
                 given = self._agreed(programs, given)
@@ -187,6 +195,17 @@ class Hook:
         return tensors
 
     # --- programs ---------------------------------------------------------------------
+
+    def _joined(
+        self, join: Join, programs: Programs, given: list[Given]
+    ) -> list[Given]:
+        """The inputs and batches; all ranks' batches together are one batch."""
+        places = programs.batch_places(given)
+        if places:
+            found = join(programs.label, [given[place].tensor for place in places])
+            for place, each in zip(places, found, strict=True):
+                given[place] = each
+        return given
 
     def _agreed(self, programs: Programs, given: list[Given]) -> list[Given]:
         """The inputs and batches with which all ranks continue."""

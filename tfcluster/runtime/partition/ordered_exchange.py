@@ -12,7 +12,7 @@ import numpy as np
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
-from tfcluster.runtime.partition.exchange import Request, gathered
+from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request, gathered
 from tfcluster.runtime.partition.placement import Partial, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
@@ -24,6 +24,9 @@ class OrderedExchanger:
 
     ``program`` says in signatures which program exchanges. There are ``ranks`` in all.
     """
+
+    bucket_bytes = BUCKET_BYTES
+    """See ``Exchanger``."""
 
     def __init__(self, group: Group, program: str, ranks: int) -> None:
         self._group = group

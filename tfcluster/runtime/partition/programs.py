@@ -174,14 +174,34 @@ class Programs:
         ]
 
     def variables(self, given: Sequence[Given]) -> list[Watched]:
-        """The variables among the inputs."""
-        if self._variables is None:
+        """The variables among the inputs: one list while they are the same."""
+        known = self._variables
+        if known is None or any(
+            each.handle is not given[each.place].tensor for each in known
+        ):
             tensors = [each.tensor for each in given[: len(self.function.arguments)]]
-            self._variables = watched(self._names, tensors)
-        return [
-            Watched(each.name, given[each.place].tensor, each.dtype, each.place)
-            for each in self._variables
-        ]
+            known = self._variables = watched(self._names, tensors)
+        return known
+
+    def batch_places(self, given: Sequence[Given]) -> list[int]:
+        """The places of the tensors that have the rows of a batch as first dimension.
+
+        A batch is what the function takes, or else an argument.
+        """
+        arguments = len(self.function.arguments)
+        fetched = list(range(arguments, len(given)))
+        named = [place for place in range(arguments) if self._is_named(place)]
+        for places in (fetched, named):
+            rows = _most_rows((given[place] for place in places), 1)
+            if rows is not None:
+                return [
+                    place
+                    for place in (*fetched, *named)
+                    if given[place].part is None
+                    and given[place].tensor.dtype not in _HANDLES
+                    and given[place].shape[:1] == (rows,)
+                ]
+        return []
 
     def _is_named(self, place: int) -> bool:
         given = self.function.definition.arg_attr
@@ -329,7 +349,7 @@ class Programs:
                 return each.part.shard.rows
         named = [each for i, each in enumerate(inputs) if self._is_named(i)]
         for candidates in (fetched, named, inputs):
-            rows = _most_rows(candidates, self._ranks.size)
+            rows = _most_rows(candidates, max(self._ranks.size, 2))
             if rows is not None:
                 return rows
         return None
@@ -371,7 +391,7 @@ def _most_rows(given: Iterable[Given], least: int) -> int | None:
     for each in given:
         if each.is_data and each.shape:
             rows, nbytes = each.shape[0], elements_of(each.shape)
-            if rows is not None and rows >= max(least, 2):
+            if rows is not None and rows >= least:
                 size = (nbytes or 0) * each.tensor.dtype.size
                 sizes[rows] = sizes.get(rows, 0) + size
     return max(sizes, key=lambda rows: sizes[rows]) if sizes else None

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.shard_tree import added_up
-from tfcluster.runtime.partition.exchange import Exchanger, Request
+from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Exchanger, Request
 from tfcluster.runtime.partition.graph import Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -29,10 +29,6 @@ from tfcluster.runtime.partition.placement import (
 from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.writer import Ref, Writer
 from tfcluster.runtime.tensor_types import DType
-
-BUCKET_BYTES = 8 << 20
-"""The size above which reductions are split into several exchanges, so that the first
-go while the last terms are computed."""
 
 _HALVES = (tf.float16, tf.bfloat16)
 
@@ -206,7 +202,9 @@ class Redistribution:
             kind = reductions if isinstance(placement, Partial) else gathers
             kind.append(value)
         reductions.sort(key=lambda value: self._order.get(value.node, 0))
-        for bucket in _buckets(reductions, gathers):
+        exchanger = self._traffic.exchanger
+        limit = BUCKET_BYTES if exchanger is None else exchanger.bucket_bytes
+        for bucket in _buckets(reductions, gathers, limit):
             self._exchange_bucket(bucket)
 
     def _exchange_bucket(self, values: Sequence[Value]) -> None:
@@ -334,13 +332,13 @@ def is_single(placement: Placement) -> bool:
 
 
 def _buckets(
-    reductions: Sequence[Value], gathers: Sequence[Value]
+    reductions: Sequence[Value], gathers: Sequence[Value], limit: int
 ) -> Iterable[Sequence[Value]]:
     """The values of each exchange."""
     bucket: list[Value] = list(gathers)
     nbytes = sum(value.nbytes for value in gathers)
     for value in reductions:
-        if bucket and nbytes + value.nbytes > BUCKET_BYTES:
+        if bucket and nbytes + value.nbytes > limit:
             yield bucket
             bucket, nbytes = [], 0
         bucket.append(value)

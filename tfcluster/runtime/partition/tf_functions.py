@@ -199,8 +199,8 @@ def handle_data(tensor: Tensor) -> Message | None:
     return found if found is not None and found.is_set else None
 
 
-def variable_dtype(tensor: Tensor) -> Any:
-    """The dtype of the variable to which a handle refers; None if it is none."""
+def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
+    """Dtype and shape of the variable to which a handle refers; None if it is none."""
     import tensorflow as tf
 
     if tensor.dtype != tf.resource:
@@ -208,7 +208,10 @@ def variable_dtype(tensor: Tensor) -> Any:
     data = handle_data(tensor)
     if data is None or len(data.shape_and_type) != 1:
         return None
-    return tf.as_dtype(data.shape_and_type[0].dtype)
+    found = data.shape_and_type[0]
+    shape = tf.TensorShape(found.shape)
+    sizes = () if shape.rank is None else tuple(shape.as_list())
+    return tf.as_dtype(found.dtype), sizes
 
 
 def set_handle_data(tensor: Tensor, data: Message) -> None:

@@ -7,6 +7,7 @@ continue with the chief's. A larger difference has another cause, and is an erro
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 import zlib
 from collections import Counter
@@ -17,14 +18,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
+from tfcluster.runtime.collective.rank_divergence import summary, text_of
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.placement import Shape
 from tfcluster.runtime.tensor_types import DType, Tensor
 
 _FIRST, _EVERY = (1, 2, 4), 8
 """Variables are compared in these calls of a program, and then in every eighth."""
 _CHUNK_BYTES = 1 << 20
 """The most that is compared in one call; the next comparison continues there."""
+_MAX_LABELS = 200
+"""The most variables that are compared when the programs end."""
 _LAST_BITS = 1e-3
 """The largest difference, relative to a variable's largest value, that rounding on
 processors of different kinds makes of equal variables between two comparisons."""
@@ -39,6 +44,7 @@ class Watched:
     dtype: DType
     place: int
     """The number of the input."""
+    shape: Shape = ()
 
     def value(self) -> Array:
         """The variable's value."""
@@ -54,10 +60,25 @@ def watched(names: Sequence[str], inputs: Sequence[Tensor]) -> list[Watched]:
     """The variables of numbers among a function's inputs, with readable names."""
     found = []
     for place, (name, tensor) in enumerate(zip(names, inputs, strict=True)):
-        dtype = tf_functions.variable_dtype(tensor)
-        if dtype is not None and dtype not in (tf.string, tf.variant, tf.resource):
-            found.append(Watched(name, tensor, dtype, place))
+        spec = tf_functions.variable_spec(tensor)
+        if spec is not None and spec[0] not in (tf.string, tf.variant, tf.resource):
+            found.append(Watched(name, tensor, spec[0], place, spec[1]))
     return found
+
+
+@dataclass(slots=True)
+class _Compared:
+    """A variable that was compared."""
+
+    handle: Callable[[], Tensor | None]
+    """Returns None when the variable is gone."""
+    label: str
+    """Equal on all ranks, and different for all variables."""
+    dtype: DType
+    equal_in: int = 0
+    """The number of a program's call in which it was last seen to be equal."""
+    is_new: bool = False
+    """Whether the ranks may hold other values, of which the chief's count."""
 
 
 class VariableCheck:
@@ -72,14 +93,23 @@ class VariableCheck:
         self._calls: Counter[str] = Counter()
         self._next: Counter[str] = Counter()
         """For each program, the number of the first variable of its next comparison."""
-        self._compared: dict[int, object] = {}
-        """References to handles of variables that were compared, by ``id``."""
+        self._compared: dict[int, _Compared] = {}
+        """The variables that were compared, by the ``id`` of their handles."""
+        self._labels: Counter[str] = Counter()
+
+    def renew(self) -> None:
+        """Let all variables get the chief's values in the next call of a program.
+
+        All ranks must call this.
+        """
+        for each in self._compared.values():
+            each.is_new = True
 
     def due(self, program: str, variables: Sequence[Watched]) -> list[Watched]:
         """The variables to compare in this call: all new ones, and sometimes others."""
         self._calls[program] += 1
         calls = self._calls[program]
-        new = [each for each in variables if id(each.handle) not in self._compared]
+        new = [each for each in variables if self._is_new(each.handle)]
         if new or not variables or (calls not in _FIRST and calls % _EVERY):
             return new
         found: list[Watched] = []
@@ -103,12 +133,41 @@ class VariableCheck:
         for each in variables:
             if differ:
                 self._settle_one(program, each)
-            self._note(each.handle)
+            self._note(program, each)
 
-    def _note(self, handle: Tensor) -> None:
-        key, compared = id(handle), self._compared
-        if key not in compared:
-            compared[key] = weakref.ref(handle, lambda _: compared.pop(key, None))
+    def _is_new(self, handle: Tensor) -> bool:
+        found = self._compared.get(id(handle))
+        return found is None or found.is_new
+
+    def _note(self, program: str, variable: Watched) -> None:
+        key, compared = id(variable.handle), self._compared
+        found = compared.get(key)
+        if found is None:
+            self._labels[variable.name] += 1
+            number = self._labels[variable.name]
+            label = variable.name if number == 1 else f"{variable.name} {number}"
+            ref = weakref.ref(variable.handle, lambda _: compared.pop(key, None))
+            found = compared[key] = _Compared(ref, label, variable.dtype)
+        found.is_new = False
+        found.equal_in = self._calls[program]
+
+    def last_state(self) -> dict[str, str]:
+        """The variables' values as short texts, to compare when the programs end."""
+        found: dict[str, str] = {}
+        for each in list(self._compared.values())[-_MAX_LABELS:]:
+            handle = each.handle()
+            # Not worth an error: a variable may end with the program.
+            with contextlib.suppress(Exception):
+                if handle is not None:
+                    value = Watched(each.label, handle, each.dtype, 0).value()
+                    found[each.label] = (
+                        text_of(value) if value.ndim == 0 else summary([value])
+                    )
+        return found
+
+    def last_equal(self) -> dict[str, int]:
+        """By label: the last call of a program in which the value was equal."""
+        return {each.label: each.equal_in for each in self._compared.values()}
 
     def _settle_one(self, program: str, variable: Watched) -> None:
         own = np.ascontiguousarray(variable.value())
@@ -117,7 +176,7 @@ class VariableCheck:
         if all(part == parts[0] for part in parts):
             return
         values = [np.frombuffer(part, own.dtype) for part in parts]
-        if id(variable.handle) in self._compared:
+        if not self._is_new(variable.handle):
             rank, difference = _largest_difference(values)
             if not difference <= _LAST_BITS:
                 raise CollectiveError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.partition.exchange import Request
+from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request
 from tfcluster.runtime.partition.explain import Explained, explained
 from tfcluster.runtime.partition.fetches import handed
 from tfcluster.runtime.partition.functions import all_nodes
@@ -110,6 +110,8 @@ def _trains(programs: Programs, program: Program) -> bool:
 
 class _UnusedExchanger:
     """Writes exchanges of programs that never run; see ``exchange.Exchanger``."""
+
+    bucket_bytes = BUCKET_BYTES
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         types = [each.ref.dtype for each in requests]

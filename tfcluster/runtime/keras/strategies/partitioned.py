@@ -1,19 +1,30 @@
 """Ranks that divide every traced function: see ``tfcluster.runtime.partition``.
 
 Numbers need no hook in Keras. What remains is what other ranks must not do again:
-printing progress and writing files.
+printing progress and writing files; and what nobody traces: eager gradients, and the
+end of training.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.error_translation import translated
-from tfcluster.runtime.keras import patches
+from tfcluster.runtime.exchange.reduced_tensors import reduced
+from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
+from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import shards
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
@@ -21,17 +32,23 @@ from tfcluster.runtime.keras.train.fit_position import FitPosition
 from tfcluster.runtime.keras.train.injected_callbacks import (
     changed_callbacks,
     for_evaluation,
+    looks_at_batches,
     with_chief_only_files,
 )
-from tfcluster.runtime.keras.types import Callback, Model
-from tfcluster.runtime.partition.agreement import Agreement
+from tfcluster.runtime.keras.types import Callback, Logs, Model, Optimizer
+from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.tracer import KERAS, span
+from tfcluster.runtime.tensor_types import Gradient
+
+_SUSPICIOUS = 3
+"""Warn after this many gradients in a row that every rank has computed."""
 
 
 def install(session: Session, *, seed: int, strict: bool) -> Hook:
@@ -42,9 +59,12 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     computed whole.
     """
     group = session.group
-
+    agreement = Agreement(group, session.warn)
+    group.last_state = agreement.variables.last_state
+    group.last_equal = agreement.variables.last_equal
     count = session.shards
     whole_work = WholeWork(session.warn)
+    gradients = EagerGradients(session, agreement)
     if count is None:
         ranks = Ranks(session.size, (session.rank,))
     else:
@@ -52,9 +72,15 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         ranks = shards.ranks_of(count, session.rank, session.size)
 
     def new_exchanger(program: str) -> Exchanger:
-        if count is None:
-            return HostExchanger(group, program)
-        return OrderedExchanger(group, program, count)
+        if count is not None:
+            return OrderedExchanger(group, program, count)
+        return HostExchanger(
+            group,
+            program,
+            bucket_bytes=session.bucket_bytes,
+            rounding=session.rounding,
+            feeds_back=session.feeds_errors_back,
+        )
 
     def ran(program: Program) -> None:
         whole_work.ran(program)
@@ -63,25 +89,130 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         if program.is_divided:
             session.exchanged()
             if program.trains:
+                gradients.divided += 1
                 session.applies += 1
                 session.step_rate.applied(program.label)
+
+    def is_paused() -> bool:
+        return (
+            session.within("saving")
+            or program_kind.distributes_itself()
+            # Each rank predicts for the rows that its program has.
+            or (not session.divides and session.within("predicting"))
+        )
 
     hook = Hook(
         ranks,
         new_exchanger,
         seed=seed,
         strict=strict,
-        agree=Agreement(group, session.warn).on,
-        is_paused=lambda: session.within("saving"),
+        agree=agreement.on,
+        join=None if session.divides else functools.partial(joined, group),
+        is_paused=is_paused,
         ran=ran,
     )
     tf_patches.TABLE.install(
-        {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
+        {
+            tf_patches.CALL_FUNCTION: hook.call,
+            tf_patches.FLAT_CALL: hook.flat_call,
+            tf_patches.TAPE_GRADIENT: reduced.gradients,
+        }
     )
+    patches.TABLE.install({patches.OPTIMIZER_APPLY: gradients.apply})
     saving = ChiefOnlySaving(session)
     saving.install()
-    PartitionedModels(session, saving).install()
+    PartitionedModels(session, saving, agreement.variables.renew).install()
+    refuse_strategies()
     return hook
+
+
+class EagerGradients:
+    """Gradients that a program computes eagerly: every rank computes all of them.
+
+    So they are equal on all ranks, unless the ranks have different data.
+    """
+
+    def __init__(self, session: Session, agreement: Agreement) -> None:
+        self._session = session
+        self._agreement = agreement
+        self.divided = 0
+        """How many divided programs that train have run."""
+        self._divided_before = 0
+        self._undivided = 0
+        """How many gradients were computed eagerly, one after another."""
+
+    def apply(
+        self,
+        original: Callable[..., Any],
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The hook on an optimizer that applies gradients."""
+        if reduced.applied(grads):
+            program_kind.claim_distribution()
+        elif (
+            tf.executing_eagerly()
+            and not program_kind.distributes_itself()
+            and not self._session.within("applying")
+        ):
+            grads = self._agreed(optimizer, list(grads))
+        # A wrapped optimizer applies the same gradients.
+        with self._session.once("applying"):
+            return original(optimizer, grads, *args, **kwargs)
+
+    def _agreed(
+        self, optimizer: Optimizer, gradients: list[Gradient]
+    ) -> list[Gradient]:
+        session = self._session
+        if self.divided > self._divided_before:
+            # A divided program has computed the gradients, or has trained since.
+            self._divided_before, self._undivided = self.divided, 0
+            return gradients
+        self._undivided += 1
+        session.applies += 1
+        session.step_rate.applied(optimizer.name)
+        if self._undivided == _SUSPICIOUS:
+            session.warn(
+                f"{user_line()}: every rank computed the same gradient, since it is "
+                "computed outside of a tf.function. The result is right, but no faster "
+                "than on one machine. Put a step into a function with @tf.function "
+                "(in fit: without run_eagerly)"
+            )
+        session.exchanged()
+        if not session.divides:
+            return self._means(optimizer, gradients)
+        found = [tf.nest.flatten(each, expand_composites=True) for each in gradients]
+        tensors = self._agreement.on(
+            f"gradients of {optimizer.name}", [t for each in found for t in each]
+        )
+        rest = iter(tensors)
+        return [
+            tf.nest.pack_sequence_as(
+                gradient, [next(rest) for _ in parts], expand_composites=True
+            )
+            for gradient, parts in zip(gradients, found, strict=True)
+        ]
+
+    def _means(self, optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
+        """The means over the ranks, each of which has a batch of its own."""
+        places = [i for i, each in enumerate(gradients) if each is not None]
+        tensors = [tf.convert_to_tensor(gradients[i]) for i in places]
+        size = self._session.size
+        arrays = [
+            np.asarray(each) / each.dtype.as_numpy_dtype(size) for each in tensors
+        ]
+        words = tuple(
+            tensor_words(f"gradient {i}", each.dtype.name, each.shape)
+            for i, each in zip(places, tensors, strict=True)
+        )
+        signature = Signature(f"gradients of {optimizer.name}", words)
+        means = reduce_arrays(self._session.group, arrays, ReduceOp.SUM, signature)
+        found = list(gradients)
+        for place, tensor, mean in zip(places, tensors, means, strict=True):
+            found[place] = tf.constant(mean, tensor.dtype)
+        return found
 
 
 class WholeWork:
@@ -106,12 +237,50 @@ class WholeWork:
             self._warn(sentence)
 
 
+class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Begins with the chief's variables, and stops on all ranks at the same time.
+
+    A callback of the program may decide by a clock, and a file may be on one host only.
+    """
+
+    def __init__(
+        self, session: Session, renew: Callable[[], None], *, in_epochs: bool
+    ) -> None:
+        super().__init__()
+        self._session = session
+        self._renew = renew
+        self._in_epochs = in_epochs
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        first = str(internals.initial_epoch(self.model) or 0)
+        first = self._session.agreed(first, "first epoch")
+        internals.set_initial_epoch(self.model, int(first) or None)
+        self._renew()
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        if self._in_epochs:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        stops = np.array([bool(self.model.stop_training)], np.int64)
+        anywhere = reduce_arrays(
+            self._session.group, [stops], ReduceOp.MAX, Signature("whether to stop")
+        )
+        self.model.stop_training = bool(anywhere[0][0])
+
+
 class PartitionedModels:
     """The hooks on the methods of a model that print or take callbacks."""
 
-    def __init__(self, session: Session, files: ChiefOnlySaving) -> None:
+    def __init__(
+        self, session: Session, files: ChiefOnlySaving, renew: Callable[[], None]
+    ) -> None:
         self._session = session
         self._files = files
+        self._renew = renew
 
     def install(self) -> None:
         """Install the hooks in Keras, once per process."""
@@ -129,9 +298,14 @@ class PartitionedModels:
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         arguments = bound.arguments
 
-        def change(callbacks: Any) -> list[Callback]:
-            ours = with_chief_only_files(callbacks, self._session, self._files)
-            return [*ours, FitPosition(self._session.reporter)]
+        def change(callbacks: Sequence[Callback]) -> list[Callback]:
+            session = self._session
+            in_epochs = any(map(looks_at_batches, callbacks))
+            return [
+                *with_chief_only_files(callbacks, session, self._files),
+                FitPosition(session.reporter),
+                StopAgreement(session, self._renew, in_epochs=in_epochs),
+            ]
 
         self._print_on_the_chief(arguments)
         tracer = self._session.group.tracer
@@ -159,7 +333,8 @@ class PartitionedModels:
     def _predict(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
-        return self._evaluate(original, model, *args, **kwargs)
+        with self._session.once("predicting"):
+            return self._evaluate(original, model, *args, **kwargs)
 
     def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
         """Let only the chief print the progress of a call."""

@@ -77,6 +77,7 @@ def begin(context: Context) -> Session:
         seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
         strict = os.environ.get("TFCLUSTER_PARTITION") == "strict"
         partitioned.install(session, seed=seed, strict=strict)
+        _with_data_tasks(context, session)
         return session
     session = _IN_STEP[context.strategy](context)
     _with_data_tasks(context, session)
@@ -88,7 +89,6 @@ def _is_partitioned(context: Context) -> bool:
     return context.options.shards is not None or (
         os.environ.get("TFCLUSTER_PARTITION") != "0"
         and context.strategy is Strategy.COLLECTIVE
-        and context.options.divides
     )
 
 

@@ -216,7 +216,7 @@ class InjectedCallbacks:
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks with ours before and after them."""
         ours = with_chief_only_files(callbacks, self._session, self._files)
-        looks_at_batches = any(map(_looks_at_batches, callbacks))
+        looks_at_batches = any(map(looks_at_batches, callbacks))
         tests = self._session.divides and any(map(_looks_at_test_batches, callbacks))
         if looks_at_batches or tests:
             logs = BatchLogs(self._metrics, trains=looks_at_batches, tests=tests)
@@ -289,7 +289,7 @@ def for_evaluation(
     return ours
 
 
-def _looks_at_batches(callback: Callback) -> bool:
+def looks_at_batches(callback: Callback) -> bool:
     """Whether a callback may decide something in the middle of an epoch."""
     if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
         return False
