@@ -22,6 +22,7 @@ OTHERS = (
     *("loop_of_similarities", "loop_with_the_largest", "loop_that_counts"),
     *("loss_that_sums", "loss_of_the_batch", "half_precision", "stateful"),
     *("drawn_with_a_state", "kept_by_a_layer", "synchronized"),
+    *("attention", "images", "tape_around_a_function"),
 )
 TOLERANCE = {"half_precision": 2e-2}
 """Where it is not 1e-4, relative to an array's largest value."""

@@ -422,6 +422,54 @@ def case_on_batch():
     return state_of(model)
 
 
+def case_attention():
+    rng = np.random.default_rng(2)
+    words, labels = rng.integers(0, 50, (50, 8)), rng.integers(0, 5, 50)
+    inputs = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(50, 16)(inputs)
+    seen = keras.layers.MultiHeadAttention(2, 8, use_bias=False, dropout=0.1)(x, x)
+    x = keras.layers.LayerNormalization()(x + seen)
+    outputs = keras.layers.Dense(5)(keras.layers.GlobalAveragePooling1D()(x))
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, steps_per_execution=2)
+    history = model.fit(words, labels, batch_size=16, epochs=2, verbose=0)
+    return {**state_of(model), **results(model, history)}
+
+
+def case_images():
+    rng = np.random.default_rng(3)
+    images = rng.normal(size=(40, 12, 12, 3)).astype("float32")
+    labels = rng.integers(0, 3, 40)
+    layers = [
+        keras.Input((12, 12, 3)),
+        keras.layers.RandomFlip(),
+        keras.layers.Conv2D(8, 3, padding="same", use_bias=False),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.SeparableConv2D(8, 3),
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
+    model = compiled(keras.Sequential(layers))
+    history = model.fit(images, labels, batch_size=16, epochs=2, verbose=0)
+    predictions = model.predict(images, verbose=0)
+    return {**state_of(model), **results(model, history), "predictions": predictions}
+
+
+def case_tape_around_a_function():
+    model = classifier(keras.layers.Dropout(0.2))
+    optimizer = keras.optimizers.SGD(0.1)
+    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    predict = tf.function(lambda x: model(x, training=True))
+    for x, y in batches(*data()):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, predict(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+    return results(model)
+
+
 # --- steps that need all rows of a batch ----------------------------------------------
 
 
