@@ -81,7 +81,6 @@ RUNTIME_LAYERS = [
     "keras.program_lines",
     "keras.graph_order",
     "keras.variable_exchange",
-    "keras.graph_steps",
     "keras.session",
     "keras.inner_functions",
     "keras.step_rows",

@@ -17,6 +17,6 @@ found: Any = lazy_server
 found._CHUNK_BYTES = settings.get("recv_buf_max_chunk", lazy_server._CHUNK_BYTES)
 found._CHANNELS = settings.get("num_channels_per_target", lazy_server._CHANNELS)
 found = ops
-found._SUBDIVISIONS = settings.get("max_subdivs_per_device", ops._SUBDIVISIONS)
+found.SUBDIVISIONS = settings.get("max_subdivs_per_device", ops.SUBDIVISIONS)
 
 import benchmarks.programs.reduce_tfcluster  # noqa: E402, F401  # runs the benchmark

@@ -127,9 +127,8 @@ FUNCTION_CALL = Patch(
         in_keras("checks.program_arrays.ProgramArrays._function", IN_STEP),
         in_keras("inner_functions.InnerFunctions._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
-        in_keras("graph_steps.GraphSteps._call", "transport: tensorflow"),
     ),
-    "functions without XLA, unchanged errors of an exchange, exchanges in graphs, "
+    "functions without XLA, unchanged errors of an exchange, "
     "functions within functions",
 )
 _EAGER = "tensorflow.python.framework.ops._EagerTensorBase"

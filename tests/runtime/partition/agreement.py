@@ -65,6 +65,28 @@ def test_different_programs_are_an_error_on_all_ranks() -> None:
         assert "step_1" in str(each)
 
 
+def test_different_exchanges_are_an_error_on_all_ranks() -> None:
+    def act(agreement: Agreement, rank: int) -> object:
+        _, watched = variable([1.0])
+        words = ["kernel P(sum) float32 (3, 4)", "bias P(sum) float32 (4)"]
+        agreement.on("step", [tf.ones(3)], [watched], words)
+        return agreement.on("step", [tf.ones(3)], [watched], words[rank:])
+
+    found, _ = on_two_ranks(act)
+    for each in found:
+        assert isinstance(each, CollectiveMismatchError)
+        assert "exchanges of step: the ranks have different numbers" in str(each)
+
+
+def test_exchanges_of_other_batches_may_differ() -> None:
+    def act(agreement: Agreement, rank: int) -> list[float]:
+        own = tf.fill([3 + rank], float(rank))
+        words = [f"kernel P(sum) float32 ({3 + rank})"]
+        return list(agreement.on("step", [own], [], words)[0].numpy())
+
+    assert on_two_ranks(act)[0] == [[0.0] * 3] * 2
+
+
 def test_new_variables_get_the_chiefs_values() -> None:
     def act(agreement: Agreement, rank: int) -> list[float]:
         made, watched = variable([1.0 + rank, 2.0])

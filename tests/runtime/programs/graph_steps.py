@@ -1,19 +1,20 @@
 # Written like user scripts: without type annotations.
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
-"""Steps of ``fit`` whose gradients are exchanged in the graph; the last line is JSON.
+"""Steps of ``fit`` that exchange by TensorFlow's ops; the last line is JSON.
 
     graph_steps.py DEED
     graph_steps.py auto GPUS
 
-GPUS is JSON: the GPUs that each rank says it has. DEED: placed, placed_apart, loops,
-rounded, killed, killed_in_a_step, late, late_in_a_step, frozen, own_error, unlike_data
-or diverging. The last rank does something that the others do not, in the fourth step.
+GPUS is JSON: the GPUs that each rank says it has. DEED: placed, placed_apart, failing,
+left_to_the_host, killed, killed_in_a_step, late, late_in_a_step, frozen, own_error,
+unlike_data or diverging. The last rank does something that the others do not, in the
+fourth step.
 """
 
 import faulthandler
+import gc
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -29,13 +30,16 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective.transports.tensorflow import (
     transport as tensorflow_transport,
 )
+from tfcluster.runtime.partition import exchange
+from tfcluster.runtime.partition.hook import Hook
+
+# So small that the model has several buckets.
+exchange.BUCKET_BYTES = 500
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
 LAST = RANK == SIZE - 1
 STEP = 3
-BRANCH = re.compile(r"cond(_\d+)?_true_")
-"""The beginning of the names that TensorFlow gives functions for branches."""
 found: dict[str, Any] = {}
 
 
@@ -147,7 +151,9 @@ def frozen():
 
 def unlike_data():
     """The last rank has other labels."""
-    report(lambda: fit(seed=6 if LAST else 5))
+    model = fit(seed=6 if LAST else 5)
+    found["weights"] = [float(w.sum()) for w in model.get_weights()]
+    found.pop("began")
 
 
 def diverging():
@@ -163,7 +169,8 @@ def diverging():
 def placed():
     """The collective ops of the step, and those that call Python."""
     model = fit()
-    ops = ops_of(function_in(model.train_function))
+    (program,) = [each for each in hook().programs if each.trains and each.written]
+    ops = ops_of(program.written.definitions)
     found["ops"] = [op for op in ops if "Py" in op[0] or "Collective" in op[0]]
     found["weights"] = [float(w.sum()) for w in model.get_weights()]
     found.pop("began")
@@ -187,81 +194,60 @@ def placed_apart():
     placed()
 
 
-def loops():
-    """Steps of loops: called as usual, as a concrete function, and one that fails."""
+def failing():
+    """A step of a loop that fails twice; the program catches it."""
     draw = np.random.default_rng(5)
     x = draw.normal(size=(90, 8)).astype("float32")
     y = draw.normal(size=(90, 1)).astype("float32")
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
     specs = [tf.TensorSpec([None, 8]), tf.TensorSpec([None, 1])]
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(30, activation="tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    calls = tf.Variable(0)
 
-    def step_of(model, fails=()):
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-        optimizer.build(model.trainable_variables)
-        calls = tf.Variable(0)
+    @tf.function(input_signature=specs)
+    def step(x, y):
+        number = calls.assign_add(1)
+        allowed = tf.debugging.Assert(tf.reduce_all(number != (5, 6)), ["bad step"])
+        with tf.GradientTape() as tape, tf.control_dependencies([allowed]):
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
 
-        @tf.function(input_signature=specs)
-        def step(x, y):
-            number = calls.assign_add(1)
-            allowed = tf.debugging.Assert(tf.reduce_all(number != fails), ["bad step"])
-            with tf.GradientTape() as tape, tf.control_dependencies([allowed]):
-                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-            variables = model.trainable_variables
-            optimizer.apply(tape.gradient(loss, variables), variables)
-
-        return step
-
-    def train(name, call, fails=()):
-        keras.utils.set_random_seed(1)
-        layers = [keras.layers.Dense(30, activation="tanh"), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((8,)), *layers])
-        step = step_of(model, fails)
-        call = call(step)
-        failed = 0
-        for _ in range(2):
-            for batch in dataset:
-                try:
-                    call(*batch)
-                except tf.errors.InvalidArgumentError:
-                    failed += 1
-        # Some steps look at the loss by Python, in a branch of a conditional.
-        always = [op[0] for op in ops_of(step) if not BRANCH.match(op[4])]
-        kinds = [kind for kind in always if "Py" in kind or "Coll" in kind]
-        weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
-        found[name] = {"kinds": kinds, "weights": weights, "failed": failed}
-
-    train("called", lambda step: step)
-    train("concrete", lambda step: step.get_concrete_function())
-    train("failing", lambda step: step, fails=(5, 6))
+    failed = 0
+    for _ in range(2):
+        for batch in dataset:
+            try:
+                step(*batch)
+            except tf.errors.InvalidArgumentError:
+                failed += 1
+    weights = np.concatenate([w.ravel() for w in model.get_weights()]).tolist()
+    found["failing"] = {"weights": weights, "failed": failed}
 
 
-def rounded():
-    """Two steps of a loop whose gradients are the means of rows."""
-    draw = np.random.default_rng(5)
-    x = draw.normal(size=(10, 1001)).astype("float32")  # No multiple of the ranks.
-    x[:, 0], x[:, 1] = 0.0, 3e5  # fp16 has no such number.
-    weights = keras.Variable(np.zeros(1001), dtype="float32")
-    wide = keras.Variable(np.zeros(7), dtype="float64")
-    optimizer = keras.optimizers.SGD(1.0)
-    optimizer.build([weights, wide])
+def left_to_the_host():
+    """A function that exchanges what TensorFlow's ops do not support, too."""
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 1001])])
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.linalg.matvec(x, weights))
-            some = tf.cast(x[:, 2:9], tf.float64)
-            more = tf.reduce_mean(tf.linalg.matvec(some, wide.value))
-            loss += tf.cast(more, tf.float32)
-        optimizer.apply(tape.gradient(loss, [weights, wide]), [weights, wide])
+    def numbers(x):
+        mean = tf.reduce_mean(x, 0)
+        return mean, tf.strings.as_string(x[:, 0] - mean[0]), tf.reduce_max(x)
 
-    for batch in tf.data.Dataset.from_tensor_slices(np.tile(x, [2, 1])).batch(10):
-        weights.assign(np.zeros(1001))
-        wide.assign(np.zeros(7))
-        step(batch)  # The second batch is divided.
-    ops = list(ops_of(step))
-    found["kinds"] = sorted({op[0] for op in ops if "Collective" in op[0]})
-    found["means"] = (-weights.numpy()).tolist(), (-wide.numpy()).tolist()
-    found["exact"] = x.mean(0, dtype="float64").tolist()
+    x = tf.constant(np.random.default_rng(1).normal(size=(10, 3)))
+    step = tf.function(numbers)
+    for _ in range(3):
+        mean, strings, largest = step(x)
+        whole = numbers(x)
+        np.testing.assert_allclose(mean, whole[0], 1e-12)
+        assert largest == whole[2]
+        texts = [text.decode() for text in strings.numpy()]
+        wholes = [text.decode() for text in whole[1].numpy()]
+        np.testing.assert_allclose([*map(float, texts)], [*map(float, wholes)], 1e-4)
+        found["texts"] = texts
+    (program,) = [each for each in hook().programs if each.is_divided]
+    found["kinds"] = sorted({op[0] for op in ops_of(program.written.definitions)})
 
 
 def auto():
@@ -276,31 +262,18 @@ def auto():
     found["own"] = tf.constant(0.0).device
 
 
-def function_in(function):
-    """The tf.function in the closure of Keras's train function."""
-    waiting, seen = [function], set()
-    while waiting:
-        one = waiting.pop(0)
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if hasattr(one, "get_concrete_function"):
-            return one
-        cells = getattr(one, "__closure__", None) or ()
-        waiting += [cell.cell_contents for cell in cells]
-    raise AssertionError("there is no tf.function")
+def hook():
+    """The hook that has divided the functions of this process."""
+    (one,) = [each for each in gc.get_objects() if isinstance(each, Hook)]
+    return one
 
 
-def ops_of(function):
-    """Kind, device and instance key of each op, of all functions of the library.
+def ops_of(functions):
+    """Kind, device and instance key of each op of these functions.
 
-    Also how many ops of the backward pass have to end before (``ops_before``), and the
-    name of the function.
+    Also how many ops of the backward pass have to end before (``ops_before``).
     """
-    (concrete,) = function._list_all_concrete_functions()
-    graph = concrete.graph.as_graph_def()
-    functions = [(f.signature.name, f.node_def) for f in graph.library.function]
-    for name, nodes in [("", graph.node), *functions]:
+    for nodes in [each.node_def for each in functions]:
         constants = {
             node.name: node.attr["value"].tensor for node in nodes if node.op == "Const"
         }
@@ -311,7 +284,7 @@ def ops_of(function):
                 key = int(tf.make_ndarray(constants[source]))
             before = ops_before(node, nodes) if key else []
             passed = sum(one.name.startswith("gradient_tape/") for one in before)
-            yield [node.op, node.device, key, passed, name]
+            yield [node.op, node.device, key, passed]
 
 
 def ops_before(node, nodes):

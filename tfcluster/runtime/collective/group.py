@@ -467,10 +467,12 @@ class Group:
     def _now(self) -> _Phase:
         """This rank's current or last exchange, also within a graph."""
         phase, graph = self._phase, self._graph
-        if phase.inside or graph is None:
+        if graph is None:
             return phase
         ended, waiting, since = graph.progress()
         number = phase.number + ended
+        if phase.inside:
+            return _Phase(number, phase.what, phase.since, inside=True)
         if waiting:
             return _Phase(number + 1, graph.what, since, inside=True)
         return _Phase(number, graph.what, since, inside=False) if ended else phase

@@ -23,7 +23,6 @@ from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.gradient_mean import MeanOptions
 from tfcluster.runtime.collective.rounding import Residuals, Rounding
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.graph_steps import GraphSteps
 from tfcluster.runtime.keras.types import Variable
 from tfcluster.runtime.keras.unique_names import OptimizerNames
 from tfcluster.runtime.telemetry.agent_channel import Reporter
@@ -256,8 +255,6 @@ class Session:
     """The step of ``fit`` that is running, if it is traced once more for trials."""
     trials: Trials | None = None
     """Set if several ranks divide batches and average their gradients synchronously."""
-    graph_exchanges: GraphSteps | None = None
-    """Set if the transport may exchange gradients by ops of the step's graph."""
     has_divided: bool = False
     """Whether a step of this call of ``fit`` got only a part of its batch."""
     graph_loop_share: Callable[[], Share] | None = None
@@ -301,15 +298,6 @@ class Session:
     def chief(self) -> bool:
         """Whether this is rank 0 of the group."""
         return self.group.rank == 0
-
-    @property
-    def graph_steps(self) -> GraphSteps | None:
-        """Set if gradients are exchanged by ops of the step's graph.
-
-        Raises what ``TensorFlowTransport.uses_ops`` raises.
-        """
-        steps = self.graph_exchanges
-        return steps if steps is not None and steps.uses_ops else None
 
     @property
     def waited_s(self) -> float:

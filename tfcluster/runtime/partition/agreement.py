@@ -41,28 +41,40 @@ class Agreement:
         self.variables = VariableCheck(group, warn)
 
     def on(
-        self, program: str, inputs: Sequence[Tensor], variables: Sequence[Watched] = ()
+        self,
+        program: str,
+        inputs: Sequence[Tensor],
+        variables: Sequence[Watched] = (),
+        exchanges: Sequence[str] = (),
     ) -> list[Tensor]:
         """The inputs with which all ranks continue: this rank's, or the chief's.
 
         ``program`` is equal on all ranks that are to run the same program. The inputs
         are numbers of any shapes and dtypes, which may differ between the ranks. Some
-        of the ``variables`` are compared; see ``VariableCheck``. Raises
-        CollectiveMismatchError on all ranks if the programs differ, CollectiveError if
-        variables do, and what ``Group.exchange`` raises.
+        of the ``variables`` are compared; see ``VariableCheck``. ``exchanges`` says
+        what the program exchanges, unless its exchanges compare that themselves. Raises
+        CollectiveMismatchError on all ranks if the programs differ, or what they
+        exchange though their inputs are equal; CollectiveError if variables differ; and
+        what ``Group.exchange`` raises.
         """
         arrays = [np.asarray(each) for each in inputs]
         compared = self.variables.due(program, variables)
-        note = struct.pack("<II", _digest(arrays), digest(compared))
+        words = tuple(exchanges)
+        # One number for two things: if it differs, the ranks look which of them does.
+        rest = digest(compared) ^ (zlib.crc32(repr(words).encode()) if words else 0)
+        note = struct.pack("<II", _digest(arrays), rest)
         found: list[Array] | None = None
         signature = self._signature(program, variables)
         with self._group.exchange(signature, note=note) as call:
-            of_inputs, of_variables = zip(
+            of_inputs, of_rest = zip(
                 *(struct.unpack("<II", each) for each in call.notes), strict=True
             )
             if len(set(of_inputs)) > 1:
                 found = _unpacked(call.transport.broadcast(_packed(arrays), _CHIEF))
-        differ = len(set(of_variables)) > 1
+        differ = len(set(of_rest)) > 1
+        if differ and found is None:
+            with self._group.exchange(Signature(f"exchanges of {program}", words)):
+                pass  # Raises the mismatch.
         self.variables.settle(program, compared, differ=differ)
         if found is None:
             return list(inputs)

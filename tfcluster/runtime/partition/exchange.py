@@ -60,6 +60,14 @@ class Exchanger(Protocol):
         """The size above which reductions are split into several exchanges."""
         ...
 
+    @property
+    def words(self) -> Sequence[str]:
+        """What is exchanged, in words that ranks compare before the program runs.
+
+        Empty if each exchange compares its own.
+        """
+        ...
+
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
 
@@ -75,6 +83,8 @@ class HostExchanger:
     programs get an error instead of a wrong sum. With ``rounding``, gradients are
     rounded between hosts; ``feeds_back`` adds what that removes to the next ones.
     """
+
+    words = ()
 
     def __init__(
         self,
@@ -95,14 +105,8 @@ class HostExchanger:
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
-        words = tuple(
-            tensor_words(
-                f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
-            )
-            for each in requests
-        )
         what = f"exchange {len(self._functions) + 1} of {self._program}"
-        group, signature = self._group, Signature(what, words)
+        group, signature = self._group, Signature(what, words_of(requests))
         placements = [each.placement for each in requests]
         rounding = self._rounding
         rounded = [i for i, each in enumerate(requests) if _may_be_rounded(each)]
@@ -163,6 +167,16 @@ def _rounded(
         for i, (start, end) in zip(chosen, bounds, strict=True):
             results[i] = total[start:end].reshape(arrays[i].shape)
     return results
+
+
+def words_of(requests: Sequence[Request]) -> tuple[str, ...]:
+    """The words for these tensors in a ``Signature``."""
+    return tuple(
+        tensor_words(
+            f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
+        )
+        for each in requests
+    )
 
 
 def _reduced_by_op(

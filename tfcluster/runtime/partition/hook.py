@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -34,12 +35,23 @@ class Agree(Protocol):
     """Compares what all ranks are about to run; see ``agreement.Agreement.on``."""
 
     def __call__(
-        self, program: str, inputs: Sequence[Tensor], variables: Sequence[Watched]
+        self,
+        program: str,
+        inputs: Sequence[Tensor],
+        variables: Sequence[Watched],
+        exchanges: Sequence[str],
     ) -> list[Tensor]: ...
 
 
 Join = Callable[[str, Sequence[Tensor]], list[Given]]
 """Joins the ranks' rows of a program's batch; see ``agreement.joined``."""
+Running = Callable[[str, Written], AbstractContextManager[None]]
+"""A context in which a program of this name runs; see ``op_runs.OpRuns.running``."""
+
+
+def at_once(label: str, written: Written) -> AbstractContextManager[None]:
+    """The ``Running`` that does nothing."""
+    return nullcontext()
 
 
 class Hook:
@@ -61,6 +73,7 @@ class Hook:
         join: Join | None = None,
         is_paused: Callable[[], bool] = lambda: False,
         ran: Callable[[Program], None] = lambda program: None,
+        running: Running = at_once,
     ) -> None:
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -70,6 +83,7 @@ class Hook:
         self._join = join
         self._is_paused = is_paused
         self._ran = ran
+        self._running = running
         self._functions: dict[str, Programs | None] = {}
         self._busy = threading.local()
         self._parts: dict[int, tuple[object, Part]] = {}
@@ -127,19 +141,15 @@ class Hook:
                 given = self._joined(self._join, programs, given)
             program = self._checked(programs.program(given))
             if self._agree is not None and program.is_divided:
-                given = self._agreed(programs, given)
-                program = self._checked(programs.program(given))
+                given, program = self._agreed(programs, given, program)
             if program.error is not None:
                 tensors = self._gathered(given)
                 own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, taken, own)
                 return original(context, name, rest, outputs)
-            result = original(
-                context,
-                program.name.encode(),
-                [each.tensor for each in given],
-                outputs,
-            )
+            tensors = [each.tensor for each in given]
+            with self._within(program):
+                result = original(context, program.name.encode(), tensors, outputs)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
             self._ran(program)
@@ -189,7 +199,8 @@ class Hook:
                 written = gather(parts, self._ranks, self._new_exchanger)
                 self._gathers[key] = written
             inputs = [each.tensor for each in parts]
-            found = tf_functions.call(written.name, inputs, len(inputs))
+            with self._running("gather", written):
+                found = tf_functions.call(written.name, inputs, len(inputs))
             for place, tensor in zip(places, found, strict=True):
                 tensors[place] = tensor
         return tensors
@@ -207,18 +218,29 @@ class Hook:
                 given[place] = each
         return given
 
-    def _agreed(self, programs: Programs, given: list[Given]) -> list[Given]:
-        """The inputs and batches with which all ranks continue."""
+    def _agreed(
+        self, programs: Programs, given: list[Given], program: Program
+    ) -> tuple[list[Given], Program]:
+        """The inputs and batches with which all ranks continue, and the program."""
         assert self._agree is not None
         places = programs.data_places(given)
+        own = [given[place].tensor for place in places]
         found = self._agree(
-            programs.label,
-            [given[place].tensor for place in places],
-            programs.variables(given),
+            programs.label, own, programs.variables(given), _words_of(program)
         )
         for place, tensor in zip(places, found, strict=True):
             given[place] = Given(tensor)
-        return given
+        program = self._checked(programs.program(given))
+        words = _words_of(program)
+        if words and any(new is not old for new, old in zip(found, own, strict=True)):
+            # On all ranks. Only now do all have the program for this batch.
+            self._agree(f"{programs.label} with the chief's batch", [], [], words)
+        return given, program
+
+    def _within(self, program: Program) -> AbstractContextManager[None]:
+        if program.written is None:
+            return nullcontext()
+        return self._running(program.label, program.written)
 
     def _programs_of(self, name: str) -> Programs | None:
         """The programs of a function; None if it cannot be read."""
@@ -259,10 +281,16 @@ class Hook:
         return self._seeds.getrandbits(62) + 1
 
 
+def _words_of(program: Program) -> Sequence[str]:
+    return () if program.written is None else program.written.words
+
+
 def _exchanges_by_itself(function: Function) -> bool:
     """Whether the program distributes this function, by exchanges of its own."""
     return any(
-        node.op == "PyFunc" and OP_NAME in node.name for node in all_nodes(function)
+        node.op.startswith("Collective")
+        or (node.op == "PyFunc" and OP_NAME in node.name)
+        for node in all_nodes(function)
     )
 
 

@@ -10,9 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.shard_sums import reduced_in_order
-from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request, gathered
+from tfcluster.runtime.partition.exchange import (
+    BUCKET_BYTES,
+    Request,
+    gathered,
+    words_of,
+)
 from tfcluster.runtime.partition.placement import Partial, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
@@ -26,6 +31,7 @@ class OrderedExchanger:
     """
 
     bucket_bytes = BUCKET_BYTES
+    words: Sequence[str] = ()
     """See ``Exchanger``."""
 
     def __init__(self, group: Group, program: str, ranks: int) -> None:
@@ -37,15 +43,9 @@ class OrderedExchanger:
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
-        # Processes have different numbers of terms, so these are no part of it.
-        words = tuple(
-            tensor_words(
-                f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
-            )
-            for each in requests
-        )
         what = f"exchange {len(self._functions) + 1} of {self._program}"
-        signature = Signature(what, words)
+        # Processes have different numbers of terms, so these are no part of it.
+        signature = Signature(what, words_of(requests))
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)

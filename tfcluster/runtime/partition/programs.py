@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger
@@ -210,7 +211,8 @@ class Programs:
     def program(self, given: Sequence[Given]) -> Program:
         """The program for inputs and batches, in this order, of these shapes.
 
-        Call it each time before the program runs.
+        Call it each time before the program runs. Raises CollectiveError if the ranks
+        cannot be connected.
         """
         self._draws.begin()
         shapes = tuple(
@@ -245,6 +247,8 @@ class Programs:
     ) -> Program:
         try:
             found = self._made(given, fetches)
+        except CollectiveError:
+            raise
         except Exception as error:
             # Whatever it is: the function itself computes what one machine computes.
             found = Program(self.function.name, self.label, error=error)

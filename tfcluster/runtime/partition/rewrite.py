@@ -48,6 +48,8 @@ class Written:
     """Objects that must live as long as the functions."""
     exchanged: list[Sequence[Value]] = field(default_factory=list)
     """The values of each exchange; those of loops and branches are among them."""
+    words: tuple[str, ...] = ()
+    """See ``Exchanger.words``."""
 
     @property
     def name(self) -> str:
@@ -95,6 +97,7 @@ def rewrite(
         process.traffic.nbytes,
         [exchanger],
         process.traffic.values,
+        () if exchanger is None else tuple(exchanger.words),
     )
 
 

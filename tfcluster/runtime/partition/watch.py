@@ -112,6 +112,7 @@ class _UnusedExchanger:
     """Writes exchanges of programs that never run; see ``exchange.Exchanger``."""
 
     bucket_bytes = BUCKET_BYTES
+    words = ()
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         types = [each.ref.dtype for each in requests]

@@ -15,9 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.tensorflow.graph import increment
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.graph_steps import GraphSteps, Place
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.tf_variables import new_variable
 from tfcluster.runtime.tensor_types import Leaf, Nest, Tensor
@@ -37,8 +35,6 @@ class InputConsistency:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._steps: tf.Variable | None = None
-        self._kept: tf.Variable | None = None
-        """The samples of the last batch that a graph has kept."""
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def look(self, data: Nest) -> None:
@@ -57,37 +53,11 @@ class InputConsistency:
             with tf.device("CPU:0"):
                 self._steps = new_variable(0, tf.int64)
         step = self._steps.assign_add(1)
-        steps = self._session.graph_steps
-        in_graph = steps is not None and tf.inside_function()
         tf.cond(
             tf.equal(tf.bitwise.bitwise_and(step, step - 1), 0),
-            (lambda: self._keep(steps, samples))
-            if steps is not None and in_graph
-            else lambda: exchange_in_order(self._compare, samples, tf.int64),
+            lambda: exchange_in_order(self._compare, samples, tf.int64),
             lambda: tf.constant(0, tf.int64),
         )
-
-    def _keep(self, steps: GraphSteps, samples: list[Tensor]) -> Tensor:
-        """Keep the samples of a batch; ranks compare them when the graph has ended.
-
-        If a graph keeps the samples of several batches, the last ones are compared.
-        """
-        with tf.device("CPU:0"):
-            if self._kept is None:
-                self._kept = new_variable(np.array(""), tf.string)
-            texts = [tf.io.serialize_tensor(sample) for sample in samples]
-            kept = self._kept.assign(tf.io.serialize_tensor(texts), read_value=False)
-        with tf.control_dependencies([kept]):
-            increment(self._place(steps).passed)
-        return tf.constant(0, tf.int64)
-
-    def _place(self, steps: GraphSteps) -> Place:
-        def compare(times: int) -> None:
-            assert self._kept is not None
-            texts = tf.io.parse_tensor(self._kept.read_value(), tf.string).numpy()
-            self._compare(*map(_parsed, texts))
-
-        return steps.place("batches", lambda: _SIGNATURE, compare, exchanges=False)
 
     def _compare(self, *samples: Array) -> np.int64:
         ours = digest(samples)
@@ -130,13 +100,6 @@ def digest(arrays: Sequence[Array]) -> bytes:
             array = np.frombuffer(b"\0".join(map(bytes, array)), np.uint8)
         code = zlib.crc32(np.ascontiguousarray(array).tobytes(), code)
     return code.to_bytes(4, "big")
-
-
-def _parsed(text: bytes) -> Array:
-    """The array in the result of ``tf.io.serialize_tensor``."""
-    proto = type(tf.make_tensor_proto(0)).FromString(text)
-    array: Array = tf.make_ndarray(proto)
-    return array
 
 
 def _sample(leaf: Leaf) -> Tensor | None:

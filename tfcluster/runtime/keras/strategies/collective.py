@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck, Watch
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.train.gradient_allreduce import Target
-from tfcluster.runtime.keras.train.gradient_exchange import exchange
+from tfcluster.runtime.keras.train.gradient_allreduce import Target, exchange
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient

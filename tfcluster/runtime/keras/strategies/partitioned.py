@@ -7,10 +7,10 @@ end of training.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import keras
@@ -20,6 +20,9 @@ import tensorflow as tf
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.collective.transports.tensorflow.transport import (
+    TensorFlowTransport,
+)
 from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals, patches
@@ -39,7 +42,8 @@ from tfcluster.runtime.keras.types import Callback, Logs, Model, Optimizer
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.hook import Hook, Running, at_once
+from tfcluster.runtime.partition.op_runs import OpRuns
 from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
@@ -71,17 +75,6 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         shards.compute_alike(count, session.size)
         ranks = shards.ranks_of(count, session.rank, session.size)
 
-    def new_exchanger(program: str) -> Exchanger:
-        if count is not None:
-            return OrderedExchanger(group, program, count)
-        return HostExchanger(
-            group,
-            program,
-            bucket_bytes=session.bucket_bytes,
-            rounding=session.rounding,
-            feeds_back=session.feeds_errors_back,
-        )
-
     def ran(program: Program) -> None:
         whole_work.ran(program)
         if count is not None:
@@ -101,15 +94,29 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
             or (not session.divides and session.within("predicting"))
         )
 
+    new_exchanger: Callable[[str], Exchanger] = partial(
+        HostExchanger,
+        group,
+        bucket_bytes=session.bucket_bytes,
+        rounding=session.rounding,
+        feeds_back=session.feeds_errors_back,
+    )
+    if count is not None:
+        new_exchanger = partial(OrderedExchanger, group, ranks=count)
+    running: Running = at_once
+    if isinstance(group.transport, TensorFlowTransport):
+        runs = OpRuns(group, group.transport, new_exchanger)
+        new_exchanger, running = runs.exchanger, runs.running
     hook = Hook(
         ranks,
         new_exchanger,
         seed=seed,
         strict=strict,
         agree=agreement.on,
-        join=None if session.divides else functools.partial(joined, group),
+        join=None if session.divides else partial(joined, group),
         is_paused=is_paused,
         ran=ran,
+        running=running,
     )
     tf_patches.TABLE.install(
         {

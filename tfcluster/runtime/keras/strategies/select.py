@@ -17,9 +17,6 @@ from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.buckets import MEGABYTE
 from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.collective.transports.tensorflow.transport import (
-    TensorFlowTransport,
-)
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras.checks import loss_scaling_probe
 from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
@@ -30,7 +27,6 @@ from tfcluster.runtime.keras.data.data_service_hooks import (
 )
 from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
-from tfcluster.runtime.keras.graph_steps import GraphSteps
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import (
     async_parameter_server,
@@ -98,12 +94,6 @@ def _collective(context: Context) -> Session:
         matmul_gradient.MatmulGradient().install()
     if session.divides and session.size > 1:
         session.trials = loss_scaling_probe.LossScalingProbe(session)
-    transport = session.group.transport
-    if session.size > 1 and isinstance(transport, TensorFlowTransport):
-        session.graph_exchanges = GraphSteps(
-            session.group, transport, stall_timeout_s=transport.stall_timeout_s
-        )
-        session.graph_exchanges.install()
     divergence_check = DivergenceCheck(session)
     session.group.last_state = divergence_check.last_state
     session.group.last_equal = divergence_check.last_equal

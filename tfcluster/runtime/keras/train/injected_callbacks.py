@@ -216,12 +216,12 @@ class InjectedCallbacks:
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks with ours before and after them."""
         ours = with_chief_only_files(callbacks, self._session, self._files)
-        looks_at_batches = any(map(looks_at_batches, callbacks))
+        in_epochs = any(map(looks_at_batches, callbacks))
         tests = self._session.divides and any(map(_looks_at_test_batches, callbacks))
-        if looks_at_batches or tests:
-            logs = BatchLogs(self._metrics, trains=looks_at_batches, tests=tests)
+        if in_epochs or tests:
+            logs = BatchLogs(self._metrics, trains=in_epochs, tests=tests)
             ours.insert(0, logs)
-        if looks_at_batches:
+        if in_epochs:
             ours.append(BatchAgreement(self._session, self._synchroniser))
         else:
             ours.append(Agreement(self._session, self._synchroniser))

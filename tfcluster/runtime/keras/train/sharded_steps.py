@@ -11,8 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Signature
-from tfcluster.runtime.collective.transports.tensorflow.graph import increment
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.batches.batch_slicing import Part, has_rows, take_part
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
@@ -176,15 +174,8 @@ def _warn_if_undivided(
         print_warning()
         return np.bool_(False)
 
-    steps = session.graph_steps
     if undivided is True:
         print_warning()
-    elif steps is not None and tf.inside_function():
-        key = "undivided", model.name, shapes
-        place = steps.place(
-            key, lambda: Signature(""), lambda _: print_warning(), exchanges=False
-        )
-        increment(place.passed, tf.cast(undivided, tf.int64))
     else:
         tf.cond(
             undivided,

@@ -20,7 +20,7 @@ from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
-from tfcluster.runtime.keras.graph_order import exchange_in_order, refuse_xla
+from tfcluster.runtime.keras.graph_order import exchange_in_order
 from tfcluster.runtime.keras.session import BY_ROWS, Session, Share
 from tfcluster.runtime.keras.train.batch_norm_cost import BatchNormCost
 from tfcluster.runtime.keras.types import BatchNormalization
@@ -143,13 +143,8 @@ class SyncBatchNorm:
 
         session = self._session
         in_loop = session.share is None and session.divides
-        steps = None if session.share is None else session.graph_steps
 
         def total(tensor: Tensor, what: str) -> Tensor:
-            if steps is not None and tf.inside_function():
-                refuse_xla()
-                return steps.all_reduce(tensor, f"{what} of {name}")
-
             def run(array: Array) -> Array:
                 if in_loop and not session.loop.is_dividing:
                     return array  # Every rank has the whole batch.

@@ -31,8 +31,7 @@ from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.train.gradient_allreduce import Target
-from tfcluster.runtime.keras.train.gradient_exchange import exchange
+from tfcluster.runtime.keras.train.gradient_allreduce import Target, exchange
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import (

@@ -12,7 +12,7 @@ from tfcluster.runtime.errors import (
 )
 
 _REMOTE = re.compile(r"remote target (/job:\w+/replica:\d+/task:\d+)")
-_NODES = re.compile(r"\[\[\{\{.*?\}\}\]\]|\{\{.*?\}\}|\[Op:\w+\]")
+_NODES = re.compile(r"\[\[\{\{.*?\}\}\]\] ?|\{\{.*?\}\} ?|\[Op:\w+\]")
 """Where TensorFlow puts the names of ops; users do not know the names of our ops."""
 _ABORTED = "Collective ops is aborted by: "
 _BEFORE_REASON = ("Graph execution error:", "Detected at node ")

@@ -28,7 +28,7 @@ MERGE_OPS = {
 
 _DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
-_SUBDIVISIONS = 4
+SUBDIVISIONS = 4
 """Number of pieces of a long vector that a ring sends concurrently."""
 
 
@@ -43,6 +43,16 @@ class Devices:
     """The full name of this rank's device."""
     hint: str = RING
     """The method: a ring of gRPC connections, or NCCL between GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of devices of the ranks, as one of them sees them."""
+
+    large: Devices
+    """For floating-point numbers: GPUs if every rank has its own, else CPUs."""
+    cpus: Devices
+    """For all other data."""
 
 
 def all_reduce(
@@ -79,7 +89,7 @@ def all_reduce(
             final_op="Id",
             communication_hint=devices.hint,
             timeout_seconds=timeout_s,
-            max_subdivs_per_device=_SUBDIVISIONS,
+            max_subdivs_per_device=SUBDIVISIONS,
         )
 
 
@@ -100,33 +110,6 @@ def all_gather(
     """
     with tf.device(devices.own):
         return tf.raw_ops.CollectiveGatherV2(
-            input=tensor,
-            group_size=devices.size,
-            group_key=devices.key,
-            instance_key=key,
-            ordering_token=list(ordering_token),
-            communication_hint=devices.hint,
-            timeout_seconds=timeout_s,
-        )
-
-
-def all_to_all(
-    tensor: TensorLike,
-    devices: Devices,
-    key: int,
-    *,
-    timeout_s: float = 0.0,
-    ordering_token: Sequence[Tensor] = (),
-) -> Tensor:
-    """All-to-all: the i-th row of the result is the i-th task's row for this task.
-
-    ``tensor`` has shape (ranks, ...), equal on all ranks, and a row for each task in
-    the order of ``all_gather``; the result has the same shape and dtype. float16 is
-    supported as well. ``timeout_s`` (seconds), ``ordering_token`` and errors are as for
-    ``all_reduce``.
-    """
-    with tf.device(devices.own):
-        return tf.raw_ops.CollectiveAllToAllV2(
             input=tensor,
             group_size=devices.size,
             group_key=devices.key,

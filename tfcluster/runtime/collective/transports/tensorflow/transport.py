@@ -34,7 +34,6 @@ from tfcluster.runtime.collective.transports.tensorflow.gpus import (
     identities,
     obstacle,
 )
-from tfcluster.runtime.collective.transports.tensorflow.graph import Groups
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
 from tfcluster.runtime.errors import CollectiveError
@@ -74,7 +73,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self.stall_timeout_s = stall_timeout_s
         """The number of seconds that an op may wait for other ranks."""
         self._keys = CollectiveKeys()
-        self._groups: Groups | None = None
+        self._groups: ops.Groups | None = None
         self._joining = threading.Lock()
         self._has_joined = False
         self.carried_bytes = 0
@@ -109,11 +108,21 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return self.groups.large
 
     @property
-    def groups(self) -> Groups:
+    def groups(self) -> ops.Groups:
         """The groups of devices of ops in graphs; see ``devices``."""
         if self._groups is None:
             self._groups = self._agreed_groups()
         return self._groups
+
+    def gathered_order(self) -> tuple[int, ...]:
+        """The ranks in the order in which the ops gather their tensors.
+
+        A collective operation; raises what ``Transport.allgather`` raises.
+        """
+        own = np.array([self.rank], np.int64)
+        key, cpus = instance_key(["order of the ranks"]), self.groups.cpus
+        found = self._run(lambda: ops.all_gather(own, cpus, key), 0)
+        return tuple(int(rank) for rank in found)
 
     def wait_no_longer(self, waited_s: float) -> None:
         """Abort the ops, which have waited this long; see ``lazy_server.abort``."""
@@ -229,7 +238,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
             self._unless(why)
         return not why
 
-    def _agreed_groups(self) -> Groups:
+    def _agreed_groups(self) -> ops.Groups:
         """One device of each rank: GPUs if every rank has its own, else CPUs."""
         lazy_server.started()
         gpus = visible_gpus() if tf.config.list_logical_devices("GPU") else ()
@@ -237,7 +246,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         said = self._joined().allgather(json.dumps([self._task.name, gpus]).encode())
         shared = obstacle([json.loads(other)[1] for other in said])
         cpus = self._group("CPU", ops.RING)
-        return Groups(cpus if shared else self._group("GPU", ops.NCCL), cpus)
+        return ops.Groups(cpus if shared else self._group("GPU", ops.NCCL), cpus)
 
     def _group(self, kind: str, hint: str) -> ops.Devices:
         names = [f"{rank}/device:{kind}:0" for rank in self._task.ranks]
