@@ -1,4 +1,4 @@
-"""The mean of shards does not depend on how the shards are divided among ranks.
+"""The sum of shards does not depend on how the shards are divided among ranks.
 
 The ranks are threads that are connected by real sockets.
 """
@@ -6,7 +6,7 @@ The ranks are threads that are connected by real sockets.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.runtime.ranks import as_threads, results
-from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.shard_sums import mean_of_shards
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
+from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.collective.shard_tree import added_up, shard_bounds, subtrees
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import UFUNCS
+
+Arrays: TypeAlias = list[NDArray[Any]]
 
 SIGNATURE = Signature("test")
 SHARDS = 8
 LARGE = 70_001
-"""More numbers than are added up at a time, in vectors that no rank sends directly."""
+"""So many numbers that ranks do not send them to all others directly."""
 
 
 @given(st.integers(1, 40), st.data())
@@ -53,48 +55,39 @@ def test_each_shard_belongs_to_one_rank(shards: int, data: st.DataObject) -> Non
     assert max(counts) - min(counts) <= 1 <= min(counts)
 
 
-def gradients_of(shard: int) -> tuple[list[NDArray[np.generic]], list[Slices]]:
+def terms_of(shard: int, *, small: bool) -> list[NDArray[Any]]:
     rng = np.random.default_rng(shard)
-    dense: list[NDArray[np.generic]] = [
+    return [
         rng.normal(size=(3, 5)).astype(np.float32),
-        rng.normal(size=LARGE).astype(np.float32),
+        rng.normal(size=7 if small else LARGE).astype(np.float32),
         rng.normal(size=7),
-        rng.normal(size=9).astype(np.float16),
         rng.normal(size=()).astype(np.float32),
-    ]
-    rows = 1 + shard % 3
-    values = rng.normal(size=(rows, 2)).astype(np.float32)
-    positions = rng.normal(size=(3, 2)).astype(np.float32)
-    return dense, [
-        Slices(values, rng.integers(0, 9, rows), 9),
-        Slices(positions, np.array([4, 0, 4]), common=True),
+        rng.normal(size=(0, 2)),
+        rng.integers(-100, 100, 6),
     ]
 
 
 @functools.cache
-def mean_on(
-    size: int, weights: tuple[float, ...], hosts: str, small: bool = False
-) -> list[bytes]:
-    """The bytes of the mean, which all ranks must have."""
+def reduced_on(size: int, op: ReduceOp, hosts: str, *, small: bool) -> list[bytes]:
+    """The bytes of the results, which all ranks must have."""
 
     def act(group: Group) -> list[bytes]:
-        own = range(*shard_bounds(SHARDS, group.rank, size))
-        dense, sparse = zip(*map(gradients_of, own), strict=True)
-        if small:
-            dense = tuple([each[0]] for each in dense)
-        means, slices = mean_of_shards(
-            group,
-            SHARDS,
-            dense,
-            sparse,
-            weights=[weights[shard] for shard in own],
-            signature=SIGNATURE,
-        )
-        found: Sequence[NDArray[np.generic]] = [
-            *means,
-            *(each.values for each in slices),
-            *(each.indices for each in slices),
+        first, last = shard_bounds(SHARDS, group.rank, size)
+        leaves = {
+            (shard, shard + 1): terms_of(shard, small=small)
+            for shard in range(first, last)
+        }
+
+        def combined(lower: Arrays, upper: Arrays) -> Arrays:
+            return list(map(UFUNCS[op], lower, upper))
+
+        nodes = [
+            added_up(node, leaves, combined) for node in subtrees(SHARDS, first, last)
         ]
+        terms = [list(each) for each in zip(*nodes, strict=True)]
+        with group.exchange(SIGNATURE) as call:
+            found = reduced_in_order(call, terms, op, SHARDS)
+        assert [a.shape for a in found] == [each[0].shape for each in terms]
         return [array.tobytes() for array in found]
 
     first, *others = results(as_threads(size, act, list(hosts) if hosts else None))
@@ -102,42 +95,22 @@ def mean_on(
     return first
 
 
-EQUAL = (4.0,) * SHARDS
-UNEQUAL = (3.0, 3.0, 2.0, 3.0, 3.0, 2.0, 3.0, 2.0)
-
-
-@pytest.mark.parametrize("weights", [EQUAL, UNEQUAL, (1.0,) + (0.0,) * 7])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN])
 @pytest.mark.parametrize(
     ("size", "hosts"),
     [(2, ""), (2, "ab"), (3, ""), (3, "aab"), (4, "aabb"), (5, "abcde"), (8, "")],
 )
-def test_the_mean_has_the_bits_of_one_rank(
-    size: int, hosts: str, weights: tuple[float, ...]
+def test_the_result_has_the_bits_of_one_rank(
+    size: int, hosts: str, op: ReduceOp
 ) -> None:
-    assert mean_on(size, weights, hosts) == mean_on(1, weights, "")
-    assert mean_on(size, weights, hosts, small=True) == mean_on(1, weights, "", True)
+    for small in (True, False):
+        alone = reduced_on(1, op, "", small=small)
+        assert reduced_on(size, op, hosts, small=small) == alone
 
 
-def test_it_is_the_mean_by_rows() -> None:
-    found = np.frombuffer(mean_on(3, UNEQUAL, "")[0], np.float32)
-    dense = [gradients_of(shard)[0][0] for shard in range(SHARDS)]
-    expected = np.average(np.array(dense), axis=0, weights=UNEQUAL)
-    np.testing.assert_allclose(found.reshape(3, 5), expected, rtol=1e-5)
-
-
-def test_a_shard_without_rows_counts_as_zeros() -> None:
-    """It computes a row that does not count, which may yield NaN."""
-
-    def act(group: Group) -> float:
-        own = range(*shard_bounds(SHARDS, group.rank, group.size))
-        means, _ = mean_of_shards(
-            group,
-            SHARDS,
-            [[np.array([2.0 if shard < 3 else np.nan], np.float32)] for shard in own],
-            [[] for _ in own],
-            weights=[float(shard < 3) for shard in own],
-            signature=SIGNATURE,
-        )
-        return float(means[0][0])
-
-    assert results(as_threads(2, act)) == [pytest.approx(2.0)] * 2
+def test_it_is_the_sum() -> None:
+    found = reduced_on(3, ReduceOp.SUM, "", small=True)[0]
+    expected = sum(terms_of(shard, small=True)[0] for shard in range(SHARDS))
+    np.testing.assert_allclose(
+        np.frombuffer(found, np.float32).reshape(3, 5), expected, rtol=1e-5
+    )

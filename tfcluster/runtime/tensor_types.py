@@ -265,14 +265,8 @@ class Graph(Protocol):
     """A ``tf.Graph``; only graphs of a ``tf.function`` have ``captures``."""
 
     seed: int | None
-    _variable_creator_stack: list[tuple[int, Callable[..., Any]]]
-    """The stack of the thread that asks."""
 
     def get_operation_by_name(self, name: str) -> Operation: ...
-
-    def switch_to_thread_local(self) -> None:
-        """Keep scopes for each thread from now on."""
-        ...
 
     structured_outputs: Nest
     """The results of the function; only graphs of a ``tf.function`` have them."""

@@ -7,8 +7,8 @@ TensorFlow's objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.runtime import contract, tf_patches
@@ -144,16 +144,6 @@ NAMES = (
         "_gradient_registry",
         "gradients of few rows",
         "gradients of large matrices are slow",
-    ),
-    *(
-        Name("tensorflow.Graph", name, "runtime.shards", "shards do not share a graph")
-        for name in ("_variable_creator_stack", "switch_to_thread_local")
-    ),
-    *(
-        Name(
-            "tensorflow.__internal__.autograph", name, "runtime.shards", "no AutoGraph"
-        )
-        for name in ("control_status_ctx", "tf_convert")
     ),
     Name(
         "tensorflow.Operation", "_is_stateful", "state of layers", "its kind is unknown"
@@ -485,62 +475,6 @@ def is_handle(tensor: Tensor) -> bool:
     import tensorflow as tf
 
     return bool(tensor.dtype == tf.resource)
-
-
-def graph_for_threads(
-    graph: Graph | None,
-) -> Callable[[], AbstractContextManager[object]]:
-    """A function that makes other threads add their operations to ``graph``.
-
-    They create variables like this thread. If ``graph`` is None, they execute
-    operations eagerly.
-    """
-    import tensorflow as tf
-
-    if graph is None:
-        return nullcontext
-    # Then contexts of one thread, such as control dependencies, end in that thread.
-    graph.switch_to_thread_local()
-    creators = graph._variable_creator_stack
-
-    @contextmanager
-    def enter() -> Iterator[None]:
-        # Not the method of a FuncGraph, which belongs to the thread that traces it.
-        with tf.Graph.as_default(graph):
-            graph._variable_creator_stack = creators
-            yield
-
-    return enter
-
-
-def conversion() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that converts functions like AutoGraph in a ``tf.function``.
-
-    It does so wherever it is called; AutoGraph must be enabled here.
-    """
-    import tensorflow as tf
-
-    autograph = tf.__internal__.autograph
-    here = autograph.control_status_ctx()
-
-    def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-        found: Callable[..., Any] = autograph.tf_convert(
-            function, here, user_requested=True
-        )
-        return found
-
-    return converted
-
-
-def as_called_here(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` for another thread: AutoGraph converts it if it would do so here."""
-    import tensorflow as tf
-
-    autograph = tf.__internal__.autograph
-    found: Callable[..., Any] = autograph.tf_convert(
-        function, autograph.control_status_ctx(), convert_by_default=False
-    )
-    return found
 
 
 def user_frames(operation: Operation | None = None) -> list[Frame]:

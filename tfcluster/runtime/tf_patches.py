@@ -127,10 +127,9 @@ FUNCTION_CALL = Patch(
         in_keras("checks.program_arrays.ProgramArrays._function", IN_STEP),
         in_keras("inner_functions.InnerFunctions._call", IN_STEP),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
-        in_keras("train.shard_functions.ShardFunctions._call", "runtime.shards"),
     ),
     "functions without XLA, unchanged errors of an exchange, "
-    "functions of loops that compute a batch by shards, functions within functions",
+    "functions within functions",
 )
 _EAGER = "tensorflow.python.framework.ops._EagerTensorBase"
 _NUMBERS = "numbers that a loop has computed from a rank's rows"
@@ -202,12 +201,6 @@ ONE_CONTEXT_INITIALIZED = Patch(
     how="object's dict",
 )
 
-CONDITIONAL = Patch(
-    "tensorflow.python.ops.cond",
-    "cond",
-    (in_keras("train.shard_steps.ShardSteps._conditional", "runtime.shards"),),
-    "conditionals that run once for all shards",
-)
 GRADIENT_FUNCTIONS = Patch(
     "tensorflow.python.framework.registry.Registry",
     "lookup",
@@ -224,11 +217,8 @@ ASSIGNMENTS = tuple(
     Patch(
         f"tensorflow.python.ops.resource_variable_ops.{kind}",
         name,
-        (
-            in_keras("state.assign_hook.AssignHook._assign_raw", "runtime.shards"),
-            in_keras(f"{_PROGRAM_VARIABLES}._assign", IN_STEP),
-        ),
-        "variables that a step sets once for all shards, or from the rows of one rank",
+        (in_keras(f"{_PROGRAM_VARIABLES}._assign", IN_STEP),),
+        "variables that a step sets from the rows of one rank",
     )
     for kind in ("BaseResourceVariable", "ResourceVariable")
     for name in ("assign", "assign_add", "assign_sub")
@@ -423,10 +413,7 @@ DATASET_SAVE = Patch(
 ONE_ITERATOR_CLASS = Patch(
     "tensorflow.data.Iterator",
     "__class__",
-    (
-        in_keras("data.dataset_iteration._watched", IN_STEP),
-        in_keras("data.loop_rows.LoopRows.watched", "runtime.shards"),
-    ),
+    (in_keras("data.dataset_iteration._watched", IN_STEP),),
     "detection of the end of a batch in a loop",
     how="object",
 )

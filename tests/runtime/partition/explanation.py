@@ -261,6 +261,19 @@ def test_a_loop_counts_all_its_rounds() -> None:
     assert found.cost > 7 * ROWS
 
 
+def test_exchanges_of_the_shorter_branch_do_not_count() -> None:
+    def step(batch: Any) -> Any:
+        total = tf.reduce_sum(batch)
+        return tf.cond(
+            total > 0,
+            lambda: tf.reduce_sum(batch * 2) + tf.reduce_max(batch) * 3,
+            lambda: tf.reduce_min(batch),
+        )
+
+    found = explanation(step, rows(8))
+    assert (found.exchanges, found.exchanged_bytes) == (3, 3 * 4)
+
+
 def test_ops_without_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RULES, "Sin")
     found = explanation(lambda batch: tf.sin(batch), rows(8))

@@ -7,7 +7,7 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
@@ -178,12 +178,6 @@ NAMES = (
     ),
     Name(f"{_METRIC}.__init__", "_fn", "metrics", "custom functions are not tested"),
     # The epochs of fit.
-    Name(
-        "keras.src.backend.common.global_state",
-        "GLOBAL_STATE_TRACKER",
-        "runtime.shards",
-        "shards do not see scopes and dtype policies",
-    ),
     Name(_ITERATOR, "", _SHARDED, "every rank trains on all batches"),
     Name(_ITERATOR, "reset", _SHARDED, "epochs end too late"),
     Name(
@@ -395,24 +389,6 @@ def training_of(context: CallContext) -> Any:
     if hasattr(context, "get_value"):
         return context.get_value("training")
     return context.training
-
-
-def thread_state() -> list[dict[str, Any]]:
-    """The state that Keras keeps for this thread: scopes, dtype policies, settings."""
-    return [dict(vars(each)) for each in _of_threads()]
-
-
-def set_thread_state(state: Sequence[Mapping[str, Any]]) -> None:
-    """Make Keras treat this thread like the thread from which ``state`` comes."""
-    for each, found in zip(_of_threads(), state, strict=True):
-        vars(each).update(found)
-
-
-def _of_threads() -> Sequence[Any]:
-    from keras.src.backend.common import global_state
-
-    settings = getattr(global_state, "GLOBAL_SETTINGS_TRACKER", None)
-    return [global_state.GLOBAL_STATE_TRACKER, *([settings] if settings else [])]
 
 
 def in_stateless_scope() -> bool:

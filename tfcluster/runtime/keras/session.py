@@ -226,7 +226,7 @@ class Session:
     """Whether BatchNormalization normalises over the rows of all ranks by default."""
     shards: int | None = None
     """The number of parts of every batch; None means one for each rank. See
-    ``train.shard_steps``."""
+    ``strategies.shards``."""
     bucket_bytes: int = DEFAULT_BYTES
     """The approximate number of bytes per bucket in which gradients are exchanged."""
     rounding: Rounding | None = None

@@ -38,6 +38,13 @@ class Request:
     shape: Shape | None
     """The shape of the whole tensor."""
     name: str
+    others: tuple[Ref, ...] = ()
+    """More terms, if the process has several ranks; see ``Ranks.nodes``."""
+
+    @property
+    def terms(self) -> tuple[Ref, ...]:
+        """All that this process has of the tensor."""
+        return self.ref, *self.others
 
 
 BUCKET_BYTES = 8 << 20

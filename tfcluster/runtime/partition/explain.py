@@ -169,14 +169,19 @@ def explained(program: Program, line_of: LineOf = line_of) -> Explained:
     exchanged: Sequence[Sequence[Value]] = (
         [] if program.written is None else program.written.exchanged
     )
-    tensors = [account.exchanged(v, line) for values in exchanged for v in values]
+    tensors = [
+        account.exchanged(value, line)
+        for values in exchanged
+        for value in values
+        if value in account.rounds
+    ]
     return Explained(
         name=name,
         trains=program.trains,
         rows=account.rows,
         cost=account.cost,
         divided=account.divided,
-        exchanges=sum(account.rounds.get(values[0], 1) for values in exchanged),
+        exchanges=sum(account.rounds.get(values[0], 0) for values in exchanged),
         exchanged_bytes=sum(each.nbytes for each in tensors),
         exchanged=sorted(tensors, key=lambda each: -each.nbytes),
         whole=account.whole(line),

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from tfcluster.runtime.collective.shard_tree import Node, subtrees
+
 Shape: TypeAlias = tuple[int | None, ...]
 """The shape of a tensor; an unknown size is None."""
 
@@ -153,10 +155,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The ranks among which a batch is divided, and those of this process."""
+    """The ranks among which a batch is divided, and those of this process.
+
+    The process has successive ranks. If ``ordered``, the processes compute the same
+    bits whichever ranks each of them has.
+    """
 
     size: int
     local: tuple[int, ...]
+    ordered: bool = False
 
     @property
     def splits(self) -> list[Split]:
@@ -166,6 +173,11 @@ class Ranks:
     def exchanges(self) -> bool:
         """Whether there are other processes."""
         return len(self.local) < self.size
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The subtrees whose terms this process adds up; see ``shard_tree``."""
+        return subtrees(self.size, self.local[0], self.local[-1] + 1)
 
 
 def joined(first: Placement, second: Placement) -> tuple[Placement, bool]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime.collective.shard_tree import added_up
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Exchanger, Request
 from tfcluster.runtime.partition.graph import Value, elements_of
 from tfcluster.runtime.partition.placement import (
@@ -27,6 +28,9 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.tensor_types import DType
+
+_HALVES = (tf.float16, tf.bfloat16)
 
 Refs = tuple[Ref, ...]
 """One for each of the process's ranks, or a single one for a whole tensor."""
@@ -223,8 +227,9 @@ class Redistribution:
                 placement = element.at(element.dim + 1)
             assert refs is not None
             assert isinstance(placement, Partial | Shard)
-            ref = self._combined(refs, placement, shape)
-            requests.append(Request(ref, placement, shape, value.node.name))
+            ref, *others = self._combined(refs, placement, shape)
+            name = value.node.name
+            requests.append(Request(ref, placement, shape, name, tuple(others)))
         whole = [each.ref for each in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None
@@ -236,6 +241,10 @@ class Redistribution:
                 self._ensured(ref, each.shape)
                 for ref, each in zip(whole, requests, strict=True)
             ]
+        whole = [
+            self._cast(ref, value.dtype) if isinstance(each.placement, Partial) else ref
+            for ref, each, value in zip(whole, requests, values, strict=True)
+        ]
         self._traffic.exchanges += 1
         self._traffic.nbytes += sum(value.nbytes for value in values)
         self._traffic.values.append(values)
@@ -252,23 +261,43 @@ class Redistribution:
             0
         ]
 
+    def _cast(self, ref: Ref, dtype: DType) -> Ref:
+        if ref.dtype == dtype:
+            return ref
+        return self._writer.op("Cast", [ref], {"DstT": dtype})[0]
+
     def _combined(
         self, refs: Refs, placement: Partial | Shard, shape: Shape | None
-    ) -> Ref:
-        """The part of all of this process's ranks."""
+    ) -> list[Ref]:
+        """What all of this process's ranks have: rows, or the terms of its subtrees."""
+        if isinstance(placement, Partial):
+            return self._terms(refs, placement)
+        return [self._joined(refs, placement, shape)]
+
+    def _terms(self, refs: Refs, placement: Partial) -> list[Ref]:
+        ranks, write = self._ranks, self._writer
+        op = {"sum": "AddV2", "max": "Maximum", "min": "Minimum"}[placement.op]
+        if refs[0].dtype == tf.bool:
+            op = {"max": "LogicalOr", "min": "LogicalAnd"}[placement.op]
+        if ranks.ordered and refs[0].dtype in _HALVES and placement.op == "sum":
+            # Not to round each of the sums.
+            refs = tuple(self._cast(ref, tf.float32) for ref in refs)
+        leaves = {
+            (rank, rank + 1): ref for rank, ref in zip(ranks.local, refs, strict=True)
+        }
+        return [
+            added_up(node, leaves, lambda one, two: write.op(op, [one, two], {})[0])
+            for node in ranks.nodes
+        ]
+
+    def _joined(self, refs: Refs, placement: Shard, shape: Shape | None) -> Ref:
+        write, splits, ranks = self._writer, self._splits, self._ranks
+        if ranks.ordered and placement.outer > 1 and (shape or ()).count(None) > 1:
+            # Whether it can be written must not depend on who has which rank.
+            raise NotImplementedError("a tensor with rows has two unknown sizes")
         if len(refs) == 1:
             return refs[0]
-        write = self._writer
-        if isinstance(placement, Partial):
-            op = {"sum": "AddV2", "max": "Maximum", "min": "Minimum"}[placement.op]
-            if refs[0].dtype == tf.bool:
-                op = {"max": "LogicalOr", "min": "LogicalAnd"}[placement.op]
-            found = refs[0]
-            for ref in refs[1:]:
-                found = write.op(op, [found, ref], {})[0]
-            return found
         assert shape is not None
-        splits = self._splits
         axis = placement.dim
         parts = list(refs)
         if placement.outer > 1:

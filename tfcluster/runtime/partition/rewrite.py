@@ -71,7 +71,7 @@ def rewrite(
 
     ``handles`` says what the handles among the inputs refer to. ``given`` are the
     placements with which the inputs come, if not whole. Only the first ``visible``
-    outputs have to be whole; others stay parts, if the process has one rank. Registers
+    outputs have to be whole; others stay parts, see ``returned``. Registers
     the functions of loops and branches, but not the function itself.
     """
     process = _Process(ranks, exchanger, draws)
@@ -102,10 +102,15 @@ def rewrite(
 
 
 def returned(placed: Placed, ranks: Ranks, visible: int | None) -> list[Placement]:
-    """The placements of what a process returns: whole, but for hidden parts."""
+    """The placements of what a process returns: whole, but for hidden parts.
+
+    A process of several ranks has no single tensor that is its part. Where processes
+    may have one or several, all of them return the same.
+    """
     found: list[Placement] = []
+    can_hide = len(ranks.local) == 1 and not ranks.ordered
     for index, placement in enumerate(placed.outputs):
-        hidden = visible is not None and index >= visible and len(ranks.local) == 1
+        hidden = visible is not None and index >= visible and can_hide
         if isinstance(placement, ListOf):
             found.append(ListOf(REPLICATE))
         elif hidden and isinstance(placement, Shard):

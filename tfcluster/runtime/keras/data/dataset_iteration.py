@@ -30,7 +30,6 @@ from tfcluster.runtime.keras.checks.program_arrays import ProgramArrays
 from tfcluster.runtime.keras.checks.row_terms import RowTerms
 from tfcluster.runtime.keras.data.graph_share import GraphShare
 from tfcluster.runtime.keras.data.loop_datasets import on_demand, serves_a_loop
-from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.graph_order import in_order
 from tfcluster.runtime.keras.program_lines import caller, user_line
 from tfcluster.runtime.keras.session import (
@@ -59,13 +58,10 @@ class DatasetIteration:
         self,
         session: Session,
         row_terms: RowTerms,
-        loop_rows: LoopRows | None,
         arrays: ProgramArrays,
     ) -> None:
-        """``loop_rows`` gets the batches if the functions of loops divide them."""
         self._session = session
         self._row_terms = row_terms
-        self._loop_rows = loop_rows
         self._arrays = arrays
         self._undivided = Share.undivided_batch(counts=session.loop.share.counts)
         """The share of data that every rank computes as a whole."""
@@ -141,8 +137,6 @@ class DatasetIteration:
         session = self._session
         if not session.divides or not serves_a_loop(session, dataset):
             return original(dataset)
-        if self._loop_rows is not None:
-            return self._loop_rows.watched(original(dataset))
         dataset_pass = DatasetPass(
             session, self, _batches_in(dataset), divides=not self._yields_arrays()
         )

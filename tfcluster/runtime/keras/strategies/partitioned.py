@@ -30,6 +30,7 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.strategies import shards
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.fit_position import FitPosition
 from tfcluster.runtime.keras.train.injected_callbacks import (
@@ -44,6 +45,7 @@ from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running, at_once
 from tfcluster.runtime.partition.op_runs import OpRuns
+from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.scripts import program_kind
@@ -57,6 +59,7 @@ _SUSPICIOUS = 3
 def install(session: Session, *, seed: int, strict: bool) -> Hook:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
+    Batches are divided among the ranks, or into ``session.shards``, if there are any.
     ``strict`` raises what the division of a function raises, which is otherwise
     computed whole.
     """
@@ -64,11 +67,19 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     agreement = Agreement(group, session.warn)
     group.last_state = agreement.variables.last_state
     group.last_equal = agreement.variables.last_equal
+    count = session.shards
     whole_work = WholeWork(session.warn)
     gradients = EagerGradients(session, agreement)
+    if count is None:
+        ranks = Ranks(session.size, (session.rank,))
+    else:
+        shards.compute_alike(count, session.size)
+        ranks = shards.ranks_of(count, session.rank, session.size)
 
     def ran(program: Program) -> None:
         whole_work.ran(program)
+        if count is not None:
+            shards.require_alike()
         if program.is_divided:
             session.exchanged()
             if program.trains:
@@ -91,12 +102,14 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
         rounding=session.rounding,
         feeds_back=session.feeds_errors_back,
     )
+    if count is not None:
+        new_exchanger = partial(OrderedExchanger, group, ranks=count)
     running: Running = at_once
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
     hook = Hook(
-        Ranks(session.size, (session.rank,)),
+        ranks,
         new_exchanger,
         seed=seed,
         strict=strict,

@@ -41,7 +41,6 @@ from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.train import matmul_gradient
-from tfcluster.runtime.keras.train.shard_steps import compute_alike
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
@@ -82,20 +81,18 @@ def begin(context: Context) -> Session:
 
 
 def _is_partitioned(context: Context) -> bool:
-    return (
+    """Whether traced functions are divided; so they are if there are shards."""
+    return context.options.shards is not None or (
         os.environ.get("TFCLUSTER_PARTITION") != "0"
         and context.strategy is Strategy.COLLECTIVE
-        and context.options.shards is None
     )
 
 
 def _collective(context: Context) -> Session:
     session = _session(context)
-    if session.shards is not None:
-        compute_alike(session)
-    elif session.size > 1:
+    if session.size > 1:
         matmul_gradient.MatmulGradient().install()
-    if session.divides and (session.size > 1 or session.shards):
+    if session.divides and session.size > 1:
         session.trials = loss_scaling_probe.LossScalingProbe(session)
     divergence_check = DivergenceCheck(session)
     session.group.last_state = divergence_check.last_state
@@ -106,7 +103,6 @@ def _collective(context: Context) -> Session:
         session,
         update,
         tape_gradients=tape_gradients,
-        divergence_check=divergence_check,
     )
     return session
 

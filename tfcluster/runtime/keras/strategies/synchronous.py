@@ -7,7 +7,6 @@ from collections.abc import Callable
 from tfcluster.runtime.keras.checks.add_loss_check import AddLossCheck
 from tfcluster.runtime.keras.checks.backward_functions import BackwardFunctions
 from tfcluster.runtime.keras.checks.batch_numbers import BatchNumbers
-from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.checks.input_consistency import InputConsistency
 from tfcluster.runtime.keras.checks.op_replay import Holds
 from tfcluster.runtime.keras.checks.own_exchanges import OwnExchanges
@@ -19,7 +18,6 @@ from tfcluster.runtime.keras.checks.traced_draws import TracedDraws
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps
 from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.data.dataset_iteration import DatasetIteration
-from tfcluster.runtime.keras.data.loop_rows import LoopRows
 from tfcluster.runtime.keras.inner_functions import InnerFunctions
 from tfcluster.runtime.keras.losses.input_gradients import InputGradients
 from tfcluster.runtime.keras.losses.loss_rescaling import LossRescaling
@@ -35,7 +33,6 @@ from tfcluster.runtime.keras.state.assign_hook import AssignHook
 from tfcluster.runtime.keras.state.metric_state import MetricState
 from tfcluster.runtime.keras.state.moving_statistics import MovingStatistics
 from tfcluster.runtime.keras.state.rnn_states import RnnStates
-from tfcluster.runtime.keras.state.shard_state import ShardState
 from tfcluster.runtime.keras.strategies.synchronous_training import SynchronousTraining
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.gradient_update import GradientUpdate
@@ -43,10 +40,6 @@ from tfcluster.runtime.keras.train.initial_broadcast import InitialBroadcast
 from tfcluster.runtime.keras.train.injected_callbacks import InjectedCallbacks
 from tfcluster.runtime.keras.train.model_methods import ModelMethods
 from tfcluster.runtime.keras.train.optimizer_hook import OptimizerHook
-from tfcluster.runtime.keras.train.shard_functions import ShardFunctions
-from tfcluster.runtime.keras.train.shard_results import ShardResults
-from tfcluster.runtime.keras.train.shard_steps import ShardSteps
-from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.train.sharded_steps import StepChecks
 from tfcluster.runtime.keras.train.sync_batch_norm import SyncBatchNorm
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
@@ -60,21 +53,18 @@ def install(
     *,
     before_loss_scale: Callable[[list[Gradient]], list[Gradient]] | None = None,
     tape_gradients: TapeGradients | None = None,
-    divergence_check: DivergenceCheck | None = None,
 ) -> None:
     """Install the hooks in Keras, once per process.
 
-    For ``before_loss_scale`` see ``OptimizerHook.install``. ``divergence_check`` is
-    needed for shards.
+    For ``before_loss_scale`` see ``OptimizerHook.install``.
     """
     initial_broadcast = InitialBroadcast(session)
     layer_state = MovingStatistics(session)
     holds = Holds()
     row_terms = RowTerms(session, holds)
     shape_errors = ShapeErrors(session)
-    loop_rows = None if session.shards is None else LoopRows()
     arrays = ProgramArrays(session)
-    iteration = DatasetIteration(session, row_terms, loop_rows, arrays)
+    iteration = DatasetIteration(session, row_terms, arrays)
     whole_batch = WholeBatch(session, holds)
     whole_batch.install()
     losses = WholeBatchLosses(session, whole_batch, holds)
@@ -82,30 +72,17 @@ def install(
     metrics = Metrics(session, metric_state, layer_state, BatchNumbers(row_terms))
     saving = ChiefOnlySaving(session)
     callbacks = InjectedCallbacks(session, initial_broadcast, metrics, saving)
-    shard_state = ShardState(session, layer_state)
     layer_state.install()
     session.settle = update.settle
     own_exchanges = OwnExchanges(session, session.rank, session.size)
     own_exchanges.install()
-    shard_steps = shards = None
-    if session.shards is not None:
-        assert tape_gradients is not None
-        assert divergence_check is not None
-        shard_steps = ShardSteps(session, shard_state, row_terms.end_batch)
-        shard_steps.install()
-        assert loop_rows is not None
-        results = ShardResults(session, shard_steps, row_terms)
-        ShardFunctions(session, shard_steps, loop_rows, results).install()
-        shards = ShardUpdate(session, shard_steps, tape_gradients, divergence_check)
-    AssignHook(
-        session, layer_state, metric_state, iteration, shard_state, shard_steps
-    ).install()
+    AssignHook(session, layer_state, metric_state, iteration).install()
     optimizers = OptimizerHook(
-        session, initial_broadcast, layer_state, update, own_exchanges, shards
+        session, initial_broadcast, layer_state, update, own_exchanges
     )
     optimizers.install(before_loss_scale)
     if tape_gradients is not None:
-        tape_gradients.install(optimizers.state_of, shard_steps)
+        tape_gradients.install(optimizers.state_of)
     XlaFallback(session, shape_errors).install()
     SyncBatchNorm(session, holds, iteration).install()
     RnnStates(session, whole_batch).install()
@@ -121,13 +98,13 @@ def install(
     losses.install()
     rescaling = LossRescaling(session, losses, holds)
     rescaling.install()
-    if session.divides and (session.size > 1 or session.shards):
+    if session.divides and session.size > 1:
         InputGradients(session, rescaling).install()
     saving.install()
     if session.divides and session.size > 1 and session.waits_in_steps:
         ProgramVariables(session).install()
         arrays.install()
-    if session.divides and (session.size > 1 or session.shards):
+    if session.divides and session.size > 1:
         row_terms.install()
         BackwardFunctions(session).install()
     shape_errors.install()
@@ -142,7 +119,6 @@ def install(
         row_terms,
         metrics,
         traced_draws,
-        shard_steps,
         None if tape_gradients is None else tape_gradients.own_numbers,
     )
     policy = SynchronousTraining(session, initial_broadcast, metrics, callbacks, checks)

@@ -21,7 +21,6 @@ from tfcluster.runtime.collective.gradient_mean import (
     Means,
     mean_of,
 )
-from tfcluster.runtime.collective.shard_sums import of_the_chief
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.errors import CollectiveError
@@ -173,20 +172,6 @@ class AllreduceStep:
     def _combined(
         self, now: _Now, dense: Sequence[Array], sparse: list[Slices]
     ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-        if self._session.shards is not None:
-            # Every rank has computed all rows: see ``shard_functions``.
-            found, slices = of_the_chief(
-                self._session.group,
-                dense,
-                sparse,
-                signature=self._signature(now.name),
-                check=now.check,
-            )
-            means = Means(found, slices, ())
-            # ``of_the_chief`` has compared the notes.
-            now = replace(now, check=None)
-            self._done(now, means, dense[: self._dense], sparse)
-            return found, slices, ()
         means = mean_of(
             self._session.group,
             Available(dense, self._counted(now, sparse), len(dense) - self._dense),

@@ -69,7 +69,7 @@ def exchange(
     )
     wire_tensors = step.wire_tensors(tensors)
     overlaps = overlapped_allreduce.pays(session.group, tensors, wire_tensors)
-    if overlaps and session.shards is None:
+    if overlaps:
         means = overlapped_allreduce.exchange(step, tensors, wire_tensors)
     else:
         means, _ = exchange_list(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 import keras
 import tensorflow as tf
@@ -28,8 +27,6 @@ from tfcluster.runtime.keras.train.initial_broadcast import (
     InitialBroadcast,
     related_variables,
 )
-from tfcluster.runtime.keras.train.shard_steps import Given
-from tfcluster.runtime.keras.train.shard_update import ShardUpdate
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
 
@@ -44,14 +41,12 @@ class OptimizerHook:
         layer_state: MovingStatistics,
         update: GradientUpdate,
         own_exchanges: OwnExchanges,
-        shards: ShardUpdate | None = None,
     ) -> None:
         self._session = session
         self._initial_broadcast = initial_broadcast
         self._layer_state = layer_state
         self._update = update
         self._own_exchanges = own_exchanges
-        self._shards = shards
         self._before_loss_scale: Callable[[list[Gradient]], list[Gradient]] = list
         self._related = ObjectMap[tuple[list[int], list[Variable]]]()
         """The related variables, by the first trained variable."""
@@ -80,7 +75,7 @@ class OptimizerHook:
         grads: Sequence[Gradient],
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Variable:
-        grads, given = list(grads), trainable_variables
+        grads = list(grads)
         if self._exchanged_by_the_program(grads):
             return original(optimizer, grads, trainable_variables)
         if not grads or self._session.within("apply"):
@@ -89,9 +84,6 @@ class OptimizerHook:
             variables = self._built(optimizer, trainable_variables)
             if variables is None:
                 return original(optimizer, grads, trainable_variables)
-            if self._session.current_shard is not None:
-                apply = partial(original, optimizer, trainable_variables=given)
-                return self._apply_once(optimizer, grads, variables, apply)
             state = self._state(optimizer, variables)
             own = self._before(optimizer, grads, variables, state)
             if own is None:
@@ -99,25 +91,6 @@ class OptimizerHook:
             result = original(optimizer, own, trainable_variables)
             self._after(optimizer, variables, state)
             return result
-
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _apply_once(
-        self,
-        optimizer: Optimizer,
-        grads: list[Gradient],
-        variables: list[Variable],
-        apply: Callable[[list[Gradient]], Variable],
-    ) -> Variable:
-        """Apply the mean of all shards' gradients, once; each shard calls this."""
-        shards = self._shards
-        assert shards is not None
-
-        def act(given: list[Given]) -> Variable:
-            with self._session.once("apply"):
-                self._state(optimizer, variables)
-                return apply(shards.gradients(optimizer, given))
-
-        return shards.apply_once(optimizer, Given(grads, variables, user_line()), act)
 
     def _apply_loss_scaled(
         self,
@@ -137,12 +110,6 @@ class OptimizerHook:
     def _exchanged_by_the_program(self, grads: list[Gradient]) -> bool:
         """Whether these gradients need no exchange; refuse XLA if they need one."""
         exchanged: bool = reduced.applied(grads)
-        if exchanged and self._session.current_shard is not None:
-            self._session.refuse(
-                "the training step exchanges its gradients itself. With "
-                "runtime.shards, a step computes one shard after the other. Run the "
-                "job without runtime.shards"
-            )
         self._own_exchanges.apply_begins(exchanged=exchanged)
         if not exchanged:
             refuse_xla()

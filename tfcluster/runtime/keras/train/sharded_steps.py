@@ -21,7 +21,6 @@ from tfcluster.runtime.keras.checks.traced_draws import TracedDraws
 from tfcluster.runtime.keras.checks.trial_steps import TrialSteps, has_own_step
 from tfcluster.runtime.keras.metrics.metrics import Metrics
 from tfcluster.runtime.keras.session import Session, Share
-from tfcluster.runtime.keras.train.shard_steps import ShardPart, ShardSteps
 from tfcluster.runtime.keras.types import Logs, Model
 from tfcluster.runtime.tensor_types import Nest, Tensor
 
@@ -42,8 +41,6 @@ class StepChecks:
     row_terms: RowTerms
     metrics: Metrics
     traced_draws: TracedDraws
-    shards: ShardSteps | None = None
-    """Not None if ranks compute their rows shard by shard."""
     own_numbers: OwnRowNumbers | None = None
     """Set if the ranks exchange their gradients in every step."""
 
@@ -89,8 +86,6 @@ def _divided(
         if trains and session.divides:
             checks.input_consistency.look(data)
         session.has_divided = session.divides
-        if trains and session.divides and checks.shards is not None:
-            return by_shards(data, checks.shards)
         part = _part(session, data, trains=trains)
         _warn_if_undivided(session, model, data, part.share.undivided)
         if trains and session.divides:
@@ -111,41 +106,6 @@ def _divided(
         if session.divides:
             checks.add_loss_check.look(model, part.data, part.share.undivided)
         return result
-
-    def by_shards(data: Nest, shards: ShardSteps) -> Logs:
-        plain = _is_plain(model, step)
-        numbers = _computes_numbers(model, step, trains=True)
-        shards.check(model, plain=plain)
-        parts = shards.parts(data)
-        _warn_if_undivided(session, model, data, parts[0].share.undivided)
-
-        def of_shard(part: ShardPart) -> Logs:
-            # The rows of one shard show whether a loss is a mean over rows.
-            if not numbers or part is not parts[0]:
-                share = part.share
-            else:
-                share = replace(part.share, data=part.data)
-                if tf.executing_eagerly() and not share.undivided:
-                    checks.row_terms.begin_batch(part.data, f"{model.name} {id(model)}")
-            try:
-                with session.stepping(share, plain=plain, shard=part.shard):
-                    return step(part.data)
-            finally:
-                checks.row_terms.end_batch()
-
-        trial = shards.trial(parts[0]) if checks.trial_steps.is_trying else None
-        with (
-            session.stepping(shards.share(parts), plain=plain),
-            checks.traced_draws.watch_shards(model),
-        ):
-            state = model.non_trainable_variables
-            logs = shards.run(
-                parts, trial, state, of_shard, lambda found: found[: len(parts)]
-            )
-        checks.add_loss_check.look(model, parts[0].data, parts[0].share.undivided)
-        rows = [part.share.rows for part in parts]
-        found: Logs = checks.metrics.of_shards(model, logs, rows)
-        return found
 
     setattr(divided_step, _MARK, True)
     return divided_step

@@ -32,7 +32,6 @@ from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.session import BY_ROWS, Session
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.train.gradient_allreduce import Target, exchange
-from tfcluster.runtime.keras.train.shard_steps import Given, ShardSteps
 from tfcluster.runtime.keras.types import Optimizer, Tape, Variable
 from tfcluster.runtime.keras.unique_names import UniqueNames
 from tfcluster.runtime.tensor_types import (
@@ -85,7 +84,6 @@ class TapeGradients:
     ) -> None:
         self._session = session
         self.own_numbers = OwnRowNumbers(session)
-        self._shard_steps: ShardSteps | None = None
         self._divergence_check = divergence_check
         self._averages_state = averages_state
         self._names = session.optimizer_names
@@ -102,18 +100,12 @@ class TapeGradients:
         """The lines of gradients that no optimizer has applied, by variable."""
         self._state_of: Callable[[list[Variable]], list[Variable]] = lambda _: []
 
-    def install(
-        self,
-        state_of: Callable[[list[Variable]], list[Variable]],
-        shard_steps: ShardSteps | None = None,
-    ) -> None:
+    def install(self, state_of: Callable[[list[Variable]], list[Variable]]) -> None:
         """Install the hooks.
 
         ``state_of`` makes variables equal on all ranks and returns their layers' state.
-        ``shard_steps`` is set if ranks compute their rows shard by shard.
         """
         self._state_of = state_of
-        self._shard_steps = shard_steps
         self.own_numbers.install()
         patches.TABLE.install({patches.OPTIMIZER_BUILD: self._build})
         tf_patches.TABLE.install(
@@ -153,10 +145,7 @@ class TapeGradients:
         if not registered or self._stay_local(gradients):
             self._remember(variables, gradients, exchanged=False)
             return result
-        if self._session.current_shard is not None:
-            averaged = self._of_all_shards(variables, gradients)
-        else:
-            averaged = self._exchanged(variables, gradients)
+        averaged = self._exchanged(variables, gradients)
         self._remember(variables, averaged, exchanged=True)
         for place, gradient in zip(places, averaged, strict=True):
             found[place] = gradient
@@ -298,25 +287,6 @@ class TapeGradients:
     ) -> list[Gradient]:
         target, state, watch = self._prepared(variables, gradients)
         return exchange(self._session, target, gradients, variables, state, watch)
-
-    def _of_all_shards(
-        self, variables: list[Variable], gradients: Sequence[Gradient]
-    ) -> list[Gradient]:
-        """The mean over all shards of the batch; each shard calls this."""
-        steps = self._shard_steps
-        assert steps is not None
-
-        def act(given: list[Given]) -> list[Gradient]:
-            target, _, watch = self._prepared(variables, given[0].gradients)
-            return steps.combined(target, given, watch)
-
-        ids = [id(raw(variable)) for variable in variables]
-        found: list[Gradient] = steps.together(
-            ("computes gradients of weights", *ids),
-            Given(list(gradients), variables),
-            act,
-        )
-        return found
 
     def _prepared(
         self, variables: list[Variable], gradients: Sequence[Gradient]
@@ -479,7 +449,7 @@ class TapeGradients:
         if in_loop and not session.loop.divided:
             return  # All ranks have the same gradient.
         name, path = self._names.of(optimizer), name_of(variable)
-        if origin.graph != _graph() and session.current_shard is None:
+        if origin.graph != _graph():
             session.warn(
                 f"the gradient of {path} reaches {name} through a tf.function. If the "
                 "program changes it before (clips it by its norm, adds noise), each "
