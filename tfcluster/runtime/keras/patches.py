@@ -17,6 +17,7 @@ from tfcluster.runtime.tf_patches import (
     DATA,
     EACH,
     IN_STEP,
+    LOCAL,
     OWN,
     SAVED,
     SERVED,
@@ -24,6 +25,7 @@ from tfcluster.runtime.tf_patches import (
     in_keras,
 )
 
+_LOCAL = "strategies.local_sgd_models.LocalSgdModels"
 _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
@@ -39,6 +41,7 @@ OPTIMIZER_APPLY = Patch(
         in_keras("checks.program_variables.ProgramVariables._step", IN_STEP),
         in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
         in_keras(_APPLY, EACH),
+        in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
     ),
     "exchange of gradients",
 )
@@ -47,7 +50,8 @@ LOSS_SCALE_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras(_APPLY, "collective, local_sgd"),
+        in_keras(_APPLY, "collective"),
+        in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras(f"{_APPLY}_loss_scaled", SERVED),
     ),
     "exchange of gradients before the check for infinities",
@@ -122,6 +126,7 @@ MODEL_EVALUATE = Patch(
         _RECORD_RESULT,
         in_keras(f"{_ENTRY}._evaluate", EACH),
         in_keras(f"{_PARTITIONED}._evaluate", IN_STEP),
+        in_keras(f"{_LOCAL}._evaluate", LOCAL),
     ),
     "evaluation on a part of each batch",
     how="inherited",
@@ -140,7 +145,11 @@ MODEL_PREDICT = Patch(
 MODEL_TRAIN_ON_BATCH = Patch(
     "keras.Model",
     "train_on_batch",
-    (_RECORD_RESULT, in_keras(f"{_ENTRY}._train_on_batch", EACH)),
+    (
+        _RECORD_RESULT,
+        in_keras(f"{_ENTRY}._train_on_batch", EACH),
+        in_keras(f"{_LOCAL}._train_on_batch", LOCAL),
+    ),
     "training on a part of a batch",
     how="inherited",
 )
@@ -175,7 +184,10 @@ MODEL_MAKE_TRAIN_FUNCTION = Patch(
 MODEL_METRICS_RESULT = Patch(
     "keras.Model",
     "get_metrics_result",
-    (in_keras("metrics.metrics.Metrics._model_result", IN_STEP),),
+    (
+        in_keras("metrics.metrics.Metrics._model_result", IN_STEP),
+        in_keras(f"{_LOCAL}._metrics_result", LOCAL),
+    ),
     "metrics of all ranks' rows",
     how="inherited",
 )
@@ -244,7 +256,10 @@ LAYER_CALL = Patch(
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer",
     "get_weights",
-    (in_keras(f"{_ENTRY}._get_weights", EACH),),
+    (
+        in_keras(f"{_ENTRY}._get_weights", EACH),
+        in_keras(f"{_LOCAL}._get_weights", LOCAL),
+    ),
     "reads of weights combined over all ranks",
 )
 RNN_CALL = Patch(

@@ -33,6 +33,8 @@ class Request:
     shape: Shape | None
     """The shape of the whole tensor."""
     name: str
+    rows: int | None = None
+    """The number of rows of the batch, over all ranks."""
 
 
 class Exchanger(Protocol):

@@ -79,7 +79,7 @@ class VariableCheck:
         """The variables to compare in this call: all new ones, and sometimes others."""
         self._calls[program] += 1
         calls = self._calls[program]
-        new = [each for each in variables if id(each.handle) not in self._compared]
+        new = self.new(variables)
         if new or not variables or (calls not in _FIRST and calls % _EVERY):
             return new
         found: list[Watched] = []
@@ -91,6 +91,10 @@ class VariableCheck:
             size += each.value().nbytes
         self._next[program] = place + len(found)
         return found
+
+    def new(self, variables: Sequence[Watched]) -> list[Watched]:
+        """The variables that were never compared."""
+        return [each for each in variables if id(each.handle) not in self._compared]
 
     def settle(
         self, program: str, variables: Sequence[Watched], *, differ: bool

@@ -7,7 +7,7 @@ printing progress and writing files.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -113,9 +113,8 @@ class PartitionedModels:
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         arguments = bound.arguments
 
-        def change(callbacks: Any) -> list[Callback]:
-            ours = with_chief_only_files(callbacks, self._session, self._files)
-            return [*ours, FitPosition(self._session.reporter)]
+        def change(callbacks: Sequence[Callback]) -> list[Callback]:
+            return [*self._around(callbacks), FitPosition(self._session.reporter)]
 
         self._print_on_the_chief(arguments)
         tracer = self._session.group.tracer
@@ -128,6 +127,10 @@ class PartitionedModels:
         ):
             arguments["callbacks"] = changed
             return original(*bound.args, **bound.kwargs)
+
+    def _around(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        """The program's callbacks and the strategy's."""
+        return with_chief_only_files(callbacks, self._session, self._files)
 
     def _evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
