@@ -161,11 +161,12 @@ class LocalSgd:
             self._agreement.on_first_values(program.label, watched)
             assert program.placed is not None
             places = changed_inputs(program.placed.graph)
-            handles = {id(each.handle) for each in watched if each.place in places}
+            own = {id(each.handle): each for each in variables()}
+            changed = [own.get(id(w.handle)) for w in watched if w.place in places]
             changes = [
                 weakref.ref(each)
-                for each in variables()
-                if id(each.handle) in handles and each.dtype.is_floating
+                for each in changed
+                if each is not None and each.dtype.is_floating
             ]
             self._changes[program] = changes
         for ref in changes:
