@@ -145,6 +145,55 @@ def case_tape_graph():
     return tape_loop(compile_step=True)
 
 
+def case_functions():
+    """Functions of a loop: a metric, a tape around a function, arrays, a sum."""
+    x, y = data(60)
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy()
+    nets = [classifier() for _ in range(4)]
+    optimizers = [sgd(), sgd(), sgd(0.001), sgd()]
+    seen = keras.metrics.Mean()
+
+    def apply(index, tape, loss):
+        weights = nets[index].trainable_variables
+        optimizers[index].apply(tape.gradient(loss, weights), weights)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, nets[0](x))
+        apply(0, tape, loss)
+        seen.update_state(loss)
+
+    @tf.function
+    def forward(x, y):
+        return cross_entropy(y, nets[1](x))
+
+    @tf.function
+    def all_rows():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(nets[2](x)[:, 0] ** 2)
+            loss += 0.01 * tf.reduce_sum(nets[2].trainable_variables[0] ** 2)
+        apply(2, tape, loss)
+
+    @tf.function
+    def without_optimizer(x, y):
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, nets[3](x))
+        weights = nets[3].trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+
+    for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(16):
+        step(*batch)
+        with tf.GradientTape() as tape:
+            loss = forward(*batch)
+        apply(1, tape, loss)
+        all_rows()
+        without_optimizer(*batch)
+    weights = {f"w{i}": local(net) for i, net in enumerate(nets)}
+    return {**weights, "seen": seen.result().numpy()}
+
+
 def case_embedding():
     """Sparse gradients, and a last batch with fewer rows than ranks."""
     ids = np.arange(49) % 7

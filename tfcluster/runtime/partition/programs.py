@@ -260,7 +260,7 @@ class Programs:
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
         alone = self._own_rows is not None and (
-            self.function.name.startswith(_OF_TAPES) or _trains(placed)
+            self.label.startswith(_OF_TAPES) or _trains(placed)
         )
         must_be_written = any(
             is_stateful_draw(node) or self._is_note(node) for node in graph.all_nodes()

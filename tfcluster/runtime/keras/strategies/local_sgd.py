@@ -91,8 +91,10 @@ class LocalSgd:
         self._rows = 0.0
         """The rows on which this rank has trained since the last averaging."""
         self._trainings: list[Training] = []
+        self._runs = 0
+        """How many programs that train have run since the last averaging."""
         self._lost = 0
-        """The steps of optimizers that are gone."""
+        """The steps of optimizers that are gone, and the runs before."""
         self._by_optimizer = ObjectMap[Training]()
         self._changes: dict[Program, list[weakref.ref[Any]]] = {}
         """The variables that each program changes."""
@@ -172,15 +174,17 @@ class LocalSgd:
         for ref in changes:
             self._note(ref())
         placed = program.placed
-        if program.trains and placed is not None:
-            rows = placed.rows
-            if rows is not None and program.is_divided:
-                rows = self._split.count(rows)
-            self._rows += rows or 1
+        assert placed is not None
+        rows = placed.rows
+        if rows is not None and program.is_divided:
+            rows = self._split.count(rows)
+        self._rows += rows or 1
+        self._runs += program.trains
 
     def ended(self) -> None:
         """See ``Alone``: average if an averaging is due."""
-        steps = self._steps()
+        # A program may change its weights without an optimizer.
+        steps = self._steps() or self._runs
         if steps and self._schedule.is_due(steps):
             self._average(steps)
 
@@ -253,8 +257,8 @@ class LocalSgd:
 
     @property
     def steps(self) -> int:
-        """The number of steps of all optimizers since the start."""
-        return self._lost + sum(int(each.counter.numpy()) for each in self._trainings)
+        """A number that grows with each step."""
+        return self._lost + self._runs + sum(int(each.counter.numpy()) for each in self._trainings)
 
     def settle_weights(self, variables: Sequence[Variable]) -> None:
         """Average these variables and all that has been trained.
@@ -307,7 +311,8 @@ class LocalSgd:
             training.averaged += training.steps()
         self._forget()
         self._changed.clear()
-        self._rows, self._since_s = 0.0, self._clock()
+        self._lost += self._runs
+        self._rows, self._runs, self._since_s = 0.0, 0, self._clock()
         self._session.exchanged()
 
     def _forget(self) -> None:

@@ -121,12 +121,12 @@ class SharedLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._steps = self._local_sgd.steps
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Raises NotDistributedError if no optimizer has counted a step."""
+        """Raises NotDistributedError if nothing has been trained."""
         if self._local_sgd.steps == self._steps and self.model.trainable_variables:
             raise NotDistributedError(
                 f"the script was not distributed: in epoch {epoch + 1} of "
                 f"{self.model.name} no gradient passed through Optimizer.apply of a "
-                "Keras optimizer. Does a custom train_step change variables directly?"
+                "Keras optimizer, and no function computed gradients"
             )
         if self._every_epoch:
             self._session.settle(f"end of epoch {epoch + 1}")
