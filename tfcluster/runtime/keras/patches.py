@@ -26,6 +26,7 @@ from tfcluster.runtime.tf_patches import (
 )
 
 _LOCAL = "strategies.local_sgd_models.LocalSgdModels"
+_ASYNC = "strategies.async_models.AsyncModels"
 _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
@@ -42,6 +43,7 @@ OPTIMIZER_APPLY = Patch(
         in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
         in_keras(_APPLY, EACH),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
+        in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
     ),
     "exchange of gradients",
 )
@@ -53,6 +55,7 @@ LOSS_SCALE_APPLY = Patch(
         in_keras(_APPLY, "collective"),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras(f"{_APPLY}_loss_scaled", SERVED),
+        in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
     "exchange of gradients before the check for infinities",
 )
@@ -115,6 +118,7 @@ MODEL_FIT = Patch(
         in_keras("checks.own_exchanges.OwnExchanges._fit", EACH),
         in_keras(f"{_ENTRY}._fit", EACH),
         in_keras(f"{_PARTITIONED}._fit", IN_STEP),
+        in_keras(f"{_ASYNC}._fit", ASYNC),
     ),
     "training on a part of each batch, callbacks in step",
     how="inherited",
@@ -127,6 +131,7 @@ MODEL_EVALUATE = Patch(
         in_keras(f"{_ENTRY}._evaluate", EACH),
         in_keras(f"{_PARTITIONED}._evaluate", IN_STEP),
         in_keras(f"{_LOCAL}._evaluate", LOCAL),
+        in_keras(f"{_ASYNC}._evaluate", ASYNC),
     ),
     "evaluation on a part of each batch",
     how="inherited",
@@ -149,6 +154,7 @@ MODEL_TRAIN_ON_BATCH = Patch(
         _RECORD_RESULT,
         in_keras(f"{_ENTRY}._train_on_batch", EACH),
         in_keras(f"{_LOCAL}._train_on_batch", LOCAL),
+        in_keras(f"{_ASYNC}._train_on_batch", ASYNC),
     ),
     "training on a part of a batch",
     how="inherited",
@@ -259,6 +265,7 @@ LAYER_GET_WEIGHTS = Patch(
     (
         in_keras(f"{_ENTRY}._get_weights", EACH),
         in_keras(f"{_LOCAL}._get_weights", LOCAL),
+        in_keras(f"{_ASYNC}._get_weights", ASYNC),
     ),
     "reads of weights combined over all ranks",
 )

@@ -258,7 +258,11 @@ class LocalSgd:
     @property
     def steps(self) -> int:
         """A number that grows with each step."""
-        return self._lost + self._runs + sum(int(each.counter.numpy()) for each in self._trainings)
+        return (
+            self._lost
+            + self._runs
+            + sum(int(each.counter.numpy()) for each in self._trainings)
+        )
 
     def settle_weights(self, variables: Sequence[Variable]) -> None:
         """Average these variables and all that has been trained.

@@ -106,7 +106,7 @@ def install(
     optimizers.install(before_loss_scale)
     if tape_gradients is not None:
         tape_gradients.install(optimizers.state_of, shard_steps)
-    XlaFallback(session, shape_errors).install()
+    XlaFallback(session, shape_errors.in_function).install()
     SyncBatchNorm(session, holds, iteration).install()
     RnnStates(session, whole_batch).install()
     functions = InnerFunctions(session)
