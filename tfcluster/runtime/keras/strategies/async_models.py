@@ -67,34 +67,34 @@ class AsyncModels(PartitionedModels):
             }
         )
 
-    def _around(self, callbacks: Sequence[Callback]) -> list[Callback]:
+    def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         server_models, progress = self._server_models, self._progress
         return [
             FreshWeights(server_models, progress),
-            *super()._around(callbacks),
+            *super().around(callbacks),
             Epochs(self._session, server_models, progress, self._push),
         ]
 
-    def _fit(
+    def fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         self._without_xla(model)
         try:
             with self._batches.sharding_next_iterator():
-                return super()._fit(original, model, *args, **kwargs)
+                return super().fit(original, model, *args, **kwargs)
         except BaseException:
             # Otherwise the others would wait for this rank while its program continues.
             with suppress(CollectiveError):
                 self._progress.abandon_fit()
             raise
 
-    def _evaluate(
+    def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         # Before a validation, FreshWeights does this.
         if not self._session.inside_keras:
             self._server_models.pull()
-        return super()._evaluate(original, model, *args, **kwargs)
+        return super().evaluate(original, model, *args, **kwargs)
 
     def _train_on_batch(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any

@@ -223,9 +223,9 @@ class LocalSgd:
             self._by_optimizer[optimizer] = training
             self._trainings.append(training)
         known = {id(ref()) for ref in training.variables}
-        training.variables += [
+        training.variables.extend(
             weakref.ref(each) for each in trained if id(each) not in known
-        ]
+        )
         training.counter.assign_add(1)
         if tf.executing_eagerly():
             if not self._rows:

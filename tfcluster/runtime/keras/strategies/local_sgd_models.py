@@ -63,17 +63,17 @@ class LocalSgdModels(PartitionedModels):
             }
         )
 
-    def _around(self, callbacks: Sequence[Callback]) -> list[Callback]:
+    def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         looks = any(not isinstance(each, _LOOKS_AT_NO_WEIGHTS) for each in callbacks)
         kind = SharedBatchLogs if any(map(_looks_at_batches, callbacks)) else SharedLogs
         first = kind(self._session, self._local_sgd, every_epoch=looks)
-        return [first, *super()._around(callbacks)]
+        return [first, *super().around(callbacks)]
 
-    def _evaluate(
+    def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         self._session.settle(f"evaluation of {model.name}")
-        return super()._evaluate(original, model, *args, **kwargs)
+        return super().evaluate(original, model, *args, **kwargs)
 
     def _train_on_batch(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any

@@ -107,14 +107,24 @@ class PartitionedModels:
             }
         )
 
-    def _fit(
+    def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.fit(original, *args, **kwargs)
+
+    def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.evaluate(original, *args, **kwargs)
+
+    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.evaluate(original, *args, **kwargs)
+
+    def fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
+        """Run ``fit``, the function ``original``."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         arguments = bound.arguments
 
         def change(callbacks: Sequence[Callback]) -> list[Callback]:
-            return [*self._around(callbacks), FitPosition(self._session.reporter)]
+            return [*self.around(callbacks), FitPosition(self._session.reporter)]
 
         self._print_on_the_chief(arguments)
         tracer = self._session.group.tracer
@@ -128,13 +138,14 @@ class PartitionedModels:
             arguments["callbacks"] = changed
             return original(*bound.args, **bound.kwargs)
 
-    def _around(self, callbacks: Sequence[Callback]) -> list[Callback]:
+    def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks and the strategy's."""
         return with_chief_only_files(callbacks, self._session, self._files)
 
-    def _evaluate(
+    def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
+        """Run ``evaluate`` or ``predict``, the function ``original``."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         if not self._session.inside_keras:
             callbacks = bound.arguments.get("callbacks")
@@ -142,11 +153,6 @@ class PartitionedModels:
             self._print_on_the_chief(bound.arguments)
         with translated(), self._session.entering():
             return original(*bound.args, **bound.kwargs)
-
-    def _predict(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
-        return self._evaluate(original, model, *args, **kwargs)
 
     def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
         """Let only the chief print the progress of a call."""
