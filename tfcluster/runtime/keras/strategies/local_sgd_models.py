@@ -72,8 +72,16 @@ class LocalSgdModels(PartitionedModels):
     def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
-        self._session.settle(f"evaluation of {model.name}")
-        return super().evaluate(original, model, *args, **kwargs)
+        session = self._session
+        session.settle(f"evaluation of {model.name}")
+        inner = session.inside_keras
+        result = super().evaluate(original, model, *args, **kwargs)
+        if session.divides or inner or original.__name__ != "evaluate":
+            return result
+        # Each rank has evaluated data of its own.
+        flat = {str(i): each for i, each in enumerate(keras.tree.flatten(result))}
+        means = list(shared(session, flat).values())
+        return keras.tree.pack_sequence_as(result, means)
 
     def _train_on_batch(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
