@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.runtime.partition.installed import installed
 from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.own_rows import changed_inputs
+from tfcluster.runtime.partition.own_rows import changes
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched
@@ -27,7 +27,7 @@ class Noted:
 
     def __init__(self) -> None:
         self.programs: list[Program] = []
-        self.changed: set[str] = set()
+        self.changed: dict[str, str] = {}
         self.ends = 0
 
     def begins(
@@ -38,9 +38,13 @@ class Noted:
     ) -> None:
         self.programs.append(program)
         assert program.placed is not None
-        places = changed_inputs(program.placed.graph)
+        kinds = changes(program.placed)
         own = {id(each.handle): each.name for each in variables()}
-        self.changed = {own[id(w.handle)] for w in inputs() if w.place in places}
+        self.changed = {
+            own[id(each.handle)]: str(kinds[each.place])
+            for each in inputs()
+            if each.place in kinds
+        }
 
     def ended(self) -> None:
         self.ends += 1
@@ -57,8 +61,8 @@ def gradient_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], 
     """A function that trains: it returns the gradient of a loss."""
     weight = tf.Variable([[0.5], [1.0], [-2.0]], name="weight")
 
-    @tf.function
-    def step(x: Tensor) -> Tensor:
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Tensor) -> Any:
         with tf.GradientTape() as tape:
             value = loss(x, x @ weight)
         return tape.gradient(value, weight)
@@ -88,8 +92,8 @@ def test_a_term_without_rows_counts_once(rank: int) -> None:
     constant = np.full((3, 1), 2.0, np.float32)
     weight = tf.Variable(constant)
 
-    @tf.function
-    def step(x: Tensor) -> Tensor:
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(x: Tensor) -> Any:
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(x @ weight) + tf.reduce_sum(weight**2)
         return tape.gradient(value, weight)
@@ -103,7 +107,7 @@ def test_a_term_without_rows_counts_once(rank: int) -> None:
 def test_rows_are_repeated(rank: int) -> None:
     weight = tf.Variable(1.0)
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with tf.GradientTape() as tape:
             scaled = x * weight
@@ -120,16 +124,23 @@ def test_rows_are_repeated(rank: int) -> None:
 
 
 def test_variables_that_change_are_known() -> None:
-    weight, frozen = tf.Variable(1.0, name="weight"), tf.Variable(2.0, name="frozen")
-    seen = tf.Variable(0.0, name="seen")
+    names = ("weight", "frozen", "seen", "largest", "state")
+    initial = (1.0, 2.0, 0.0, 0.0, [0.0] * ROWS)
+    weight, frozen, seen, largest, state = (
+        tf.Variable(value, name=name)
+        for value, name in zip(initial, names, strict=True)
+    )
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(x: Tensor) -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(x * weight * frozen)
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        largest.assign(tf.maximum(largest, tf.reduce_max(x)))
+        state.assign(state + x[:, 0])
         if loss > 0:
             seen.assign(seen + loss)
 
     _, noted = on_rank(0, step)
-    assert noted.changed == {"weight:0", "seen:0"}
+    kinds = {"weight:0": "R", "seen:0": "R", "largest:0": "P(max)", "state:0": "S(0)"}
+    assert noted.changed == kinds

@@ -15,8 +15,15 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.exchange import Request
 from tfcluster.runtime.partition.functions import LOOPS
-from tfcluster.runtime.partition.graph import Graph, Value
-from tfcluster.runtime.partition.placement import Shard, Split
+from tfcluster.runtime.partition.graph import Value
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    Partial,
+    Placement,
+    Shard,
+    Split,
+)
+from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.writer import Ref, Writer
 
 
@@ -76,30 +83,41 @@ def _times(writer: Writer, ref: Ref, above: int, below: int) -> Ref:
     return writer.op("Cast", [rounded], {"SrcT": tf.float64, "DstT": dtype})[0]
 
 
-def changed_inputs(graph: Graph) -> set[int]:
-    """The places of the inputs whose variables the graph may change."""
-    changed = _changed(graph)
-    return {place for place, value in enumerate(graph.inputs) if value in changed}
+def changes(placed: Placed) -> dict[int, Placement]:
+    """What a program assigns to its variables, by the places of their inputs.
+
+    ``Shard``: a part belongs to this rank's rows. ``Partial("max")`` or ``"min"``: it
+    is the largest or smallest of all rows. Everything else: it is an estimate.
+    """
+    found = _changes(placed)
+    inputs = placed.graph.inputs
+    return {i: found[value] for i, value in enumerate(inputs) if value in found}
 
 
-def _changed(graph: Graph) -> set[Value]:
-    found: set[Value] = set()
-    for node in graph.nodes:
-        if not node.bodies:
-            if node.type.startswith(_CHANGES):
-                found.update(
-                    value for value in node.inputs if value.dtype == tf.resource
-                )
-            continue
-        inputs = node.inputs if node.type in LOOPS else node.inputs[1:]
-        for body in node.bodies:
-            changed = _changed(body)
-            found.update(
-                outer
-                for outer, inner in zip(inputs, body.inputs, strict=True)
-                if inner in changed
-            )
+def _changes(placed: Placed) -> dict[Value, Placement]:
+    found: dict[Value, Placement] = {}
+    for node in placed.nodes:
+        if node.bodies:
+            inputs = node.inputs if node.type in LOOPS else node.inputs[1:]
+            for body in placed.bodies[node]:
+                inner = changes(body)
+                found.update((inputs[place], inner[place]) for place in inner)
+        elif node.type.startswith(_CHANGES):
+            kind = REPLICATE
+            if node.type == "AssignVariableOp":
+                kind = _kind_of(placed, node.inputs[1])
+            found.update((v, kind) for v in node.inputs if v.dtype == tf.resource)
     return found
 
 
+def _kind_of(placed: Placed, value: Value) -> Placement:
+    kind = placed.placements[value]
+    if kind == REPLICATE and value.node.type in _EXTREMES:
+        kinds = [placed.placements[each] for each in value.node.inputs]
+        extreme = Partial(_EXTREMES[value.node.type])
+        return extreme if extreme in kinds else kind
+    return kind
+
+
+_EXTREMES = {"Maximum": "max", "Minimum": "min"}
 _CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")

@@ -18,14 +18,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
-from tfcluster.runtime.collective import Signature, tensor_words
-from tfcluster.runtime.collective.collectives import allgather_bytes
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
@@ -36,10 +36,16 @@ from tfcluster.runtime.keras.strategies.partitioned import WholeWork
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.partition.agreement import Agreement
-from tfcluster.runtime.partition.exchange import HostExchanger
+from tfcluster.runtime.partition.exchange import HostExchanger, gathered
 from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.own_rows import changed_inputs
-from tfcluster.runtime.partition.placement import Ranks
+from tfcluster.runtime.partition.own_rows import changes
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    Partial,
+    Placement,
+    Ranks,
+    Shard,
+)
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Gradient, Nest, Tensor
@@ -70,6 +76,14 @@ class Training:
         return int(self.counter.numpy()) - self.averaged
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A ``tf.Variable`` that a program changes, and what it assigns."""
+
+    variable: weakref.ref[Any]
+    kind: Placement
+
+
 class LocalSgd:
     """Averages after ``every`` steps, or about every ``seconds``: see ``Schedule``."""
 
@@ -96,9 +110,9 @@ class LocalSgd:
         self._lost = 0
         """The steps of optimizers that are gone, and the runs before."""
         self._by_optimizer = ObjectMap[Training]()
-        self._changes: dict[Program, list[weakref.ref[Any]]] = {}
+        self._changes: dict[Program, list[Changed]] = {}
         """The variables that each program changes."""
-        self._changed: dict[int, Any] = {}
+        self._changed: dict[int, tuple[Any, Placement]] = {}
         """The ``tf.Variable`` objects that have changed since the last averaging, by
         ``id``. Their order is the same on all ranks."""
 
@@ -157,22 +171,23 @@ class LocalSgd:
         variables: Callable[[], Sequence[Any]],
     ) -> None:
         """See ``Alone``: note what the program changes; begin with equal variables."""
-        changes = self._changes.get(program)
-        if changes is None:
+        known = self._changes.get(program)
+        if known is None:
             watched = inputs()
             self._agreement.on_first_values(program.label, watched)
             assert program.placed is not None
-            places = changed_inputs(program.placed.graph)
+            kinds = changes(program.placed)
             own = {id(each.handle): each for each in variables()}
-            changed = [own.get(id(w.handle)) for w in watched if w.place in places]
-            changes = [
-                weakref.ref(each)
-                for each in changed
-                if each is not None and each.dtype.is_floating
+            known = [
+                Changed(weakref.ref(own[id(each.handle)]), kinds[each.place])
+                for each in watched
+                if each.place in kinds
+                and each.dtype.is_floating
+                and id(each.handle) in own
             ]
-            self._changes[program] = changes
-        for ref in changes:
-            self._note(ref())
+            self._changes[program] = known
+        for each in known:
+            self._note(each.variable(), each.kind)
         placed = program.placed
         assert placed is not None
         rows = placed.rows
@@ -188,9 +203,9 @@ class LocalSgd:
         if steps and self._schedule.is_due(steps):
             self._average(steps)
 
-    def _note(self, variable: Any) -> None:
+    def _note(self, variable: Any, kind: Placement = REPLICATE) -> None:
         if variable is not None:
-            self._changed.setdefault(id(variable), variable)
+            self._changed.setdefault(id(variable), (variable, kind))
 
     def _steps(self) -> int:
         """The largest number of steps of an optimizer since the last averaging."""
@@ -277,12 +292,10 @@ class LocalSgd:
         """Average the variables of metrics that have changed; see ``settle``."""
         if tf.inside_function():
             return
-        chosen = [raw(each) for each in variables]
-        chosen = [
-            each for each in chosen if self._changed.pop(id(each), None) is not None
-        ]
+        found = [self._changed.pop(id(raw(each)), None) for each in variables]
+        chosen = [each for each in found if each is not None]
         if chosen:
-            self._set_means("metrics", chosen)
+            self._combine("metrics", chosen)
 
     def _agree(
         self, program: str, inputs: Sequence[Tensor], variables: Sequence[Watched]
@@ -306,8 +319,8 @@ class LocalSgd:
         }
         own = self._of_optimizers()
         chosen = [each for key, each in self._changed.items() if key not in own]
-        before, after = self._set_means("parameters", chosen)
-        moved = [i for i, each in enumerate(chosen) if id(each) in trained]
+        before, after = self._combine("parameters", chosen)
+        moved = [i for i, (each, _) in enumerate(chosen) if id(each) in trained]
         self._agree_on_interval(
             steps, [before[i] for i in moved], [after[i] for i in moved]
         )
@@ -335,26 +348,56 @@ class LocalSgd:
                     found.update(id(raw(variable)) for variable in each.variables)
         return found
 
-    def _set_means(
-        self, what: str, variables: Sequence[Any]
+    def _combine(
+        self, what: str, chosen: Sequence[tuple[Any, Placement]]
     ) -> tuple[list[Array], list[Array]]:
-        """Set variables to their means; returns the values before and after."""
-        before = [np.asarray(each.numpy()) for each in variables]
+        """Make variables equal on all ranks; returns the values before and after."""
+        before = [np.asarray(variable.numpy()) for variable, _ in chosen]
+        kinds = [kind for _, kind in chosen]
         words = tuple(
-            tensor_words(name_of(variable), value.dtype.name, value.shape)
-            for variable, value in zip(variables, before, strict=True)
+            tensor_words(f"{name_of(variable)} {kind}", value.dtype.name, value.shape)
+            for (variable, kind), value in zip(chosen, before, strict=True)
         )
+        signature = Signature(f"mean of {what}", words)
+        averaged = [i for i, kind in enumerate(kinds) if not _is_of_rows(kind)]
         means, _ = mean_of_gradients(
             self._session.group,
-            before,
+            [before[i] for i in averaged],
             [],
             weight=self._rows or 1.0,
-            signature=Signature(f"mean of {what}", words),
+            signature=signature,
             bucket_bytes=self._session.bucket_bytes,
         )
-        for variable, mean in zip(variables, means, strict=True):
-            variable.assign(mean)
-        return before, list(means)
+        after = list(before)
+        for index, mean in zip(averaged, means, strict=True):
+            after[index] = mean
+        for index, kind in enumerate(kinds):
+            if _is_of_rows(kind):
+                after[index] = self._of_rows(what, before[index], kind)
+        for (variable, _), value in zip(chosen, after, strict=True):
+            variable.assign(value)
+        return before, after
+
+    def _of_rows(self, what: str, value: Array, kind: Partial | Shard) -> Array:
+        """The largest or smallest value, or the rows of all ranks."""
+        group, signature = self._session.group, Signature(f"rows of {what}")
+        if isinstance(kind, Partial):
+            op = ReduceOp.MAX if kind.op == "max" else ReduceOp.MIN
+            return reduce_arrays(group, [value], op, signature)[0]
+        if self._split.size == 1:
+            return value  # Ranks have other data.
+        blocks = value.reshape(
+            *value.shape[: kind.dim],
+            kind.outer,
+            kind.block,
+            *value.shape[kind.dim + 1 :],
+        )
+        first = self._split.first(kind.rows) * kind.inner
+        own = range(first, first + self._split.local_block(kind))
+        part = np.take(blocks, own, axis=kind.dim + 1)
+        part = part.reshape(self._split.local_shape(value.shape, kind))
+        with group.exchange(signature) as call:
+            return gathered(call.transport, part, kind)
 
     def _agree_on_interval(
         self, steps: int, before: Sequence[Array], after: Sequence[Array]
@@ -368,6 +411,10 @@ class LocalSgd:
         distance = float(np.sqrt(np.mean([each[0] for each in statistics])))
         if steps and (warning := self._drift.saw(distance, steps)):
             self._session.warn(warning)
+
+
+def _is_of_rows(kind: Placement) -> TypeGuard[Partial | Shard]:
+    return isinstance(kind, Shard) or kind in (Partial("max"), Partial("min"))
 
 
 def _watched(variables: Sequence[Variable]) -> list[Watched]:
