@@ -15,8 +15,8 @@ from tests.runtime.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 
-COMPARED = ("embedding", "functions")
-SLOW = ("batch_normalization", "functions", "mixed_precision")
+COMPARED = ("embedding", "functions", "states")
+SLOW = ("batch_normalization", "functions", "states", "mixed_precision")
 """Cases that run in separate jobs."""
 OF_INTERVALS = (
     "fit",
@@ -47,9 +47,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         job("collective", "collective", {}, "fit", "embedding"),
         job("every-step", "local_sgd", {"sync_every": 1}, "embedding"),
         job("intervals", "local_sgd", {"sync_every": STEPS}, *OF_INTERVALS),
-        job("more-collective", "collective", {}, *SLOW[:2]),
-        job("more-every-step", "local_sgd", {"sync_every": 1}, *SLOW[:2]),
-        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[2:]),
+        job("more-collective", "collective", {}, *SLOW[:3]),
+        job("more-every-step", "local_sgd", {"sync_every": 1}, *SLOW[:3]),
+        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[3:]),
         job("gradients-sent", "collective", {}, "many_weights"),
         job("weights-sent", "local_sgd", {"sync_every": STEPS}, "many_weights"),
         job("seconds", "local_sgd", {"sync_seconds": 0.05}, "fit"),

@@ -210,6 +210,38 @@ def case_embedding():
     return results(model, history)
 
 
+class Largest(keras.metrics.Metric):
+    """The largest output, and the number of rows."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value")
+        self.rows = self.add_variable((), "zeros", dtype="int32", name="rows")
+
+    def update_state(self, y, predicted, sample_weight=None):
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(predicted)))
+        self.rows.assign(self.rows + tf.shape(predicted)[0])
+
+    def result(self):
+        return {"largest": self.value.value, "rows": self.rows.value}
+
+
+def case_states():
+    """A state for each row, and a metric that is no sum."""
+    x, y = data(40)
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(10, 2, 3)),
+            keras.layers.LSTM(4, stateful=True),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, sgd(), metrics=[Largest()])
+    x = x.reshape(40, 2, 3)
+    history = model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    return results(model, history)
+
+
 def case_batch_normalization():
     x, y = data()
     model = compiled(classifier(keras.layers.BatchNormalization()), sgd())

@@ -103,7 +103,7 @@ def _changes(placed: Placed) -> dict[Value, Placement]:
                 inner = changes(body)
                 found.update((inputs[place], inner[place]) for place in inner)
         elif node.type.startswith(_CHANGES):
-            kind = REPLICATE
+            kind: Placement = REPLICATE
             if node.type == "AssignVariableOp":
                 kind = _kind_of(placed, node.inputs[1])
             found.update((v, kind) for v in node.inputs if v.dtype == tf.resource)
