@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Group, Signature
+from tfcluster.runtime.collective import CollectiveError, Group, Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.tensor_types import DType, Tensor
@@ -116,7 +116,9 @@ class VariableCheck:
 
     def _settle_one(self, program: str, variable: Watched) -> None:
         own = np.ascontiguousarray(variable.value())
-        with self._group.exchange(Signature(f"comparison of {variable.name}")) as call:
+        words = tensor_words(variable.name, variable.dtype.name, own.shape)
+        signature = Signature("comparison of variables", (words,))
+        with self._group.exchange(signature) as call:
             parts = call.transport.allgather(own.tobytes())
         if all(part == parts[0] for part in parts):
             return
