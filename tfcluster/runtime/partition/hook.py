@@ -187,9 +187,14 @@ class Hook:
         assert self._alone is not None
         self._alone.begins(
             program,
-            lambda: programs.variables(given),
-            lambda: getattr(self._function(), "variables", ()),
+            lambda: programs.variables(given, self._variables),
+            self._variables,
         )
+
+    def _variables(self) -> Sequence[Any]:
+        """The ``tf.Variable`` objects of the function that is being called."""
+        found: Sequence[Any] = getattr(self._function(), "variables", ())
+        return found
 
     def _function(self) -> Any:
         """The ``ConcreteFunction`` that is being called, if any."""
@@ -253,7 +258,7 @@ class Hook:
         found = self._agree(
             programs.label,
             [given[place].tensor for place in places],
-            programs.variables(given),
+            programs.variables(given, self._variables),
         )
         for place, tensor in zip(places, found, strict=True):
             given[place] = Given(tensor)

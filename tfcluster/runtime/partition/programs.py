@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -180,11 +180,21 @@ class Programs:
             and (place >= arguments or self._is_named(place))
         ]
 
-    def variables(self, given: Sequence[Given]) -> list[Watched]:
-        """The variables among the inputs."""
+    def variables(
+        self, given: Sequence[Given], known: Callable[[], Sequence[Any]] = tuple
+    ) -> list[Watched]:
+        """The variables among the inputs, with the names of the ``known`` ones."""
         if self._variables is None:
             tensors = [each.tensor for each in given[: len(self.function.arguments)]]
-            self._variables = watched(self._names, tensors)
+            paths = {
+                id(getattr(v, "handle", None)): v.name.partition(":")[0]
+                for v in known()
+            }
+            names = [
+                paths.get(id(tensor), name)
+                for tensor, name in zip(tensors, self._names, strict=True)
+            ]
+            self._variables = watched(names, tensors)
         return [
             Watched(each.name, given[each.place].tensor, each.dtype, each.place)
             for each in self._variables

@@ -177,7 +177,7 @@ class LocalSgd:
             self._agreement.on_first_values(program.label, watched)
             assert program.placed is not None
             kinds = changes(program.placed)
-            own = {id(each.handle): each for each in variables()}
+            own = {id(getattr(each, "handle", None)): each for each in variables()}
             known = [
                 Changed(weakref.ref(own[id(each.handle)]), kinds[each.place])
                 for each in watched
