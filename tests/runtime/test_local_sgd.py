@@ -15,18 +15,18 @@ from tests.runtime.written import Values, Written
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 
-COMPARED = ("embedding", "batch_normalization")
-SLOW = ("batch_normalization", "mixed_precision", "tape_graph")
+COMPARED = ("embedding", "functions", "states")
+SLOW = ("batch_normalization", "functions", "states", "mixed_precision")
 """Cases that run in separate jobs."""
 OF_INTERVALS = (
     "fit",
     "looked_at",
     "validated",
     "tape_eager",
+    "tape_graph",
     "embedding",
     "drift",
 )
-LOCAL = {"batch_normalization": "local"}
 STEPS = 3
 """Steps between averagings, in the jobs that do not average after every step."""
 
@@ -47,9 +47,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
         job("collective", "collective", {}, "fit", "embedding"),
         job("every-step", "local_sgd", {"sync_every": 1}, "embedding"),
         job("intervals", "local_sgd", {"sync_every": STEPS}, *OF_INTERVALS),
-        job("more-collective", "collective", LOCAL, "batch_normalization"),
-        job("more-every-step", "local_sgd", {"sync_every": 1}, "batch_normalization"),
-        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[1:]),
+        job("more-collective", "collective", {}, *SLOW[:3]),
+        job("more-every-step", "local_sgd", {"sync_every": 1}, *SLOW[:3]),
+        job("more-intervals", "local_sgd", {"sync_every": STEPS}, *SLOW[3:]),
         job("gradients-sent", "collective", {}, "many_weights"),
         job("weights-sent", "local_sgd", {"sync_every": STEPS}, "many_weights"),
         job("seconds", "local_sgd", {"sync_seconds": 0.05}, "fit"),
@@ -138,19 +138,30 @@ def test_validation_is_of_the_average(found: Written) -> None:
     assert_alike(ranks)
 
 
-@pytest.mark.parametrize(
-    "case", ["tape_eager", pytest.param("tape_graph", marks=pytest.mark.exhaustive)]
-)
-def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(
-    found: Written, case: str
-) -> None:
-    ranks = found.of(_job_of("intervals", case), case)
-    # Ten batches and the end of each pass; all ranks compute the first batch.
+def test_batches_are_normalised_over_own_rows(found: Written) -> None:
+    local = found.of("more-every-step", "batch_normalization")
+    (collective, *_) = found.of("more-collective", "batch_normalization")
+    assert_alike(local)
+    for key, value in collective.items():
+        assert not np.array_equal(local[0][key], value)
+        limit = 0.6 * np.abs(value).max()
+        np.testing.assert_allclose(local[0][key], value, rtol=0, atol=limit)
+
+
+def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(found: Written) -> None:
+    ranks = found.of("intervals", "tape_graph")
+    # Ten batches and the end of each pass.
     for place, apart in [(1, True), (2, False), (3, True), (9, True), (10, False)]:
         weights = [values["steps"][place] for values in ranks]
         assert differ(weights) == apart, place
     assert_alike(ranks, "other")
-    assert differ([values["steps"][12] for values in ranks])
+    assert differ([values["steps"][11] for values in ranks])
+
+
+def test_eager_steps_are_computed_whole_and_reported(found: Written) -> None:
+    assert_alike(found.of("intervals", "tape_eager"))
+    chief, *_ = found.jobs["intervals"].outputs
+    assert chief.count("a training step runs eagerly") == 1
 
 
 def test_sparse_gradients_and_ranks_without_rows(found: Written) -> None:

@@ -12,6 +12,7 @@ from tfcluster.runtime.scripts import program_kind
 
 EACH = "every strategy"
 IN_STEP = "ranks in step"
+LOCAL = "local_sgd"
 ASYNC = "asynchronous parameter servers"
 SERVED = "parameter servers"
 DATA = "data tasks"
@@ -384,7 +385,10 @@ ITERATOR_NEXT = tuple(
     Patch(
         "tensorflow.python.data.ops.iterator_ops.OwnedIterator",
         name,
-        (in_keras("data.dataset_iteration.DatasetIteration._element", IN_STEP),),
+        (
+            in_keras("data.dataset_iteration.DatasetIteration._element", IN_STEP),
+            in_keras("strategies.local_sgd.LocalSgd._next", LOCAL),
+        ),
         "order of batches, and of what reads a rank's share of them, in graphs",
     )
     for name in ("__next__", "get_next", "get_next_as_optional")

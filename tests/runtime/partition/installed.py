@@ -18,7 +18,13 @@ from tfcluster.runtime.partition.placement import Ranks
 @contextmanager
 def simulated_ranks(size: int, *, strict: bool = True) -> Iterator[Hook]:
     """Divide all functions that run within among ``size`` ranks of this process."""
-    hook = Hook(Ranks(size, tuple(range(size))), strict=strict)
+    with installed(Hook(Ranks(size, tuple(range(size))), strict=strict)) as hook:
+        yield hook
+
+
+@contextmanager
+def installed(hook: Hook) -> Iterator[Hook]:
+    """Run functions by this hook."""
     calls, flat_calls = Context.call_function, ConcreteFunction._call_flat
 
     def call(context: Context, *args: Any) -> Any:

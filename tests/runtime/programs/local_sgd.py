@@ -145,6 +145,55 @@ def case_tape_graph():
     return tape_loop(compile_step=True)
 
 
+def case_functions():
+    """Functions of a loop: a metric, a tape around a function, arrays, a sum."""
+    x, y = data(60)
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy()
+    nets = [classifier() for _ in range(4)]
+    optimizers = [sgd(), sgd(), sgd(0.001), sgd()]
+    seen = keras.metrics.Mean()
+
+    def apply(index, tape, loss):
+        weights = nets[index].trainable_variables
+        optimizers[index].apply(tape.gradient(loss, weights), weights)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, nets[0](x))
+        apply(0, tape, loss)
+        seen.update_state(loss)
+
+    @tf.function
+    def forward(x, y):
+        return cross_entropy(y, nets[1](x))
+
+    @tf.function
+    def all_rows():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(nets[2](x)[:, 0] ** 2)
+            loss += 0.01 * tf.reduce_sum(nets[2].trainable_variables[0] ** 2)
+        apply(2, tape, loss)
+
+    @tf.function
+    def without_optimizer(x, y):
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(y, nets[3](x))
+        weights = nets[3].trainable_variables
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+
+    for batch in tf.data.Dataset.from_tensor_slices((x, y)).batch(16):
+        step(*batch)
+        with tf.GradientTape() as tape:
+            loss = forward(*batch)
+        apply(1, tape, loss)
+        all_rows()
+        without_optimizer(*batch)
+    weights = {f"w{i}": local(net) for i, net in enumerate(nets)}
+    return {**weights, "seen": seen.result().numpy()}
+
+
 def case_embedding():
     """Sparse gradients, and a last batch with fewer rows than ranks."""
     ids = np.arange(49) % 7
@@ -158,6 +207,38 @@ def case_embedding():
     )
     compiled(model, sgd(0.5))
     history = model.fit(ids[:, None], ids % 2, batch_size=16, epochs=4, shuffle=False)
+    return results(model, history)
+
+
+class Largest(keras.metrics.Metric):
+    """The largest output, and the number of rows."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.value = self.add_variable((), "zeros", name="value")
+        self.rows = self.add_variable((), "zeros", dtype="int32", name="rows")
+
+    def update_state(self, y, predicted, sample_weight=None):
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(predicted)))
+        self.rows.assign(self.rows + tf.shape(predicted)[0])
+
+    def result(self):
+        return {"largest": self.value.value, "rows": self.rows.value}
+
+
+def case_states():
+    """A state for each row, and a metric that is no sum."""
+    x, y = data(40)
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(10, 2, 3)),
+            keras.layers.LSTM(4, stateful=True),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    compiled(model, sgd(), metrics=[Largest()])
+    x = x.reshape(40, 2, 3)
+    history = model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
     return results(model, history)
 
 

@@ -17,6 +17,7 @@ from tfcluster.runtime.tf_patches import (
     DATA,
     EACH,
     IN_STEP,
+    LOCAL,
     OWN,
     SAVED,
     SERVED,
@@ -24,6 +25,8 @@ from tfcluster.runtime.tf_patches import (
     in_keras,
 )
 
+_LOCAL = "strategies.local_sgd_models.LocalSgdModels"
+_ASYNC = "strategies.async_models.AsyncModels"
 _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
@@ -40,6 +43,8 @@ OPTIMIZER_APPLY = Patch(
         in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
         in_keras("strategies.partitioned.EagerGradients.apply", "collective"),
         in_keras(_APPLY, EACH),
+        in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
+        in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
     ),
     "exchange of gradients",
 )
@@ -48,8 +53,10 @@ LOSS_SCALE_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras(_APPLY, "collective, local_sgd"),
+        in_keras(_APPLY, "collective"),
+        in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras(f"{_APPLY}_loss_scaled", SERVED),
+        in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
     "exchange of gradients before the check for infinities",
 )
@@ -111,7 +118,7 @@ MODEL_FIT = Patch(
         in_keras(f"{_RECORD}._fit", VERIFY, always=True),
         in_keras("checks.own_exchanges.OwnExchanges._fit", EACH),
         in_keras(f"{_ENTRY}._fit", EACH),
-        in_keras(f"{_PARTITIONED}._fit", IN_STEP),
+        in_keras(f"{_PARTITIONED}._fit", EACH),
     ),
     "training on a part of each batch, callbacks in step",
     how="inherited",
@@ -122,7 +129,7 @@ MODEL_EVALUATE = Patch(
     (
         _RECORD_RESULT,
         in_keras(f"{_ENTRY}._evaluate", EACH),
-        in_keras(f"{_PARTITIONED}._evaluate", IN_STEP),
+        in_keras(f"{_PARTITIONED}._evaluate", EACH),
     ),
     "evaluation on a part of each batch",
     how="inherited",
@@ -133,7 +140,7 @@ MODEL_PREDICT = Patch(
     (
         in_keras("data.data_service_hooks.DataServiceHooks._predict", DATA),
         in_keras(f"{_ENTRY}._predict", EACH),
-        in_keras(f"{_PARTITIONED}._predict", IN_STEP),
+        in_keras(f"{_PARTITIONED}._predict", EACH),
     ),
     "prediction of all rows on each rank",
     how="inherited",
@@ -141,7 +148,12 @@ MODEL_PREDICT = Patch(
 MODEL_TRAIN_ON_BATCH = Patch(
     "keras.Model",
     "train_on_batch",
-    (_RECORD_RESULT, in_keras(f"{_ENTRY}._train_on_batch", EACH)),
+    (
+        _RECORD_RESULT,
+        in_keras(f"{_ENTRY}._train_on_batch", EACH),
+        in_keras(f"{_LOCAL}._train_on_batch", LOCAL),
+        in_keras(f"{_ASYNC}._train_on_batch", ASYNC),
+    ),
     "training on a part of a batch",
     how="inherited",
 )
@@ -176,7 +188,10 @@ MODEL_MAKE_TRAIN_FUNCTION = Patch(
 MODEL_METRICS_RESULT = Patch(
     "keras.Model",
     "get_metrics_result",
-    (in_keras("metrics.metrics.Metrics._model_result", IN_STEP),),
+    (
+        in_keras("metrics.metrics.Metrics._model_result", IN_STEP),
+        in_keras(f"{_LOCAL}._metrics_result", LOCAL),
+    ),
     "metrics of all ranks' rows",
     how="inherited",
 )
@@ -245,7 +260,11 @@ LAYER_CALL = Patch(
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer",
     "get_weights",
-    (in_keras(f"{_ENTRY}._get_weights", EACH),),
+    (
+        in_keras(f"{_ENTRY}._get_weights", EACH),
+        in_keras(f"{_LOCAL}._get_weights", LOCAL),
+        in_keras(f"{_ASYNC}._get_weights", ASYNC),
+    ),
     "reads of weights combined over all ranks",
 )
 RNN_CALL = Patch(

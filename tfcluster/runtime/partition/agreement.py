@@ -86,6 +86,15 @@ class Agreement:
         dtypes = [each.dtype for each in inputs]
         return [tf.constant(*pair) for pair in zip(found, dtypes, strict=True)]
 
+    def on_first_values(self, program: str, variables: Sequence[Watched]) -> None:
+        """Set the variables that were never compared to the chief's values.
+
+        All ranks must call this. Raises what ``on`` raises.
+        """
+        new = self.variables.new(variables)
+        if new:
+            self.on(program, (), new)
+
     def _signature(self, program: str, variables: Sequence[Watched]) -> Signature:
         """The program's name and what it calls its variables, with their shapes."""
         known = self._signatures.get(program)

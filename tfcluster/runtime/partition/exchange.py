@@ -38,6 +38,8 @@ class Request:
     shape: Shape | None
     """The shape of the whole tensor."""
     name: str
+    rows: int | None = None
+    """The number of rows of the batch, over all ranks."""
     others: tuple[Ref, ...] = ()
     """More terms, if the process has several ranks; see ``Ranks.nodes``."""
 

@@ -21,6 +21,7 @@ from tfcluster.runtime.partition.functions import (
     all_nodes,
     function_named,
 )
+from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
 from tfcluster.runtime.partition.rewrite import Written
@@ -54,12 +55,34 @@ def at_once(label: str, written: Written) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+class Alone(Protocol):
+    """What happens around steps of ranks that train on their own rows."""
+
+    def begins(
+        self,
+        program: Program,
+        inputs: Callable[[], Sequence[Watched]],
+        variables: Callable[[], Sequence[Any]],
+    ) -> None:
+        """Called before each run of a program that trains.
+
+        ``inputs`` are all variables that it gets; ``variables`` are the ``tf.Variable``
+        objects of its function.
+        """
+        ...
+
+    def ended(self) -> None:
+        """Called after each function that has run."""
+        ...
+
+
 class Hook:
     """Runs programs in place of functions.
 
     Only calls by the main thread are divided, and none from within a program: so all
     ranks divide the same calls. While ``is_paused()`` nothing is divided, since other
-    ranks may not be calling the function. ``ran`` is called after each program.
+    ranks may not be calling the function. ``ran`` is called after each program. With
+    ``alone``, functions that train compute this rank's rows and exchange nothing.
     """
 
     def __init__(
@@ -75,7 +98,10 @@ class Hook:
         ran: Callable[[Program], None] = lambda program: None,
         running: Running = at_once,
         variable_names: VariableNames = dict,
+        alone: Alone | None = None,
     ) -> None:
+        self._alone = alone
+        self._own_rows = None if alone is None else OwnRows(ranks.splits[0])
         self._ranks = ranks
         self._new_exchanger = new_exchanger
         self._seeds = random.Random(seed)
@@ -103,12 +129,12 @@ class Hook:
 
         Such tensors, which only the function's gradient reads, may stay parts.
         """
-        before = getattr(self._busy, "visible", None)
-        self._busy.visible = len(function.outputs)
+        before = getattr(self._busy, "visible", None), self._function()
+        self._busy.visible, self._busy.function = len(function.outputs), function
         try:
             return original(function, *args, **kwargs)
         finally:
-            self._busy.visible = before
+            self._busy.visible, self._busy.function = before
 
     def call(
         self,
@@ -122,6 +148,20 @@ class Hook:
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
             return original(context, name, self._made_whole(inputs), outputs)
+        result = self._call(original, context, name, text, inputs, outputs)
+        if self._alone is not None:
+            self._alone.ended()
+        return result
+
+    def _call(
+        self,
+        original: Call,
+        context: Any,
+        name: bytes | str,
+        text: str,
+        inputs: Sequence[Tensor],
+        outputs: int,
+    ) -> Any:
         self._busy.now = True
         try:
             programs = self._programs_of(text)
@@ -142,7 +182,9 @@ class Hook:
             if self._join is not None:
                 given = self._joined(self._join, programs, given)
             program = self._checked(programs.program(given))
-            if self._agree is not None and program.is_divided:
+            if program.on_own_rows:
+                self._begins(program, programs, given)
+            elif self._agree is not None and program.is_divided:
                 given, program = self._agreed(programs, given, program)
             if program.error is not None:
                 tensors = self._gathered(given)
@@ -158,6 +200,25 @@ class Hook:
             return result
         finally:
             self._busy.now = False
+
+    def _begins(
+        self, program: Program, programs: Programs, given: Sequence[Given]
+    ) -> None:
+        assert self._alone is not None
+        self._alone.begins(
+            program,
+            lambda: programs.variables(given),
+            self._variables,
+        )
+
+    def _variables(self) -> Sequence[Any]:
+        """The ``tf.Variable`` objects of the function that is being called."""
+        found: Sequence[Any] = getattr(self._function(), "variables", ())
+        return found
+
+    def _function(self) -> Any:
+        """The ``ConcreteFunction`` that is being called, if any."""
+        return getattr(self._busy, "function", None)
 
     def _stands_aside(self) -> bool:
         return (
@@ -198,7 +259,9 @@ class Hook:
             key = tuple((each.tensor.dtype, each.part) for each in parts)
             written = self._gathers.get(key)
             if written is None:
-                written = gather(parts, self._ranks, self._new_exchanger)
+                own_rows = self._own_rows
+                new = self._new_exchanger if own_rows is None else lambda _: own_rows
+                written = gather(parts, self._ranks, new)
                 self._gathers[key] = written
             inputs = [each.tensor for each in parts]
             with self._running("gather", written):
@@ -267,6 +330,7 @@ class Hook:
             self._new_seed,
             self._variable_names,
             getattr(self._busy, "visible", None) if name.startswith(_FORWARD) else None,
+            self._own_rows,
         )
 
     def _checked(self, program: Program) -> Program:

@@ -17,6 +17,7 @@ from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Graph, Node, elements_of
+from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Placement,
@@ -42,6 +43,8 @@ _HANDLES = (tf.resource, tf.variant)
 _DRAWS = OWN_STATE | STATEFUL.keys()
 _READING = re.compile(r"(/Cast(_\d+)?)?/?ReadVariableOp(_\d+)?(__\d+)?$")
 _TRACE = re.compile(r"^__inference_|_\d+$")
+_OF_TAPES = ("__forward_", "__backward_")
+"""Beginnings of the names of functions that compute a step together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class Program:
     """Why the function cannot be divided, if that was tried in vain."""
     function: str = ""
     """The original function's name."""
+    on_own_rows: bool = False
+    """Whether it trains on this rank's rows alone, without exchanges."""
     _trains: bool | None = None
 
     @property
@@ -112,15 +117,15 @@ class Program:
     def trains(self) -> bool:
         """Whether the program seems to train: it computes gradients."""
         if self._trains is None:
-            nodes = () if self.placed is None else self.placed.graph.all_nodes()
-            self._trains = any("gradient_tape/" in node.name for node in nodes)
+            self._trains = self.placed is not None and _trains(self.placed)
         return self._trains
 
 
 class Programs:
     """All programs of one function.
 
-    Only the first ``visible`` outputs are seen by anybody but by other functions.
+    Only the first ``visible`` outputs are seen by anybody but by other functions. With
+    ``own_rows``, functions that train exchange nothing.
     """
 
     def __init__(
@@ -131,8 +136,10 @@ class Programs:
         new_seed: Callable[[], int],
         variable_names: VariableNames = dict,
         visible: int | None = None,
+        own_rows: OwnRows | None = None,
     ) -> None:
         self.function = function
+        self._own_rows = own_rows
         self.fetches: list[Fetch] = fetches_of(function)
         self._ranks = ranks
         self._new_exchanger = new_exchanger
@@ -279,15 +286,25 @@ class Programs:
             rows, placements = None, [REPLICATE] * len(given)
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
+        alone = self._own_rows is not None and (
+            self.label.startswith(_OF_TAPES) or _trains(placed)
+        )
         must_be_written = any(
             is_stateful_draw(node) or self._is_note(node) for node in graph.all_nodes()
         )
         if not placed.exchanges() and not must_be_written and not fetches:
-            return Program(self.function.name, self.label, placed, None, seconds)
+            return Program(
+                self.function.name,
+                self.label,
+                placed,
+                None,
+                seconds,
+                on_own_rows=alone,
+            )
         began = clock()
-        exchanger = (
-            self._new_exchanger(self.label) if self._new_exchanger is not None else None
-        )
+        exchanger: Exchanger | None = self._own_rows if alone else None
+        if not alone and self._new_exchanger is not None:
+            exchanger = self._new_exchanger(self.label)
         written = rewrite(
             placed,
             f"{self.function.name}_rank",
@@ -316,7 +333,15 @@ class Programs:
             )
             if isinstance(placement, Shard) and value.shape is not None
         }
-        return Program(written.name, self.label, placed, written, seconds, parts)
+        return Program(
+            written.name,
+            self.label,
+            placed,
+            written,
+            seconds,
+            parts,
+            on_own_rows=alone,
+        )
 
     def takes_batches(self, program: Program) -> bool:
         """Whether a loop of the program takes batches, whose size it tells."""
@@ -360,6 +385,10 @@ class Programs:
             if rows is not None:
                 return rows
         return None
+
+
+def _trains(placed: Placed) -> bool:
+    return any("gradient_tape/" in node.name for node in placed.graph.all_nodes())
 
 
 def _names_of(graph: Graph) -> list[str]:

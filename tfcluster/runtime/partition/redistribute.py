@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective.shard_tree import added_up
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Exchanger, Request
 from tfcluster.runtime.partition.graph import Value, elements_of
+from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,
@@ -104,9 +105,12 @@ class Redistribution:
         return refs
 
     def _part(self, whole: Ref, value: Value, want: Placement) -> Iterator[Ref]:
+        exchanger = self._traffic.exchanger
         for split in self._splits:
             if isinstance(want, Shard):
                 yield self._rows(whole, value.shape, want, split)
+            elif want == Partial("sum") and isinstance(exchanger, OwnRows):
+                yield exchanger.term(self._writer, whole, self._placed.rows)
             elif want == Partial("sum") and split.rank:
                 yield self._writer.op("ZerosLike", [whole], {})[0]
             else:
@@ -228,8 +232,8 @@ class Redistribution:
             assert refs is not None
             assert isinstance(placement, Partial | Shard)
             ref, *others = self._combined(refs, placement, shape)
-            name = value.node.name
-            requests.append(Request(ref, placement, shape, name, tuple(others)))
+            name, rows = value.node.name, self._placed.rows
+            requests.append(Request(ref, placement, shape, name, rows, tuple(others)))
         whole = [each.ref for each in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None

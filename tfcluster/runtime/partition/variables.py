@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError, Group, Signature
+from tfcluster.runtime.collective import CollectiveError, Group, Signature, tensor_words
 from tfcluster.runtime.collective.rank_divergence import summary, text_of
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition import tf_functions
@@ -119,7 +119,7 @@ class VariableCheck:
         """The variables to compare in this call: all new ones, and sometimes others."""
         self._calls[program] += 1
         calls = self._calls[program]
-        new = [each for each in variables if self._is_new(each.handle)]
+        new = self.new(variables)
         if new or not variables or (calls not in _FIRST and calls % _EVERY):
             return new
         found: list[Watched] = []
@@ -131,6 +131,10 @@ class VariableCheck:
             size += each.value().nbytes
         self._next[program] = place + len(found)
         return found
+
+    def new(self, variables: Sequence[Watched]) -> list[Watched]:
+        """The variables that were never compared."""
+        return [each for each in variables if self._is_new(each.handle)]
 
     def settle(
         self, program: str, variables: Sequence[Watched], *, differ: bool
@@ -181,7 +185,9 @@ class VariableCheck:
 
     def _settle_one(self, program: str, variable: Watched) -> None:
         own = np.ascontiguousarray(variable.value())
-        with self._group.exchange(Signature(f"comparison of {variable.name}")) as call:
+        words = tensor_words(variable.name, variable.dtype.name, own.shape)
+        signature = Signature("comparison of variables", (words,))
+        with self._group.exchange(signature) as call:
             parts = call.transport.allgather(own.tobytes())
         if all(part == parts[0] for part in parts):
             return

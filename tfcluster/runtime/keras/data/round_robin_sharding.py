@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,8 @@ class LoopBatches:
         self._iterators: weakref.WeakSet[Iterator[Nest]] = weakref.WeakSet()
         self._ended = False
         """Whether a pass has begun since the last ``take_ended``."""
+        self.divides_now = False
+        """Whether the last batch of a loop went to this rank alone."""
 
     def take_ended(self) -> bool:
         """Whether the program has left all loops since this last returned True.
@@ -170,11 +172,10 @@ class LoopBatches:
         applies: list[int] = []
 
         def takes(number: np.int64) -> np.bool_:
-            if applies and session.loop.applies > applies[0]:
+            if applies and session.applies > applies[0]:
                 self._trained.add(dataset)
-            applies[:] = [session.loop.applies]
-            trains = dataset in self._trained
-            session.loop.share = replace(session.loop.share, undivided=not trains)
+            applies[:] = [session.applies]
+            self.divides_now = trains = dataset in self._trained
             return np.bool_(not trains or shard.takes(int(number)))
 
         return takes

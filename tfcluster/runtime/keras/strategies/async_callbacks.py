@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import keras
 
+from tfcluster.runtime.collective import NotDistributedError
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
+from tfcluster.runtime.keras.strategies.async_push import AsyncPush
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
-from tfcluster.runtime.keras.train.injected_callbacks import (
-    has_exchanged,
-    not_distributed,
-    prove_first_step,
-)
 from tfcluster.runtime.keras.types import Logs
 
 
@@ -20,31 +17,35 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """Stops with the chief, and after a restart skips the epochs already done."""
 
     def __init__(
-        self, session: Session, server_models: ServerModels, progress: Progress
+        self,
+        session: Session,
+        server_models: ServerModels,
+        progress: Progress,
+        push: AsyncPush,
     ) -> None:
         super().__init__()
         self._session = session
         self._server_models = server_models
         self._progress = progress
-        self._applies = 0
+        self._push = push
+        self._applies: int | None = None
+        """The number of gradients pushed before the first step; then None."""
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         self._progress.begin_fit()
         if self._progress.restarted:
             self._tfcluster_resume()
-        prove_first_step(self._session, self.model)
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._applies = self._session.applies
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        """Raises NotDistributedError if the first step has pushed no gradient."""
+        if self._applies is not None:
+            self._tfcluster_prove(self._applies)
+            self._applies = None
         if not self._session.chief and self._progress.chief_has_stopped(at_once=False):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        """Raises NotDistributedError if the epoch has pushed no gradient."""
-        if not has_exchanged(self._session, self.model, self._applies):
-            raise not_distributed(f"epoch {epoch + 1} of {self.model.name}")
         # Pass on the callbacks' assignments now: other ranks should not wait for them.
         self._server_models.pass_on_all_assignments()
         self._progress.epoch_done(epoch + 1)
@@ -60,6 +61,20 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._server_models.pass_on_all_assignments()
         self._progress.end_fit()
         self._server_models.pull()
+
+    def _tfcluster_prove(self, applies: int) -> None:
+        """Raise NotDistributedError unless gradients pass through our hook."""
+        # The optimizer may train variables that the model does not know.
+        variables = self.model.trainable_variables
+        if not variables or self._session.applies > applies:
+            return
+        if not self._push.hooks(variables):
+            raise NotDistributedError(
+                "the script was not distributed: in the first step of "
+                f"{self.model.name} no gradient passed through Optimizer.apply of a "
+                "Keras optimizer, where the ranks push them. Does a custom train_step "
+                "change variables directly?"
+            )
 
     def _tfcluster_resume(self) -> None:
         model = self.model

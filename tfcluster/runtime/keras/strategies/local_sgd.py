@@ -1,11 +1,14 @@
 """Local SGD: ranks train independently, and their parameters are averaged periodically.
 
-A rank applies its own gradients to its own weights. Every few steps, and before weights
-are saved or evaluated, all ranks take the mean, weighted by the number of rows on which
-each has trained since the last averaging: Stich, arXiv:1805.09767, with the weights of
-federated averaging, McMahan et al., arXiv:1602.05629. The optimizers' slot variables
-are not averaged: moments estimate the same gradient on every rank, and sending them
-would double or triple the number of bytes.
+A rank applies the gradients of its own rows to its own weights. Every few steps, and
+before weights are saved or evaluated, all ranks take the mean, weighted by the number
+of rows on which each has trained since the last averaging: Stich, arXiv:1805.09767,
+with the weights of federated averaging, McMahan et al., arXiv:1602.05629. The
+optimizers' slot variables are not averaged: moments estimate the same gradient on every
+rank, and sending them would double or triple the number of bytes.
+
+Functions that train compute the rank's rows: see ``partition.own_rows``. All other
+functions are divided among the ranks, after an averaging.
 """
 
 from __future__ import annotations
@@ -13,210 +16,415 @@ from __future__ import annotations
 import struct
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import Signature
-from tfcluster.runtime.collective.collectives import allgather_bytes
+from tfcluster.runtime import tf_patches
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
 from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
-from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
+from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
+from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.types import Optimizer, Variable
-from tfcluster.runtime.keras.variable_exchange import exchange_variables
-from tfcluster.runtime.tensor_types import Gradient, Tensor
-from tfcluster.runtime.tensors import is_sparse
+from tfcluster.runtime.partition.agreement import Agreement
+from tfcluster.runtime.partition.exchange import HostExchanger, gathered
+from tfcluster.runtime.partition.hook import Hook
+from tfcluster.runtime.partition.own_rows import changes
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    Partial,
+    Placement,
+    Ranks,
+    Shard,
+)
+from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.variables import Watched
+from tfcluster.runtime.tensor_types import Gradient, Nest, Tensor
+from tfcluster.runtime.tensors import name_of
 
 _STATISTICS = struct.Struct(">dQ")
 """A replica's squared relative distance from the mean, and its proposed interval."""
 
-_LEAST_ROWS = 1e-12
-"""The weight of a rank without rows; not zero, in case no rank has any rows."""
+_EAGER = (
+    "a training step runs eagerly, so every rank computes whole batches: the result is "
+    "right, but no faster than on one machine. Put the step in a tf.function"
+)
 
 
-@dataclass
-class Replica:
-    """The variables that one optimizer trains on this rank, and their progress."""
+@dataclass(slots=True, eq=False)
+class Training:
+    """What one optimizer trains."""
 
-    name: str
-    schedule: Schedule
     optimizer: weakref.ref[Optimizer]
-    variables: dict[int, Variable] = field(default_factory=dict)
-    """By id: the parameters, and the variables that layers update from their data."""
-    steps: int = 0
-    """The number of steps since the last averaging; ``rows`` likewise."""
-    rows: float = 0.0
-    since_s: float = 0.0
-    """When the last averaging ended, by the clock of ``LocalSgdUpdate``."""
-    drift: Drift = field(default_factory=Drift)
+    counter: Any
+    """A ``tf.Variable`` that counts the optimizer's steps, on all ranks alike."""
+    variables: list[weakref.ref[Variable]] = field(default_factory=list)
+    averaged: int = 0
+    """The count at the last averaging."""
+
+    def steps(self) -> int:
+        """The number of steps since the last averaging."""
+        return int(self.counter.numpy()) - self.averaged
 
 
-class LocalSgdUpdate:
-    """The ``GradientUpdate`` of local SGD.
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A ``tf.Variable`` that a program changes, and what it assigns."""
 
-    Averages after ``every`` steps, or about every ``seconds``: see ``Schedule``.
-    """
+    variable: weakref.ref[Any]
+    kind: Placement
+
+
+class LocalSgd:
+    """Averages after ``every`` steps, or about every ``seconds``: see ``Schedule``."""
 
     def __init__(
         self,
         session: Session,
-        divergence_check: DivergenceCheck,
         *,
         every: int | None = None,
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
-        self._divergence_check = divergence_check
-        self._every, self._seconds = every, seconds
+        self._agreement = Agreement(session.group, session.warn)
+        self._schedule = Schedule(every=every, seconds=seconds)
+        self._drift = Drift()
         self._clock = clock
-        self._replicas: list[Replica] = []
-        self._by_optimizer = ObjectMap[Replica]()
+        self._since_s = clock()
+        """When the last averaging ended."""
+        self._rows = 0.0
+        """The rows on which this rank has trained since the last averaging."""
+        self._trainings: list[Training] = []
+        self._runs = 0
+        """How many programs that train have run since the last averaging."""
+        self._lost = 0
+        """The steps of optimizers that are gone, and the runs before."""
+        self._by_optimizer = ObjectMap[Training]()
+        self._changes: dict[Program, list[Changed]] = {}
+        """The variables that each program changes."""
+        self._changed: dict[int, tuple[Any, Placement]] = {}
+        """The ``tf.Variable`` objects that have changed since the last averaging, by
+        ``id``. Their order is the same on all ranks."""
 
-    def before(
-        self,
-        optimizer: Optimizer,
-        gradients: Sequence[Gradient],
-        variables: Sequence[Variable],
-        state: Sequence[Variable],
-    ) -> list[Gradient] | None:
-        """The rank's own gradients; zeros if it has no rows of this batch."""
-        return _unless(self._has_rows(), gradients)
+    def install(self, *, seed: int, strict: bool) -> None:
+        """Install the hooks, once per process; for the arguments see ``partitioned``.
 
-    def after(
-        self,
-        optimizer: Optimizer,
-        variables: Sequence[Variable],
-        state: Sequence[Variable],
-    ) -> None:
-        """Count the step, and average if an averaging is due."""
-        replica = self._replica(optimizer)
-        for variable in (*variables, *state):
-            if tf.as_dtype(variable.dtype).is_floating:
-                replica.variables.setdefault(id(variable), variable)
-        rows = StepRows(self._session)
+        If the program divides its data itself, functions compute all rows that they
+        get.
+        """
+        session = self._session
+        group = session.group
+        if session.divides:
+            ranks = Ranks(session.size, (session.rank,))
+        else:
+            ranks = Ranks(1, (0,))
+        self._split = ranks.splits[0]
+        whole_work = WholeWork(session.warn)
 
-        def stepped(*counted: Array) -> np.bool_:
-            return np.bool_(self._stepped(replica, rows.of(counted), rows.in_loop))
+        def ran(program: Program) -> None:
+            whole_work.ran(program)
+            if program.trains:
+                session.applies += 1
+                session.step_rate.applied(program.label)
 
-        due = _scalar(tf.numpy_function(stepped, rows.inputs, tf.bool))
-        chosen = list(replica.variables.values())
-        tf.cond(
-            due,
-            lambda: self._average_within(replica, chosen),
-            lambda: tf.constant(False),
+        hook = Hook(
+            ranks,
+            lambda label: HostExchanger(group, label),
+            seed=seed,
+            strict=strict,
+            agree=self._agree if session.divides else None,
+            is_paused=lambda: session.within("saving"),
+            ran=ran,
+            alone=self,
+            variable_names=variable_paths,
         )
+        tf_patches.TABLE.install(
+            {
+                tf_patches.CALL_FUNCTION: hook.call,
+                tf_patches.FLAT_CALL: hook.flat_call,
+                tf_patches.ITERATOR_NEXT[0]: self._next,
+            }
+        )
+        patches.TABLE.install(
+            {
+                patches.OPTIMIZER_APPLY: self._apply,
+                patches.LOSS_SCALE_APPLY: self._apply,
+            }
+        )
+        session.settle = self.settle
+
+    # --- what trains ------------------------------------------------------------------
+
+    def begins(
+        self,
+        program: Program,
+        inputs: Callable[[], Sequence[Watched]],
+        variables: Callable[[], Sequence[Any]],
+    ) -> None:
+        """See ``Alone``: note what the program changes; begin with equal variables."""
+        known = self._changes.get(program)
+        if known is None:
+            watched = inputs()
+            self._agreement.on_first_values(program.label, watched)
+            assert program.placed is not None
+            kinds = changes(program.placed)
+            own = {id(getattr(each, "handle", None)): each for each in variables()}
+            known = [
+                Changed(weakref.ref(own[id(each.handle)]), kinds[each.place])
+                for each in watched
+                if each.place in kinds
+                and each.dtype.is_floating
+                and id(each.handle) in own
+            ]
+            self._changes[program] = known
+        for each in known:
+            self._note(each.variable(), each.kind)
+        placed = program.placed
+        assert placed is not None
+        rows = placed.rows
+        if rows is not None and program.is_divided:
+            rows = self._split.count(rows)
+        self._rows += rows or 1
+        self._runs += program.trains
+
+    def ended(self) -> None:
+        """See ``Alone``: average if an averaging is due."""
+        # A program may change its weights without an optimizer.
+        steps = self._steps() or self._runs
+        if steps and self._schedule.is_due(steps):
+            self._average(steps)
+
+    def _note(self, variable: Any, kind: Placement = REPLICATE) -> None:
+        if variable is not None:
+            self._changed.setdefault(id(variable), (variable, kind))
+
+    def _steps(self) -> int:
+        """The largest number of steps of an optimizer since the last averaging."""
+        return max((each.steps() for each in self._trainings), default=0)
+
+    def _apply(
+        self,
+        original: Callable[..., Variable],
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> Variable:
+        """Count a step; one of a LossScaleOptimizer counts even if it is skipped."""
+        if self._session.within("apply"):
+            return original(optimizer, grads, trainable_variables)
+        with self._session.once("apply"):
+            result = original(optimizer, grads, trainable_variables)
+        self._count(optimizer, trainable_variables)
+        return result
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _count(
+        self, optimizer: Optimizer, variables: Sequence[Variable] | None
+    ) -> None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        trained = list(variables or internals.trained_variables(inner))
+        training = self._by_optimizer.get(optimizer)
+        if training is None:
+            training = Training(weakref.ref(optimizer), new_variable(np.int64(0)))
+            self._by_optimizer[optimizer] = training
+            self._trainings.append(training)
+        known = {id(ref()) for ref in training.variables}
+        training.variables.extend(
+            weakref.ref(each) for each in trained if id(each) not in known
+        )
+        training.counter.assign_add(1)
+        if tf.executing_eagerly():
+            if not self._rows:
+                self._session.warn(_EAGER)
+                label = f"first values of {optimizer.name}"
+                self._agreement.on_first_values(label, _watched(trained))
+            self.ended()
+
+    def _next(
+        self, original: Callable[[Iterator[Nest]], Nest], iterator: Iterator[Nest]
+    ) -> Nest:
+        """Average when a loop of the program has got all batches."""
+        try:
+            return original(iterator)
+        except StopIteration:
+            if tf.executing_eagerly() and not self._session.inside_keras:
+                self.settle("end of a pass over a dataset")
+            raise
+
+    # --- averaging --------------------------------------------------------------------
 
     def settle(self, what: str) -> None:
         """Average everything that has been trained since the last averaging."""
-        for replica in self._replicas:
-            if replica.steps:
-                chosen = list(replica.variables.values())
-                with self._session.once("apply"), tf.init_scope():
-                    self._average_within(replica, chosen)
+        if tf.inside_function() or self._session.within("averaging"):
+            return
+        steps = self._steps()
+        if steps or self._changed:
+            self._average(steps)
 
-    def _replica(self, optimizer: Optimizer) -> Replica:
-        known = self._by_optimizer.get(optimizer)
-        if known is None:
-            schedule = Schedule(every=self._every, seconds=self._seconds)
-            name = self._session.optimizer_names.of(optimizer)
-            # The callback uses the replica before it exists, but runs only when the
-            # optimizer is gone.
-            replica: Replica
-            ref = weakref.ref(optimizer, lambda _: self._forget(replica))
-            replica = Replica(name, schedule, ref, since_s=self._clock())
-            self._replicas.append(replica)
-            known = self._by_optimizer[optimizer] = replica
-        return known
-
-    def _forget(self, replica: Replica) -> None:
-        """Forget the variables of a lost optimizer, unless they need averaging."""
-        if not replica.steps:
-            replica.variables.clear()
-
-    def _has_rows(self) -> bool | Tensor:
-        """Whether this rank has rows in this step: True, False or a boolean tensor."""
-        share = self._session.share
-        if share is not None:
-            return share.rows > 0
-        loop = self._session.loop
-        if tf.executing_eagerly():
-            return loop.share.rows > 0
-        return _scalar(
-            tf.numpy_function(lambda: np.bool_(loop.share.rows > 0), [], tf.bool)
+    @property
+    def steps(self) -> int:
+        """A number that grows with each step."""
+        return (
+            self._lost
+            + self._runs
+            + sum(int(each.counter.numpy()) for each in self._trainings)
         )
 
-    def _stepped(self, replica: Replica, rows: float, in_loop: bool) -> bool:
-        """Count a step; return whether it is time to average."""
-        session = self._session
-        replica.steps += 1
-        replica.rows += rows
-        session.last_rows = rows
-        session.applied(replica.name, in_loop=in_loop, exchanged=False)
-        return replica.schedule.is_due(replica.steps)
+    def settle_weights(self, variables: Sequence[Variable]) -> None:
+        """Average these variables and all that has been trained.
 
-    def _average_within(
-        self, replica: Replica, variables: Sequence[Variable]
-    ) -> Tensor:
-        """Set ``variables`` to their mean over the ranks, eagerly or in a graph.
-
-        Returns a boolean scalar, because a branch of ``tf.cond`` must return one.
+        Keras may have set them on each rank, to the optimizer's moving averages.
         """
+        for each in variables:
+            self._note(raw(each))
+        self.settle("end of fit")
 
-        def average(
-            signature: Signature, arrays: Sequence[Array], scalars: Sequence[Array]
-        ) -> list[Array]:
-            return self._means(replica, arrays, scalars, signature)
+    def merge(self, variables: Sequence[Variable]) -> None:
+        """Average the variables of metrics that have changed; see ``settle``."""
+        if tf.inside_function():
+            return
+        found = [self._changed.pop(id(raw(each)), None) for each in variables]
+        chosen = [each for each in found if each is not None]
+        if chosen:
+            self._combine("metrics", chosen)
 
-        exchange_variables(
-            f"parameters of {replica.name}",
-            variables,
-            average,
-            self._divergence_check.hyperparameters(replica.name, replica.optimizer()),
-        )
-        return tf.constant(True)
-
-    def _means(
+    def _agree(
         self,
-        replica: Replica,
-        arrays: Sequence[Array],
-        scalars: Sequence[Array],
-        signature: Signature,
-    ) -> list[Array]:
-        group, steps = self._session.group, replica.steps
+        program: str,
+        inputs: Sequence[Tensor],
+        variables: Sequence[Watched],
+        exchanges: Sequence[str],
+    ) -> list[Tensor]:
+        """Before ranks compute a batch together, their variables must be equal."""
+        self.settle(program)
+        return self._agreement.on(program, inputs, variables, exchanges)
+
+    def _average(self, steps: int) -> None:
+        for training in self._trainings:
+            if training.steps():
+                for ref in training.variables:
+                    variable = ref()
+                    if variable is not None and tf.as_dtype(variable.dtype).is_floating:
+                        self._note(raw(variable))
+        trained = {
+            id(raw(variable))
+            for training in self._trainings
+            for variable in (ref() for ref in training.variables)
+            if variable is not None
+        }
+        own = self._of_optimizers()
+        chosen = [each for key, each in self._changed.items() if key not in own]
+        before, after = self._combine("parameters", chosen)
+        moved = [i for i, (each, _) in enumerate(chosen) if id(each) in trained]
+        self._agree_on_interval(
+            steps, [before[i] for i in moved], [after[i] for i in moved]
+        )
+        for training in self._trainings:
+            training.averaged += training.steps()
+        self._forget()
+        self._changed.clear()
+        self._lost += self._runs
+        self._rows, self._runs, self._since_s = 0.0, 0, self._clock()
+        self._session.exchanged()
+
+    def _forget(self) -> None:
+        """Forget optimizers that are gone."""
+        gone = [each for each in self._trainings if each.optimizer() is None]
+        self._lost += sum(each.averaged for each in gone)
+        self._trainings = [each for each in self._trainings if each not in gone]
+
+    def _of_optimizers(self) -> set[int]:
+        """The variables of the optimizers, which stay local."""
+        found: set[int] = set()
+        for training in self._trainings:
+            optimizer = training.optimizer()
+            for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+                if each is not None:
+                    found.update(id(raw(variable)) for variable in each.variables)
+        return found
+
+    def _combine(
+        self, what: str, chosen: Sequence[tuple[Any, Placement]]
+    ) -> tuple[list[Array], list[Array]]:
+        """Make variables equal on all ranks; returns the values before and after."""
+        before = [np.asarray(variable.numpy()) for variable, _ in chosen]
+        kinds = [kind for _, kind in chosen]
+        words = tuple(
+            tensor_words(f"{name_of(variable)} {kind}", value.dtype.name, value.shape)
+            for (variable, kind), value in zip(chosen, before, strict=True)
+        )
+        signature = Signature(f"mean of {what}", words)
+        averaged = [i for i, kind in enumerate(kinds) if not _is_of_rows(kind)]
         means, _ = mean_of_gradients(
-            group,
-            arrays,
+            self._session.group,
+            [before[i] for i in averaged],
             [],
-            weight=max(replica.rows, _LEAST_ROWS),
+            weight=self._rows or 1.0,
             signature=signature,
             bucket_bytes=self._session.bucket_bytes,
         )
-        now = self._clock()
-        proposal = replica.schedule.proposal(steps, now - replica.since_s)
-        ours = _STATISTICS.pack(_squared_distance(arrays, means), proposal)
-        optimizers = [(replica.name, replica.optimizer())]
-        check = self._divergence_check.look_at(
-            optimizers, self._session.step_rate.steps, scalars
+        after = list(before)
+        for index, mean in zip(averaged, means, strict=True):
+            after[index] = mean
+        for index, kind in enumerate(kinds):
+            if _is_of_rows(kind):
+                after[index] = self._of_rows(what, before[index], kind)
+        for (variable, _), value in zip(chosen, after, strict=True):
+            variable.assign(value)
+        return before, after
+
+    def _of_rows(self, what: str, value: Array, kind: Partial | Shard) -> Array:
+        """The largest or smallest value, or the rows of all ranks."""
+        group, signature = self._session.group, Signature(f"rows of {what}")
+        if isinstance(kind, Partial):
+            op = ReduceOp.MAX if kind.op == "max" else ReduceOp.MIN
+            return reduce_arrays(group, [value], op, signature)[0]
+        if self._split.size == 1:
+            return value  # Ranks have other data.
+        blocks = value.reshape(
+            *value.shape[: kind.dim],
+            kind.outer,
+            kind.block,
+            *value.shape[kind.dim + 1 :],
         )
-        signature = Signature(f"drift of {replica.name}")
-        statistics = [
-            _STATISTICS.unpack(data)
-            for data in allgather_bytes(group, ours, signature, check)
-        ]
-        replica.schedule.agreed(statistics[0][1])
+        first = self._split.first(kind.rows) * kind.inner
+        own = range(first, first + self._split.local_block(kind))
+        part = np.take(blocks, own, axis=kind.dim + 1)
+        part = part.reshape(self._split.local_shape(value.shape, kind))
+        with group.exchange(signature) as call:
+            return gathered(call.transport, part, kind)
+
+    def _agree_on_interval(
+        self, steps: int, before: Sequence[Array], after: Sequence[Array]
+    ) -> None:
+        proposal = self._schedule.proposal(steps, self._clock() - self._since_s)
+        ours = _STATISTICS.pack(_squared_distance(before, after), proposal)
+        group = self._session.group
+        sent = allgather_bytes(group, ours, Signature("distance from the mean"))
+        statistics = [_STATISTICS.unpack(data) for data in sent]
+        self._schedule.agreed(statistics[0][1])
         distance = float(np.sqrt(np.mean([each[0] for each in statistics])))
-        if warning := replica.drift.saw(distance, steps):
+        if steps and (warning := self._drift.saw(distance, steps)):
             self._session.warn(warning)
-        replica.steps, replica.rows, replica.since_s = 0, 0.0, self._clock()
-        self._session.exchanged()
-        return means
+
+
+def _is_of_rows(kind: Placement) -> TypeGuard[Partial | Shard]:
+    return isinstance(kind, Shard) or kind in (Partial("max"), Partial("min"))
+
+
+def _watched(variables: Sequence[Variable]) -> list[Watched]:
+    found = [(name_of(each), raw(each)) for each in variables]
+    return [Watched(name, each.handle, each.dtype, 0) for name, each in found]
 
 
 def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
@@ -228,33 +436,3 @@ def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:
         away += float(np.dot(apart, apart))
         length += float(np.dot(middle, middle))
     return away / length if length else 0.0
-
-
-def _unless(has_rows: bool | Tensor, gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients, or zeros if ``has_rows`` is false."""
-    if has_rows is True:
-        return list(gradients)
-    given = [gradient for gradient in gradients if gradient is not None]
-    tensors = [tf.convert_to_tensor(g.values if is_sparse(g) else g) for g in given]
-    if not tensors:
-        return list(gradients)
-    chosen = iter(
-        tf.cond(
-            tf.convert_to_tensor(has_rows),
-            lambda: [tf.identity(tensor) for tensor in tensors],
-            # Not 0 * x, which would be NaN for infinite x.
-            lambda: [tf.zeros_like(tensor) for tensor in tensors],
-        )
-    )
-    return [None if g is None else _with(g, next(chosen)) for g in gradients]
-
-
-def _with(gradient: Gradient, tensor: Tensor) -> Gradient:
-    if not is_sparse(gradient):
-        return tensor
-    return tf.IndexedSlices(tensor, gradient.indices, gradient.dense_shape)
-
-
-def _scalar(tensor: Tensor) -> Tensor:
-    tensor = tf.convert_to_tensor(tensor)
-    return tf.reshape(tensor, [])

@@ -277,12 +277,12 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._in_epochs:
-            self._agree()
+            self._stop_together()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._agree()
+        self._stop_together()
 
-    def _agree(self) -> None:
+    def _stop_together(self) -> None:
         stops = np.array([bool(self.model.stop_training)], np.int64)
         anywhere = reduce_arrays(
             self._session.group, [stops], ReduceOp.MAX, Signature("whether to stop")
@@ -291,10 +291,16 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
 
 class PartitionedModels:
-    """The hooks on the methods of a model that print or take callbacks."""
+    """The hooks on the methods of a model that print or take callbacks.
+
+    ``renew`` is called when ``fit`` begins; without it, ranks may end at any time.
+    """
 
     def __init__(
-        self, session: Session, files: ChiefOnlySaving, renew: Callable[[], None]
+        self,
+        session: Session,
+        files: ChiefOnlySaving,
+        renew: Callable[[], None] | None = None,
     ) -> None:
         self._session = session
         self._files = files
@@ -310,20 +316,25 @@ class PartitionedModels:
             }
         )
 
-    def _fit(
+    def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.fit(original, *args, **kwargs)
+
+    def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.evaluate(original, *args, **kwargs)
+
+    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._session.once("predicting"):
+            return self.evaluate(original, *args, **kwargs)
+
+    def fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
+        """Run ``fit``, the function ``original``."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         arguments = bound.arguments
 
         def change(callbacks: Sequence[Callback]) -> list[Callback]:
-            session = self._session
-            in_epochs = any(map(looks_at_batches, callbacks))
-            return [
-                *with_chief_only_files(callbacks, session, self._files),
-                FitPosition(session.reporter),
-                StopAgreement(session, self._renew, in_epochs=in_epochs),
-            ]
+            return [*self.around(callbacks), FitPosition(self._session.reporter)]
 
         self._print_on_the_chief(arguments)
         tracer = self._session.group.tracer
@@ -337,9 +348,19 @@ class PartitionedModels:
             arguments["callbacks"] = changed
             return original(*bound.args, **bound.kwargs)
 
-    def _evaluate(
+    def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        """The program's callbacks and the strategy's."""
+        found = with_chief_only_files(callbacks, self._session, self._files)
+        if self._renew is not None:
+            in_epochs = any(map(looks_at_batches, callbacks))
+            stop = StopAgreement(self._session, self._renew, in_epochs=in_epochs)
+            found.append(stop)
+        return found
+
+    def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
+        """Run ``evaluate`` or ``predict``, the function ``original``."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         if not self._session.inside_keras:
             callbacks = bound.arguments.get("callbacks")
@@ -347,12 +368,6 @@ class PartitionedModels:
             self._print_on_the_chief(bound.arguments)
         with translated(), self._session.entering():
             return original(*bound.args, **bound.kwargs)
-
-    def _predict(
-        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
-    ) -> Any:
-        with self._session.once("predicting"):
-            return self._evaluate(original, model, *args, **kwargs)
 
     def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
         """Let only the chief print the progress of a call."""

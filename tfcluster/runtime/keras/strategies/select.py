@@ -36,11 +36,13 @@ from tfcluster.runtime.keras.strategies import (
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncSession
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
-from tfcluster.runtime.keras.strategies.local_sgd import LocalSgdUpdate
+from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
+from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
 from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.train import matmul_gradient
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
@@ -70,14 +72,19 @@ def begin(context: Context) -> Session:
         return _asynchronous_ps(context)
     if _is_partitioned(context):
         session = _session(context)
-        seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
-        strict = os.environ.get("TFCLUSTER_PARTITION") == "strict"
+        seed, strict = _partition_options(context)
         partitioned.install(session, seed=seed, strict=strict)
         _with_data_tasks(context, session)
         return session
     session = _IN_STEP[context.strategy](context)
     _with_data_tasks(context, session)
     return session
+
+
+def _partition_options(context: Context) -> tuple[int, bool]:
+    """A seed that is equal on all ranks, and whether a failure to divide is raised."""
+    seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
+    return seed, os.environ.get("TFCLUSTER_PARTITION") == "strict"
 
 
 def _is_partitioned(context: Context) -> bool:
@@ -110,11 +117,14 @@ def _collective(context: Context) -> Session:
 def _local_sgd(context: Context) -> Session:
     session = _session(context)
     options = context.options
-    every, seconds = options.sync_every, options.sync_seconds
-    update = LocalSgdUpdate(
-        session, DivergenceCheck(session), every=every, seconds=seconds
+    local_sgd = LocalSgd(
+        session, every=options.sync_every, seconds=options.sync_seconds
     )
-    synchronous.install(session, update)
+    seed, strict = _partition_options(context)
+    local_sgd.install(seed=seed, strict=strict)
+    saving = ChiefOnlySaving(session)
+    saving.install()
+    LocalSgdModels(session, saving, local_sgd).install()
     return session
 
 
@@ -195,13 +205,10 @@ def _session(context: Context) -> Session:
         process_group.join(context),
         reporter(),
         divides=options.divides,
-        waits_in_steps=options.strategy is not Strategy.LOCAL_SGD,
-        refuses_differences=options.on_difference == "refuse"
-        and options.strategy is not Strategy.LOCAL_SGD,
+        refuses_differences=options.on_difference == "refuse",
         normalizes_whole_batches=options.divides
         and options.batch_normalization == "global"
-        and options.shards is None
-        and options.strategy is not Strategy.LOCAL_SGD,
+        and options.shards is None,
         shards=options.shards,
         bucket_bytes=int(options.bucket_mb * MEGABYTE),
         rounding=_rounding(options),

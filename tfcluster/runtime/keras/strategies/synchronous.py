@@ -83,7 +83,7 @@ def install(
     optimizers.install(before_loss_scale)
     if tape_gradients is not None:
         tape_gradients.install(optimizers.state_of)
-    XlaFallback(session, shape_errors).install()
+    XlaFallback(session, shape_errors.in_function).install()
     SyncBatchNorm(session, holds, iteration).install()
     RnnStates(session, whole_batch).install()
     functions = InnerFunctions(session)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.checks.shape_errors import ShapeErrors
 from tfcluster.runtime.keras.graph_order import take_refusal
 from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.types import Model
@@ -34,11 +34,15 @@ def without_xla(model: Model) -> bool:
 
 
 class XlaFallback:
-    """The hook on ``tf.function``."""
+    """The hook on ``tf.function``, which is called within ``around()``."""
 
-    def __init__(self, session: Session, shape_errors: ShapeErrors) -> None:
+    def __init__(
+        self,
+        session: Session,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self._session = session
-        self._shape_errors = shape_errors
+        self._around = around
         self._plain: weakref.WeakKeyDictionary[Function, Function] = (
             weakref.WeakKeyDictionary()
         )
@@ -55,7 +59,7 @@ class XlaFallback:
         *args: Any,
         **kwargs: Any,
     ) -> object:
-        with self._shape_errors.in_function():
+        with self._around():
             return self._with_or_without_xla(original, function, *args, **kwargs)
 
     def _with_or_without_xla(
