@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import Partial, Shape, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
@@ -33,6 +34,15 @@ class Request:
     shape: Shape | None
     """The shape of the whole tensor."""
     name: str
+
+
+IN_ORDER = "tfcluster_in_order"
+"""In the names of the program's ops that wait for the other ranks, as exchanges do."""
+
+
+def is_in_order(node: Node) -> bool:
+    """Whether an op waits for the other ranks."""
+    return node.type == "PyFunc" and IN_ORDER in node.name
 
 
 class Exchanger(Protocol):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import Exchanger
+from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Graph, Node, elements_of
@@ -253,7 +253,8 @@ class Programs:
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
         must_be_written = any(
-            is_stateful_draw(node) or self._is_note(node) for node in graph.all_nodes()
+            is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
+            for node in graph.all_nodes()
         )
         if not placed.exchanges() and not must_be_written and not fetches:
             return Program(self.function.name, self.label, placed, None, seconds)

@@ -316,7 +316,7 @@ class PsUpdate:
             session.last_rows = weight
             if identical:
                 weight = float(session.chief)
-            received = servers.push(model.key, given, weight=weight)
+            received = servers.push(model.key, given)
         session.applied(model.key, in_loop=in_loop)
         return received
 

@@ -41,9 +41,8 @@ from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncSession
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgdUpdate
-from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
-from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
+from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train import matmul_gradient
 from tfcluster.runtime.keras.train.shard_steps import compute_alike
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
@@ -75,6 +74,14 @@ def begin(context: Context) -> Session:
         return _asynchronous_ps(context)
     if _is_partitioned(context):
         session = _session(context)
+        if context.strategy in _SERVED:
+            models = ServerModels(
+                session,
+                _servers(context, session),
+                synchronous=True,
+                leads=session.chief,
+            )
+            ServedUpdates(session, models).install()
         seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
         strict = os.environ.get("TFCLUSTER_PARTITION") == "strict"
         partitioned.install(session, seed=seed, strict=strict)
@@ -85,6 +92,8 @@ def begin(context: Context) -> Session:
 
 
 def _is_partitioned(context: Context) -> bool:
+    if context.strategy in _SERVED:
+        return True
     return (
         os.environ.get("TFCLUSTER_PARTITION") != "0"
         and context.strategy is Strategy.COLLECTIVE
@@ -129,40 +138,6 @@ def _local_sgd(context: Context) -> Session:
         session, DivergenceCheck(session), every=every, seconds=seconds
     )
     synchronous.install(session, update)
-    return session
-
-
-def _synchronous(context: Context) -> Session:
-    return _synchronous_ps(context, averages_state=True)
-
-
-def _replicated(context: Context) -> Session:
-    return _synchronous_ps(context, averages_state=False)
-
-
-def _synchronous_ps(context: Context, *, averages_state: bool) -> Session:
-    """Synchronous ranks; the ps tasks average their gradients and apply the mean."""
-    session = _session(context)
-    servers = _servers(context, session)
-    server_models = ServerModels(
-        session, servers, synchronous=True, leads=session.chief
-    )
-    model_variables = None if averages_state else ModelVariables(session, servers)
-    tape_gradients = TapeGradients(session, averages_state=False)
-    update = PsUpdate(
-        session,
-        server_models,
-        model_variables=model_variables,
-        divergence_check=DivergenceCheck(session),
-        tape_gradients=tape_gradients,
-    )
-    server_models.install()
-    synchronous.install(
-        session,
-        update,
-        before_loss_scale=update.agreed_on_infinities,
-        tape_gradients=tape_gradients,
-    )
     return session
 
 
@@ -265,6 +240,7 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
 _IN_STEP: dict[Strategy, Callable[[Context], Session]] = {
     Strategy.COLLECTIVE: _collective,
     Strategy.LOCAL_SGD: _local_sgd,
-    Strategy.PARAMETER_SERVER: _synchronous,
-    Strategy.REPLICATED: _replicated,
 }
+
+_SERVED = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+"""Strategies with ps tasks that update the variables."""
