@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -60,6 +61,8 @@ class ServerModel:
     initial values must be discarded."""
     changed: dict[str, Variable] = field(default_factory=dict)
     """Variables by path whose assigned values the ps tasks do not have yet."""
+    rate_path: str = ""
+    """The path of the learning rate, once it is known."""
     stale: bool = True
     """Whether the optimizer's slots have changed on the ps tasks since they were last
     fetched."""
@@ -186,18 +189,39 @@ class ServerModels:
 
     # --- to the ps tasks ------------------------------------------------------------
 
-    def pushing(self, model: ServerModel, compared: Sequence[str] = ()) -> None:
+    def pushing(
+        self,
+        model: ServerModel,
+        looked_at: Sequence[str] = (),
+        values: Mapping[str, Array] = MappingProxyType({}),
+    ) -> None:
         """Before a push, pass on all changes that the program made to this model.
 
-        The caller has looked at the variables of the paths ``compared`` itself.
+        The caller has looked at the variables of the paths ``looked_at`` itself, and
+        gives new ``values`` for some.
         """
-        self._look_at_assigned_in_graphs(model, compared)
+        self._look_at_assigned_in_graphs(model)
         for path, (variable, before) in model.shown.items():
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
                 model.changed[path] = variable
         model.shown.clear()
+        for path in looked_at:
+            model.changed.pop(path, None)
+        if self._leads:
+            for path, value in values.items():
+                self.servers.assign(model.key, path, value)
         self.pass_on_assignments(model)
         model.stale = True
+
+    def rate_path(self, model: ServerModel) -> str:
+        """The path of the learning rate, which is a variable of the optimizer."""
+        if not model.rate_path and (optimizer := model.optimizer()) is not None:
+            with self._session.once("slots"):
+                own = optimizer.variables
+            rate = internals.rate_of(optimizer)
+            found = zip(unique(own), own, strict=True)
+            model.rate_path = next(path for path, each in found if each is rate)
+        return model.rate_path
 
     def pass_on_assignments(self, model: ServerModel) -> None:
         """Pass on the values that the program has assigned since the last call."""
@@ -219,16 +243,14 @@ class ServerModels:
             if id(variable) in self._in_graphs:
                 self._in_graphs[id(variable)] = weakref.ref(variable), _memory(variable)
 
-    def _look_at_assigned_in_graphs(
-        self, model: ServerModel, compared: Sequence[str]
-    ) -> None:
+    def _look_at_assigned_in_graphs(self, model: ServerModel) -> None:
         for key, (ref, memory) in list(self._in_graphs.items()):
             variable = ref()
             if variable is None:
                 del self._in_graphs[key]
                 continue
             owner, path, _ = self._watched.get(key, (None, "", None))
-            if owner is not model or path in compared:
+            if owner is not model:
                 continue
             now = _memory(variable)
             if memory is None or not _is_unchanged(variable, now, memory):

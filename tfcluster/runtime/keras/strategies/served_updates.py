@@ -45,6 +45,8 @@ class _State:
     known: dict[int, Array] = field(default_factory=dict)
     """Values by the variables' index. If a variable still has this memory, nobody has
     assigned to it: TensorFlow does not write to memory that others refer to."""
+    rate: Array | None = None
+    """The learning rate that the ps tasks have; None if they are to get it."""
 
 
 class ServedUpdates:
@@ -129,10 +131,11 @@ class ServedUpdates:
             with self._session.once("apply"):
                 return self._exchanged(optimizer, gradients, whole, arrays)
 
-        inputs = [
-            *gradients.flat,
-            *(tf.convert_to_tensor(raw(variables[i])) for i in whole),
-        ]
+        # A function may assign to these variables before and after the update.
+        rate = internals.rate_of(optimizer)
+        read = [variables[i] for i in whole]
+        read += [rate] if isinstance(rate, keras.Variable) else []
+        inputs = [*gradients.flat, *(tf.convert_to_tensor(raw(v)) for v in read)]
         answered = self._called(run, inputs, types)
         found = iter(answered)
         for index in whole:
@@ -176,16 +179,19 @@ class ServedUpdates:
     ) -> list[Array]:
         """The new values of the variables ``whole``; of the others values and indices.
 
-        ``arrays`` are those of the gradients, and the present values of ``whole``.
+        ``arrays`` are those of the gradients, then the present values of ``whole`` and
+        of the learning rate, if that is a variable.
         """
         count = len(gradients.flat)
-        present = dict(zip(whole, map(np.asarray, arrays[count:]), strict=True))
         given = gradients.in_order(*gradients.unflattened(arrays[:count]))
+        read = list(map(np.asarray, arrays[count:]))
+        present = dict(zip(whole, read, strict=False))
+        rate = read[-1] if len(read) > len(whole) else None
         try:
             kinds = "".join(kind.value for kind in gradients.kinds)
             model = self._models.of(optimizer, kinds)
             state = self._state(optimizer, present)
-            self._pass_on(model, state, present)
+            self._pass_on(model, state, present, rate)
             received = self._models.servers.push(model.key, given)
         except CollectiveError as error:
             self._session.group.keep(error)
@@ -210,15 +216,25 @@ class ServedUpdates:
         return state
 
     def _pass_on(
-        self, model: ServerModel, state: _State, present: dict[int, Array]
+        self,
+        model: ServerModel,
+        state: _State,
+        present: dict[int, Array],
+        rate: Array | None,
     ) -> None:
         """Let the ps tasks know what the program has assigned since the last update."""
         paths = unique(model.variables)
+        values = {}
         for index, value in present.items():
             known = state.known.get(index)
             if known is None or not _are_equal(value, known):
-                model.changed[paths[index]] = model.variables[index]
-        self._models.pushing(model, [paths[index] for index in present])
+                values[paths[index]] = value
+        looked_at = [paths[index] for index in present]
+        if rate is not None:
+            looked_at.append(self._models.rate_path(model))
+            if state.rate is None or not _are_equal(rate, state.rate):
+                values[looked_at[-1]] = state.rate = rate.copy()
+        self._models.pushing(model, looked_at, values)
 
 
 def _in_order(
@@ -251,7 +267,13 @@ def _in_order(
 def _are_equal(one: Array, other: Array) -> bool:
     if is_same_memory(one, other):
         return True
-    return one.tobytes() == other.tobytes()
+    return np.array_equal(_bits(one), _bits(other))
+
+
+def _bits(array: Array) -> Array:
+    """The numbers' bits: NaN is not equal to itself, and zeros have signs."""
+    width = array.dtype.itemsize
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{width}" if width < 9 else "u8")
 
 
 def _value(received: Array | Rows | None, old: Array) -> Array:
