@@ -71,7 +71,7 @@ def difference(pushed: Mapping[int, Pushed]) -> str | None:
 _WORDS = {"d": "an array", "s": "rows", "-": "no gradient"}
 
 
-def joined(
+def whole_gradients(
     pushed: Mapping[int, Pushed], shapes: Sequence[Sequence[int]]
 ) -> list[Gradient]:
     """The whole gradients of pieces of these shapes, from the parts of all ranks.

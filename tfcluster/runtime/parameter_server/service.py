@@ -16,7 +16,7 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.gradient_parts import (
     Pushed,
     difference,
-    joined,
+    whole_gradients,
 )
 from tfcluster.runtime.parameter_server.messages import Header, Message
 from tfcluster.runtime.parameter_server.model_signature import differing
@@ -219,7 +219,7 @@ class Service:
             try:
                 if unlike := difference(step.pushed):
                     raise RefusedError("mismatch", f"gradients differ: {unlike}")
-                model.shards.apply(joined(step.pushed, model.shapes), pushed.kinds)
+                model.shards.apply(whole_gradients(step.pushed, model.shapes), pushed.kinds)
             except RefusedError as error:
                 step.error = error
             except Exception as error:
