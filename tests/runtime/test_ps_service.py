@@ -204,11 +204,13 @@ def test_in_step_the_parts_of_all_ranks_are_applied_once(size: int) -> None:
 def test_in_step_all_wait_for_the_chief_to_define_the_model() -> None:
     with cluster() as running:
         chief, other = running.connect(0), running.connect(1)
-        found = in_threads(
-            [partial(opened, other, 2.0, synchronous=True), chief.close]
-        )
-        assert isinstance(found[0], PeerLostError)
-        assert "rank 0 has left" in str(found[0])
+        calls: list[Callable[[], Any]] = [
+            partial(opened, other, 2.0, synchronous=True),
+            chief.close,
+        ]
+        error = in_threads(calls)[0]
+        assert isinstance(error, PeerLostError)
+        assert "rank 0 has left" in str(error)
 
 
 def test_gradients_on_old_weights_are_dropped_and_counted() -> None:

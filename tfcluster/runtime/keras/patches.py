@@ -51,6 +51,7 @@ LOSS_SCALE_APPLY = Patch(
     (
         _RECORD_APPLY,
         in_keras(_APPLY, "collective, local_sgd"),
+        in_keras(f"{_APPLY}_loss_scaled", ASYNC),
     ),
     "exchange of gradients before the check for infinities",
 )

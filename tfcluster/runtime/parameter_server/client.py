@@ -170,9 +170,9 @@ class ParameterServerClient:
         results. ``kinds`` are the kinds of the expected gradients, a letter for each
         variable: see ``Pack``. ``pack`` is called now, and later for other kinds, if a
         ps lacks the update; its exceptions are passed on. ``synchronous``: a step
-        applies one gradient, of which each task sends a part. ``splittable``: rows may be updated separately,
-        so variables may be sharded. ``together``: the update needs all gradients at
-        once, so one ps gets them all.
+        applies one gradient, of which each task sends a part. ``splittable``: rows may
+        be updated separately, so variables may be sharded. ``together``: the update
+        needs all gradients at once, so one ps gets them all.
 
         Raises CollectiveMismatchError if the variables or options differ between the
         tasks.

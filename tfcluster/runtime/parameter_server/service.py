@@ -219,7 +219,9 @@ class Service:
             try:
                 if unlike := difference(step.pushed):
                     raise RefusedError("mismatch", f"gradients differ: {unlike}")
-                model.shards.apply(whole_gradients(step.pushed, model.shapes), pushed.kinds)
+                model.shards.apply(
+                    whole_gradients(step.pushed, model.shapes), pushed.kinds
+                )
             except RefusedError as error:
                 step.error = error
             except Exception as error:

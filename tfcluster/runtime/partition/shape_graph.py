@@ -107,7 +107,9 @@ class ShapeGraph:
             name = f"{name}__{number}"
             self._names[name] = 1
         # TensorFlow lets an op wait by waiting with its constants, which do not run.
-        behind = [c for v in inputs if v.node in self._constants for c in v.node.controls]
+        behind = [
+            c for v in inputs if v.node in self._constants for c in v.node.controls
+        ]
         distinct = list(dict.fromkeys([*controls, *behind]))
         node = Node(
             name,

@@ -273,7 +273,9 @@ def _are_equal(one: Array, other: Array) -> bool:
 def _bits(array: Array) -> Array:
     """The numbers' bits: NaN is not equal to itself, and zeros have signs."""
     width = array.dtype.itemsize
-    return np.ascontiguousarray(array).reshape(-1).view(f"u{width}" if width < 9 else "u8")
+    return (
+        np.ascontiguousarray(array).reshape(-1).view(f"u{width}" if width < 9 else "u8")
+    )
 
 
 def _value(received: Array | Rows | None, old: Array) -> Array:
