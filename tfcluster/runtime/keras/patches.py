@@ -52,6 +52,7 @@ LOSS_SCALE_APPLY = Patch(
         _RECORD_APPLY,
         in_keras(_APPLY, "collective, local_sgd"),
         in_keras(f"{_APPLY}_loss_scaled", ASYNC),
+        in_keras(f"{_SERVED_UPDATES}._apply_loss_scaled", SERVED),
     ),
     "exchange of gradients before the check for infinities",
 )

@@ -27,7 +27,6 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.step_rows import StepRows
 from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModel, ServerModels
-from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
 from tfcluster.runtime.keras.tf_variables import have_values, raw
 from tfcluster.runtime.keras.train.common_indices import marked, may_be_common
 from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
@@ -48,8 +47,6 @@ class PsUpdate:
     """The ``GradientUpdate`` that pushes gradients; the answer has the new weights.
 
     ``divergence_check`` compares the optimizers' settings of synchronous ranks.
-    ``model_variables`` shares the variables that layers update from their data, such as
-    moving averages; without it they are averaged over the group's ranks in every step.
     ``tape_gradients`` knows which gradients the tapes have already exchanged.
     """
 
@@ -58,13 +55,11 @@ class PsUpdate:
         session: Session,
         server_models: ServerModels,
         *,
-        model_variables: ModelVariables | None = None,
         divergence_check: DivergenceCheck | None = None,
         tape_gradients: TapeGradients | None = None,
     ) -> None:
         self._session = session
         self._server_models = server_models
-        self._model_variables = model_variables
         self._divergence_check = divergence_check
         self._looked_at = 0
         self._tape_gradients = tape_gradients
@@ -113,8 +108,6 @@ class PsUpdate:
         model = self._server_models.of(optimizer, "".join(k.value for k in given.kinds))
         if state and self._session.size > 1:
             self._average(state)
-        if self._model_variables is not None:
-            self._model_variables.seen(state)
         answered = self._push(model, given, identical=identical)
         # Until the push, the local variables are compared with those on the ps tasks.
         with tf.control_dependencies(answered):
@@ -158,8 +151,6 @@ class PsUpdate:
         self._server_models.pass_on_all_assignments()
         if not self._server_models.synchronous:
             self._server_models.pull()
-        if self._model_variables is not None:
-            self._model_variables.sync_model_variables()
         self._compare()
 
     def _compare(self) -> None:

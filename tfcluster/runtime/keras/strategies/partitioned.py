@@ -62,10 +62,15 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
     tf_patches.TABLE.install(
         {tf_patches.CALL_FUNCTION: hook.call, tf_patches.FLAT_CALL: hook.flat_call}
     )
+    install_models(session)
+    return hook
+
+
+def install_models(session: Session) -> None:
+    """Install the hooks in Keras, once per process."""
     saving = ChiefOnlySaving(session)
     saving.install()
     PartitionedModels(session, saving).install()
-    return hook
 
 
 class WholeWork:

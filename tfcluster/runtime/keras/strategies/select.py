@@ -72,28 +72,24 @@ def begin(context: Context) -> Session:
         and not context.options.synchronous
     ):
         return _asynchronous_ps(context)
+    if context.strategy in _SERVED:
+        return _synchronous_ps(context)
     if _is_partitioned(context):
         session = _session(context)
-        if context.strategy in _SERVED:
-            models = ServerModels(
-                session,
-                _servers(context, session),
-                synchronous=True,
-                leads=session.chief,
-            )
-            ServedUpdates(session, models).install()
-        seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
-        strict = os.environ.get("TFCLUSTER_PARTITION") == "strict"
-        partitioned.install(session, seed=seed, strict=strict)
+        _divide(context, session)
         return session
     session = _IN_STEP[context.strategy](context)
     _with_data_tasks(context, session)
     return session
 
 
+def _divide(context: Context, session: Session) -> None:
+    seed = int.from_bytes(hashlib.sha256(context.token).digest()[:4], "big")
+    strict = os.environ.get("TFCLUSTER_PARTITION") == "strict"
+    partitioned.install(session, seed=seed, strict=strict)
+
+
 def _is_partitioned(context: Context) -> bool:
-    if context.strategy in _SERVED:
-        return True
     return (
         os.environ.get("TFCLUSTER_PARTITION") != "0"
         and context.strategy is Strategy.COLLECTIVE
@@ -138,6 +134,20 @@ def _local_sgd(context: Context) -> Session:
         session, DivergenceCheck(session), every=every, seconds=seconds
     )
     synchronous.install(session, update)
+    return session
+
+
+def _synchronous_ps(context: Context) -> Session:
+    session = _session(context)
+    models = ServerModels(
+        session, _servers(context, session), synchronous=True, leads=session.chief
+    )
+    ServedUpdates(session, models).install()
+    if session.divides:
+        _divide(context, session)
+    else:
+        partitioned.install_models(session)
+        _with_data_tasks(context, session)
     return session
 
 

@@ -15,11 +15,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.collective import CollectiveError, Signature
+from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, flattened
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.session import Session
@@ -65,6 +66,7 @@ class ServedUpdates:
         patches.TABLE.install(
             {
                 patches.OPTIMIZER_APPLY: self._apply,
+                patches.LOSS_SCALE_APPLY: self._apply_loss_scaled,
                 patches.MODEL_FIT: self._without_xla,
                 patches.MODEL_TRAIN_ON_BATCH: self._without_xla,
             }
@@ -96,13 +98,54 @@ class ServedUpdates:
             # Keras reports the error.
             return original(optimizer, grads, trainable_variables)
         internals.require_known(optimizer, variables)
-        ordered = _in_order(optimizer, grads, variables)
+        ordered = _in_order(optimizer, self._averaged(optimizer, grads), variables)
         if all(gradient is None for gradient in ordered):
             return original(optimizer, grads, trainable_variables)
         done = self._update(optimizer, TensorList.of(ordered))
         with tf.control_dependencies(done):
             raw(internals.iterations_of(optimizer)).assign_add(1)
         return None
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def _apply_loss_scaled(
+        self,
+        original: Callable[..., Any],
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[Variable] | None = None,
+    ) -> Any:
+        """Average gradients before their check: all ranks then skip the same steps."""
+        averaged = self._averaged(optimizer, list(grads))
+        with self._session.once("averaged"):
+            return original(optimizer, averaged, trainable_variables)
+
+    def _averaged(
+        self, optimizer: Optimizer, gradients: list[Gradient]
+    ) -> list[Gradient]:
+        """The means over ranks that have batches of their own, else the gradients."""
+        session = self._session
+        if session.divides or session.size == 1 or session.within("averaged"):
+            return gradients
+        given = TensorList.of(gradients)
+        kinds = "".join(kind.value for kind in given.kinds)
+        name = session.optimizer_names.of(optimizer)
+        signature = Signature(f"gradients of {name}", (kinds,))
+
+        def run(*arrays: Array) -> list[Array]:
+            means = mean_of_gradients(
+                session.group,
+                *given.unflattened(arrays),
+                weight=1.0,
+                signature=signature,
+            )
+            return flattened(*means)
+
+        found = self._called(run, given.flat, [each.dtype for each in given.flat])
+        for index, (tensor, local) in enumerate(zip(found, given.flat, strict=True)):
+            dense = index < given.dense_count
+            shape = local.shape if dense else [None, *local.shape[1:]]
+            found[index] = tf.ensure_shape(tensor, shape)
+        return given.with_flat(found).tensors()
 
     def _built(
         self, optimizer: Optimizer, given: Sequence[Variable] | None
