@@ -80,6 +80,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
     jobs = [
         job("steps", 2, "ps_synchronous.py", REPLICATED),
+        job("assigned", 2, "ps_assigned.py", SYNCHRONOUS),
+        Job("assigned-one", 1, "ps_assigned.py", (str(folder / "assigned-one"),)),
         job("alone", 2, "ps_asynchronous.py", ALONE),
     ]
     for name, size, env, cases in (
@@ -191,6 +193,14 @@ def test_an_optimizer_of_the_programs_own_is_applied_there(found: Written) -> No
 def test_what_the_program_assigns_reaches_the_servers(found: Written) -> None:
     for values in found.of("steps", "assigned"):
         np.testing.assert_allclose(values["w0"], [5.0 - 1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["eagerly", "in_graphs", "of_tensorflow", "rows"])
+def test_whatever_is_assigned_is_as_on_one_machine(found: Written, case: str) -> None:
+    (one,) = found.of("assigned-one", case)
+    ranks = found.of("assigned", case)
+    assert_equal_on_all_ranks(ranks)
+    assert_equal_to_one(one, ranks[0])
 
 
 # --- asynchronous ---------------------------------------------------------------------
