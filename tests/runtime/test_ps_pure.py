@@ -11,7 +11,12 @@ import pytest
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.net.buffer_pool import Pool
-from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
+from tfcluster.runtime.parameter_server.gradient_parts import (
+    Pushed,
+    Share,
+    difference,
+    whole_gradients,
+)
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
@@ -25,6 +30,7 @@ from tfcluster.runtime.parameter_server.placement import (
     bytes_of,
     placed,
 )
+from tfcluster.runtime.parameter_server.service import gradients_of
 from tfcluster.runtime.parameter_server.sharding import (
     Rows,
     joined,
@@ -152,49 +158,40 @@ def test_slots_of_split_variables_are_put_together_and_cut() -> None:
     assert found["adam/iteration"] == 0
 
 
-def test_means_are_weighted_and_in_the_order_of_ranks() -> None:
-    a, b = np.array([1.0, 2.0], "f4"), np.array([4.0, 8.0], "f4")
-    rows = Slices(np.ones((1, 2), "f4"), np.array([3]))
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_the_parts_of_all_ranks_are_the_whole(count: int) -> None:
+    dense = np.arange(6, dtype="f4").reshape(2, 3)
+    scalar = np.array(2.5, "f4")
+    slices = Slices(np.arange(10.0).reshape(5, 2), np.array([3, 1, 3, 0, 9]))
+    arrays, kinds = [dense, slices.values, slices.indices, scalar], "ds-d"
+    parts = [Share(rank, count).of(kinds, arrays) for rank in range(count)]
+    assert sum(part[0].size for part in parts) == dense.size
     pushed = {
-        1: Pushed(1.0, "ds-", [b.copy(), rows, None]),
-        0: Pushed(3.0, "ds-", [a.copy(), rows, None]),
+        rank: Pushed(kinds, gradients_of(kinds, part))
+        for rank, part in reversed(list(enumerate(parts)))
     }
-    dense, sparse, nothing = mean(pushed)
-    assert isinstance(dense, np.ndarray)
-    np.testing.assert_allclose(dense, (3 * a + b) / 4)
-    assert isinstance(sparse, Slices)
-    np.testing.assert_allclose(sparse.values, [[0.75] * 2, [0.25] * 2])
-    assert nothing is None
+    found = whole_gradients(pushed, [(2, 3), (10, 2), (4,), ()])
+    np.testing.assert_array_equal(found[0], dense)
+    assert isinstance(found[1], Slices)
+    np.testing.assert_array_equal(found[1].values, slices.values)
+    np.testing.assert_array_equal(found[1].indices, slices.indices)
+    assert found[2] is None
+    assert isinstance(found[3], np.ndarray)
+    assert found[3].shape == ()
+    assert found[3] == 2.5
 
 
-def test_slices_of_common_indices_are_added_up() -> None:
-    def of(value: float, indices: list[int], *, common: bool = True) -> Slices:
-        values = np.full((len(indices), 2), value, "f4")
-        return Slices(values, np.array(indices, np.int64), common=common)
-
-    own = [of(1, [2, 0]), of(1, [2]), of(1, [2])]
-    other = [of(5, [2, 0]), of(5, [2], common=False), of(5, [0])]
-    nan = [of(np.nan, [1])] * 3
-    pushed = {0: Pushed(3.0, "sss", own), 1: Pushed(1.0, "sss", other)}
-    pushed[2] = Pushed(0.0, "sss", nan)
-    added, *appended = mean(pushed)
-    assert isinstance(added, Slices)
-    assert added.indices.tolist() == [2, 0]
-    np.testing.assert_allclose(added.values, np.full((2, 2), 2.0))
-    for slices, indices in zip(appended, ([2, 2], [2, 0]), strict=True):
-        assert isinstance(slices, Slices)
-        assert slices.indices.tolist() == indices
-        np.testing.assert_allclose(slices.values, [[0.75] * 2, [1.25] * 2])
-
-
-def test_a_weight_of_zero_counts_for_nothing_not_even_nan() -> None:
-    nan = np.full(2, np.nan, "f4")
-    pushed = {0: Pushed(0.0, "d", [nan]), 1: Pushed(2.0, "d", [np.ones(2, "f4")])}
-    np.testing.assert_array_equal(mean(pushed)[0], [1.0, 1.0])
+def test_an_empty_part_counts_for_nothing() -> None:
+    given = [np.arange(4, dtype="f4")]
+    pushed = {
+        0: Pushed("d", gradients_of("d", Share(0, 1).of("d", given))),
+        1: Pushed("d", gradients_of("d", Share(-1, 1).of("d", given))),
+    }
+    np.testing.assert_array_equal(whole_gradients(pushed, [(4,)])[0], given[0])
 
 
 def test_unlike_gradients_are_told_apart() -> None:
-    pushed = {0: Pushed(1.0, "d-", []), 2: Pushed(1.0, "ds", [])}
+    pushed = {0: Pushed("d-", []), 2: Pushed("ds", [])}
     assert difference(pushed) == "rank 0 has no gradient for piece 1, rank 2 has rows"
 
 

@@ -179,25 +179,38 @@ def test_asynchronous_gradients_are_all_applied(count: int) -> None:
         late.close()
 
 
-def test_in_step_the_mean_is_applied() -> None:
-    def act(rank: int, servers: ParameterServerClient) -> list[Any]:
-        opened(servers, 1.0, synchronous=True, splittable=True)
-        found = []
-        for step in range(5):
-            weight = [3.0, 1.0][rank]
-            gradient = [np.full(v.shape, rank + step, "f4") for v in MODEL]
-            found.append(servers.push("m", gradient, weight=weight))
-        return found
+@pytest.mark.parametrize("size", [2, 3])
+def test_in_step_the_parts_of_all_ranks_are_applied_once(size: int) -> None:
+    rng = np.random.default_rng(0)
+    steps = [[rng.normal(size=v.shape).astype("f4") for v in MODEL] for _ in range(5)]
 
-    with cluster(2) as running:
-        ours, theirs = results(running.all(act))
+    def act(rank: int, servers: ParameterServerClient) -> list[Any]:
+        # The chief's values count, and so does only its first gradient.
+        opened(servers, 1.0 + rank, synchronous=True, splittable=True)
+        first = [gradient + rank for gradient in steps[0]]
+        return [servers.push("m", step) for step in (first, *steps[1:])]
+
+    with cluster(2, size) as running:
+        found = results(running.all(act))
         assert [s["applied"] for s in running.statistics()] == [5, 5]
-    expected = 1.0
-    for step, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        expected -= RATE * (step + 0.25)
-        for a, b in zip(one, other, strict=True):
-            np.testing.assert_array_equal(a, b)
-            np.testing.assert_allclose(a, expected, rtol=1e-6)
+    expected = [np.full(v.shape, 1.0, "f4") for v in MODEL]
+    for step, gradients in enumerate(steps):
+        expected = [e - RATE * g for e, g in zip(expected, gradients, strict=True)]
+        for ours in found:
+            for value, right in zip(ours[step], expected, strict=True):
+                np.testing.assert_allclose(value, right, rtol=1e-6)
+
+
+def test_in_step_all_wait_for_the_chief_to_define_the_model() -> None:
+    with cluster() as running:
+        chief, other = running.connect(0), running.connect(1)
+        calls: list[Callable[[], Any]] = [
+            partial(opened, other, 2.0, synchronous=True),
+            chief.close,
+        ]
+        error = in_threads(calls)[0]
+        assert isinstance(error, PeerLostError)
+        assert "rank 0 has left" in str(error)
 
 
 def test_gradients_on_old_weights_are_dropped_and_counted() -> None:
@@ -414,4 +427,4 @@ def test_an_update_that_fails_says_so_to_all_in_step() -> None:
     with cluster() as running:
         for error in running.all(act):
             assert isinstance(error, CollectiveError)
-            assert "broadcast" in str(error)
+            assert "reshape" in str(error)

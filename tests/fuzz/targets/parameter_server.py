@@ -126,8 +126,7 @@ _REQUESTS: tuple[Mapping[str, Any], ...] = (
     {"op": "put", "key": "a", "text": "b"},
     {"op": "get", "key": "a"},
     {"op": "pull", "model": "m"},
-    {"op": "push", "model": "m", "kinds": "ds-", "version": 1, "weight": 1.0}
-    | {"common": [False, True, False]}
+    {"op": "push", "model": "m", "kinds": "ds-", "version": 1}
     | {"arrays": [["float32", [2]], ["float32", [1, 2]], ["int64", [1]]]},
     {"op": "slots", "model": "m"},
     {"op": "has_update", "model": "m", "kinds": "d"},
@@ -141,7 +140,7 @@ _REQUESTS: tuple[Mapping[str, Any], ...] = (
 def _seeds() -> list[bytes]:
     return [
         _packed({"op": "pull"}, []),
-        _packed({"op": "push", "weight": 1.5}, [np.arange(6.0).reshape(2, 3)]),
+        _packed({"op": "push", "version": 1}, [np.arange(6.0).reshape(2, 3)]),
         _packed({}, [np.ones(3, np.int32), np.zeros((2, 0), np.float16)]),
         _PREFIX.pack(27, 0) + b'{"buffer":0,"arrays":[]}   ',
     ]
@@ -158,7 +157,7 @@ def _header_seeds() -> list[bytes]:
     texts = [
         {"op": "push", "arrays": [["float32", [2, 3]], ["int64", [4]]]},
         {"op": "push", "arrays": [["bool", [64]]]},
-        {"op": "push", "arrays": [], "weight": 0.5},
+        {"op": "push", "arrays": [], "version": 0.5},
         {"buffer": 0, "arrays": [["float64", [8]]]},
     ]
     lengths = [128, 64, 0, 0]

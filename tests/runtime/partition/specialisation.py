@@ -153,6 +153,25 @@ def _nested_effects() -> list[Array]:
     return _run(function, [total])
 
 
+def _waits_with_a_constant() -> list[Array]:
+    """TensorFlow lets the constant 1 wait, and thereby what adds it."""
+    count = tf.Variable(0.0)
+    seen: list[Array] = []
+
+    def look(x: Array) -> Array:
+        seen.append(np.asarray(count.numpy()))
+        return x
+
+    @tf.function(input_signature=[ROWS])  # type: ignore[untyped-decorator]
+    def function(x: Any) -> Any:
+        looked = tf.numpy_function(look, [tf.reduce_sum(x)], tf.float32)
+        with tf.control_dependencies([looked]):
+            count.assign_add(1.0)
+        return tf.reduce_mean(x)
+
+    return [*_run(function, [count]), *seen]
+
+
 def _run(function: Any, variables: list[Any]) -> list[Array]:
     generator = np.random.default_rng(0)
     found = []
@@ -164,7 +183,13 @@ def _run(function: Any, variables: list[Any]) -> list[Array]:
 
 
 @pytest.mark.parametrize(
-    "script", [_assigned_in_a_loop, _read_between_assignments, _nested_effects]
+    "script",
+    [
+        _assigned_in_a_loop,
+        _read_between_assignments,
+        _nested_effects,
+        _waits_with_a_constant,
+    ],
 )
 @pytest.mark.parametrize("size", SIZES)
 def test_effects_come_in_order(script: Callable[[], list[Array]], size: int) -> None:

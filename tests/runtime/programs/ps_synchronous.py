@@ -2,7 +2,7 @@
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
 """The weights of synchronous ranks and of their parameter servers, step by step.
 
-ps_synchronous.py RESULTS
+ps_synchronous.py RESULTS [CASE...]
 """
 
 from __future__ import annotations
@@ -66,38 +66,16 @@ def case_steps():
 
 
 def case_averages():
-    """BatchNormalization's moving averages, on this rank and on the servers."""
+    """BatchNormalization's moving averages."""
     x, y = data(rows=64)
     layer = keras.layers.BatchNormalization(name="normal")
     model = compiled(classifier(layer))
-    own, kept, shown = [], [], []
-
-    class Last(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            own.append(layer.moving_mean.numpy())
-
-        def on_test_begin(self, logs=None):
-            shown.append(layer.moving_mean.numpy())
-
-    model.fit(
-        x,
-        y,
-        batch_size=16,
-        epochs=2,
-        verbose=0,
-        validation_data=(x, y),
-        callbacks=[Last()],
+    own = []
+    last = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: own.append(layer.moving_mean.numpy())
     )
-    servers = server_models().servers
-    for name in list(servers._models):
-        if name.startswith("model variables"):
-            kept = [v for v in servers.pull(name) if v.shape == own[-1].shape]
-    return {
-        "own": np.array(own),
-        "shown": np.array(shown),
-        "kept": np.array(kept),
-        "end": layer.moving_mean.numpy(),
-    }
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[last])
+    return {"own": np.array(own)}
 
 
 def case_mean():

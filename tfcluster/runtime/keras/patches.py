@@ -31,6 +31,8 @@ _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
 _APPLY = "train.optimizer_hook.OptimizerHook._apply"
+_SERVED_UPDATES = "strategies.served_updates.ServedUpdates"
+_WITHOUT_XLA = in_keras(f"{_SERVED_UPDATES}._without_xla", SERVED)
 
 # --- optimizers -----------------------------------------------------------------------
 
@@ -41,10 +43,11 @@ OPTIMIZER_APPLY = Patch(
         _RECORD_APPLY,
         in_keras("checks.program_variables.ProgramVariables._step", IN_STEP),
         in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
-        in_keras("strategies.partitioned.EagerGradients.apply", "collective"),
+        in_keras("strategies.partitioned.EagerGradients.apply", IN_STEP),
         in_keras(_APPLY, EACH),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
+        in_keras(f"{_SERVED_UPDATES}._apply", SERVED),
     ),
     "exchange of gradients",
 )
@@ -53,9 +56,7 @@ LOSS_SCALE_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras(_APPLY, "collective"),
-        in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
-        in_keras(f"{_APPLY}_loss_scaled", SERVED),
+        in_keras("strategies.partitioned.EagerGradients.apply", IN_STEP),
         in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
     "exchange of gradients before the check for infinities",
@@ -119,6 +120,7 @@ MODEL_FIT = Patch(
         in_keras("checks.own_exchanges.OwnExchanges._fit", EACH),
         in_keras(f"{_ENTRY}._fit", EACH),
         in_keras(f"{_PARTITIONED}._fit", EACH),
+        _WITHOUT_XLA,
     ),
     "training on a part of each batch, callbacks in step",
     how="inherited",
@@ -153,6 +155,7 @@ MODEL_TRAIN_ON_BATCH = Patch(
         in_keras(f"{_ENTRY}._train_on_batch", EACH),
         in_keras(f"{_LOCAL}._train_on_batch", LOCAL),
         in_keras(f"{_ASYNC}._train_on_batch", ASYNC),
+        _WITHOUT_XLA,
     ),
     "training on a part of a batch",
     how="inherited",
@@ -232,6 +235,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
         in_keras("train.injected_callbacks.prove_first_step", EACH),
         in_keras("checks.trial_steps.TrialSteps._make", IN_STEP),
         in_keras("train.xla_fallback.without_xla", EACH),
+        _WITHOUT_XLA,
         Handler("horovod.load_model.load_model", OWN, True),
     ),
     "check in the first step that gradients are exchanged",
@@ -240,7 +244,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
 ONE_MODEL_TEST_FUNCTION = Patch(
     "keras.Model",
     "test_function",
-    (in_keras("train.xla_fallback.without_xla", EACH),),
+    (in_keras("train.xla_fallback.without_xla", EACH), _WITHOUT_XLA),
     "models without XLA",
     how="object",
 )

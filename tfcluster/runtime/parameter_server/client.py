@@ -20,6 +20,7 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
+from tfcluster.runtime.parameter_server.gradient_parts import Share
 from tfcluster.runtime.parameter_server.messages import Header, Message, padded
 from tfcluster.runtime.parameter_server.model_signature import facts_of
 from tfcluster.runtime.parameter_server.placement import (
@@ -80,6 +81,11 @@ class _Model:
     pack: Pack
     versions: list[int]
     """The last version of each ps that this task has seen."""
+    share: Share | None
+    """The part of the next gradients that this task sends; None for all.
+
+    The chief's values define a model, so only the chief's first gradients count.
+    """
     known: set[tuple[int, str]] = field(default_factory=set)
     """Pairs: a ps, and kinds of gradients for which it has an update."""
 
@@ -119,6 +125,7 @@ class ParameterServerClient:
         self._lock = threading.Lock()
         self._tracer = tracer()
         self._models: dict[str, _Model] = {}
+        self._rank, self._size = rank, size
         self._connections = Connections(
             addresses,
             rank=rank,
@@ -157,20 +164,23 @@ class ParameterServerClient:
     ) -> OpenResult:
         """Create ``model`` on the ps tasks; the first task to call gives the values.
 
+        In a synchronous model that is the chief, and the others wait for it.
+
         ``values[i]`` has the shape and dtype of ``variables[i]``, and so have the
         results. ``kinds`` are the kinds of the expected gradients, a letter for each
         variable: see ``Pack``. ``pack`` is called now, and later for other kinds, if a
         ps lacks the update; its exceptions are passed on. ``synchronous``: a step
-        applies the mean over all tasks. ``splittable``: rows may be updated separately,
-        so variables may be sharded. ``together``: the update needs all gradients at
-        once, so one ps gets them all.
+        applies one gradient, of which each task sends a part. ``splittable``: rows may
+        be updated separately, so variables may be sharded. ``together``: the update
+        needs all gradients at once, so one ps gets them all.
 
         Raises CollectiveMismatchError if the variables or options differ between the
         tasks.
         """
         servers = self._connections.count
         placement = placed(variables, servers, splittable=splittable, together=together)
-        state = _Model(tuple(variables), placement, pack, [0] * servers)
+        share = Share(0 if self._rank == 0 else -1, 1) if synchronous else None
+        state = _Model(tuple(variables), placement, pack, [0] * servers, share)
         facts = facts_of(
             variables,
             synchronous=synchronous,
@@ -198,19 +208,18 @@ class ParameterServerClient:
         return OpenResult(found, version, defined, placement)
 
     def push(
-        self, model: str, gradients: Sequence[Gradient], *, weight: float = 1.0
+        self, model: str, gradients: Sequence[Gradient]
     ) -> list[Array | Rows | None]:
         """Push gradients to be applied; return the updated variables.
 
         Arguments and results are in the model's order; a gradient has the shape and
         dtype of its variable, or is the Slices of some of its rows. An item of the
         result is the whole variable, the Rows that changed, or None if nothing has
-        changed since this task last saw it. In a synchronous model, this returns after
-        all tasks have pushed and their weighted mean has been applied; only there is
-        ``weight``, the number of rows, used. Raises IndexError for an index beyond a
-        variable's rows, and CollectiveMismatchError if the ranks' gradients are of
-        different kinds. Synchronous steps follow Chen et al., arXiv:1604.00981, without
-        backup workers; other steps follow Downpour SGD (Dean et al., 2012).
+        changed since this task last saw it. In a synchronous model all tasks push the
+        same gradients, of which each sends a part; this returns once they have been
+        applied. Raises IndexError for an index beyond a variable's rows, and
+        CollectiveMismatchError if the ranks' gradients are of different kinds. Other
+        steps follow Downpour SGD (Dean et al., 2012).
         """
         with self._lock:
             state = self._models[model]
@@ -218,20 +227,22 @@ class ParameterServerClient:
             for ps in state.used:
                 pieces = state.placement[ps]
                 kinds, arrays = pushed_part(state.variables, pieces, gradients)
+                if state.share is not None:
+                    arrays = state.share.of(kinds, arrays)
                 self._send_update_if_missing(model, state, ps, kinds)
                 header = {
                     "op": "push",
                     "model": model,
                     "version": state.versions[ps],
-                    "weight": weight,
                     "kinds": kinds,
-                    "common": _common(pieces, gradients),
                 }
                 channel = self._connections.channels[ps]
                 requests[ps] = channel.with_shared_buffers(
                     model, Message(header, arrays)
                 )
             answers = self._request(requests)
+            if state.share is not None:
+                state.share = Share(self._rank, self._size)
             for ps, answer in answers.items():
                 state.versions[ps] = answer.header["version"]
             return joined(
@@ -375,12 +386,6 @@ class ParameterServerClient:
                 error = _ERRORS.get(kind, CollectiveError)
                 raise error(f"ps:{ps}: {answers[ps].header['text']}")
         return answers
-
-
-def _common(pieces: Sequence[Piece], gradients: Sequence[Gradient]) -> list[bool]:
-    """Whether the indices of each piece's gradient are common: see ``Slices``."""
-    found = [gradients[piece.variable] for piece in pieces]
-    return [isinstance(each, Slices) and each.common for each in found]
 
 
 def _named(requests: Mapping[int, Message]) -> str:

@@ -13,7 +13,11 @@ from typing import TypeAlias
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.parameter_server.gradient_mean import Pushed, difference, mean
+from tfcluster.runtime.parameter_server.gradient_parts import (
+    Pushed,
+    difference,
+    whole_gradients,
+)
 from tfcluster.runtime.parameter_server.messages import Header, Message
 from tfcluster.runtime.parameter_server.model_signature import differing
 from tfcluster.runtime.parameter_server.placement import Piece
@@ -51,6 +55,8 @@ class _Model:
     facts: Header
     """The model's signature, which has to be equal on all tasks."""
     shards: ShardedModel
+    shapes: Sequence[Sequence[int]]
+    """The shapes of the pieces."""
     step: _Step = field(default_factory=_Step)
 
 
@@ -139,11 +145,15 @@ class Service:
     def _open(self, rank: int, connection: object, request: Message) -> Message:
         """Answer with the values, or tell the first task to define the model.
 
-        Other tasks wait here until the first task has done so.
+        Other tasks wait here until the first task has done so. The ranks of a
+        synchronous model are to train the chief's values, so only the chief is told to.
         """
         name = request.header["model"]
+        others_may = rank == 0 or not request.header["facts"]["synchronous"]
         while name not in self._models:
-            if name not in self._definers:
+            if not others_may and 0 in self._disconnected:
+                raise _left(0)
+            if others_may and name not in self._definers:
                 self._definers[name] = connection
                 return Message({"do": "define"})
             self._lock.wait()
@@ -162,7 +172,8 @@ class Service:
         shards = ShardedModel(pieces, rows_only, engine)
         if graph.size:
             engine.define(graph.tobytes())
-        self._models[header["model"]] = _Model(header["facts"], shards)
+        shapes = [value.shape for value in values]
+        self._models[header["model"]] = _Model(header["facts"], shards, shapes)
         self._definers.pop(header["model"], None)
         self._lock.notify_all()
         return _DONE
@@ -186,10 +197,10 @@ class Service:
     def _push(self, rank: int, connection: object, request: Message) -> Message:
         header = request.header
         model = self._model(request)
-        gradients = gradients_of(header["kinds"], request.arrays, header["common"])
+        gradients = gradients_of(header["kinds"], request.arrays)
         since = int(header["version"])
         self.gradient_arrived.set()
-        pushed = Pushed(float(header["weight"]), header["kinds"], gradients)
+        pushed = Pushed(header["kinds"], gradients)
         if not model.facts["synchronous"]:
             staleness = max(0, model.shards.version - since)
             model.shards.apply(gradients, pushed.kinds, staleness=staleness)
@@ -200,7 +211,7 @@ class Service:
         return _changes_since(model.shards, since)
 
     def _push_in_step(self, rank: int, model: _Model, pushed: Pushed) -> None:
-        """Add a rank's gradients to the current step; return when it is complete."""
+        """Add a rank's part to the current step; return when the step is complete."""
         step = model.step
         step.pushed[rank] = pushed
         if len(step.pushed) == self._size:
@@ -208,7 +219,9 @@ class Service:
             try:
                 if unlike := difference(step.pushed):
                     raise RefusedError("mismatch", f"gradients differ: {unlike}")
-                model.shards.apply(mean(step.pushed), pushed.kinds)
+                model.shards.apply(
+                    whole_gradients(step.pushed, model.shapes), pushed.kinds
+                )
             except RefusedError as error:
                 step.error = error
             except Exception as error:
@@ -221,11 +234,7 @@ class Service:
         while not step.done:
             if missing := sorted(self._disconnected - step.pushed.keys()):
                 step.pushed.pop(rank, None)
-                raise RefusedError(
-                    "lost",
-                    f"rank {missing[0]} has left: its process ended or the connection "
-                    "to it broke",
-                )
+                raise _left(missing[0])
             self._lock.wait()
         if step.error is not None:
             raise RefusedError(step.error.kind, str(step.error))
@@ -262,25 +271,29 @@ class Service:
         return Message({"text": self._notes.get(request.header["key"])})
 
 
-def gradients_of(
-    kinds: str, arrays: Sequence[Array], common: Sequence[bool]
-) -> list[Gradient]:
+def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
     """The gradients of these kinds (see ``client.Pack``), from their arrays.
 
     ``d`` takes one array, ``s`` takes two (values, indices), and ``-`` takes none.
-    ``common`` says of each gradient whether its indices are: see ``Slices``.
     """
     rest = iter(arrays)
     found: list[Gradient] = []
-    for kind, is_common in zip(kinds, common, strict=True):
+    for kind in kinds:
         if kind == "-":
             found.append(None)
         elif kind == "s":
             values = next(rest)
-            found.append(Slices(values, next(rest), common=is_common))
+            found.append(Slices(values, next(rest)))
         else:
             found.append(next(rest))
     return found
+
+
+def _left(rank: int) -> RefusedError:
+    return RefusedError(
+        "lost",
+        f"rank {rank} has left: its process ended or the connection to it broke",
+    )
 
 
 def _changes_since(shards: ShardedModel, since: int) -> Message:

@@ -18,6 +18,7 @@ from tfcluster.runtime.collective.group import CollectiveCall
 from tfcluster.runtime.collective.packing import packed, reduced
 from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import Partial, Shape, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
@@ -52,6 +53,15 @@ class Request:
 BUCKET_BYTES = 8 << 20
 """The size above which reductions are split into several exchanges, so that the first
 go while the last terms are computed."""
+
+
+IN_ORDER = "tfcluster_in_order"
+"""In the names of the program's ops that wait for the other ranks, as exchanges do."""
+
+
+def is_in_order(node: Node) -> bool:
+    """Whether an op waits for the other ranks."""
+    return node.type == "PyFunc" and IN_ORDER in node.name
 
 
 class Exchanger(Protocol):

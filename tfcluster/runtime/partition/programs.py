@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import Exchanger
+from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.fetches import Fetch, fetches_of
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Graph, Node, elements_of
@@ -290,7 +290,8 @@ class Programs:
             self.label.startswith(_OF_TAPES) or _trains(placed)
         )
         must_be_written = any(
-            is_stateful_draw(node) or self._is_note(node) for node in graph.all_nodes()
+            is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
+            for node in graph.all_nodes()
         )
         if not placed.exchanges() and not must_be_written and not fetches:
             return Program(

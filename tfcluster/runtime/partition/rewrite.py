@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import Exchanger
+from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Node, Value
 from tfcluster.runtime.partition.placement import (
@@ -229,8 +229,13 @@ class _Body:
         if len(ready) < len(inputs):
             return False
         waits = [name for each in node.controls for name in self._written[each]]
+        in_order = is_in_order(node)
+        if in_order:
+            waits.append(self._values.last_exchange)
         with self.writer.after(waits):
             self._node(node, plan, ready)
+        if in_order:
+            self._values.last_exchange = self.writer.last
         return True
 
     def _node(self, node: Node, plan: Plan, inputs: list[Refs]) -> None:

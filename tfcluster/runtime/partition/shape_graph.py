@@ -49,6 +49,8 @@ class ShapeGraph:
         self._inputs: list[Value] = []
         self._nodes: list[Node] = []
         self._pending: list[Node] = []
+        self._constants: set[Node] = set()
+        """The nodes that depend on no input."""
         self.tensors: dict[Value, Tensor] = {}
         self._names: dict[str, int] = {}
 
@@ -104,7 +106,11 @@ class ShapeGraph:
         if number:
             name = f"{name}__{number}"
             self._names[name] = 1
-        distinct = list(dict.fromkeys(controls))
+        # TensorFlow lets an op wait by waiting with its constants, which do not run.
+        behind = [
+            c for v in inputs if v.node in self._constants for c in v.node.controls
+        ]
+        distinct = list(dict.fromkeys([*controls, *behind]))
         node = Node(
             name,
             op_type,
@@ -117,6 +123,8 @@ class ShapeGraph:
         )
         node.outputs = [Value(node, i, dtype) for i, dtype in enumerate(dtypes)]
         self._pending.append(node)
+        if not stateful and all(value.node in self._constants for value in inputs):
+            self._constants.add(node)
         return node
 
     # --- shapes -----------------------------------------------------------------------

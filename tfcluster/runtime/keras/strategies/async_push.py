@@ -196,7 +196,7 @@ class AsyncPush:
             model.begun_elsewhere = False
             received: Received = servers.pull(model.key)
         else:
-            received = servers.push(model.key, given, weight=1.0)
+            received = servers.push(model.key, given)
         self._pushed(model.key)
         return received
 

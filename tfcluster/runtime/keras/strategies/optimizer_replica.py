@@ -165,7 +165,10 @@ class _OptimizerReplica:
         ]
         if given:
             own, variables = zip(*given, strict=True)
-            self._optimizer.apply(list(own), list(variables))
+            # A class that overrides ``apply`` has changed the gradients already.
+            keras.optimizers.Optimizer.apply(
+                self._optimizer, list(own), list(variables)
+            )
         else:
             internals.iterations_of(self._optimizer).assign_add(1)
 

@@ -127,7 +127,11 @@ def install(session: Session, *, seed: int, strict: bool) -> Hook:
             tf_patches.TAPE_GRADIENT: reduced.gradients,
         }
     )
-    patches.TABLE.install({patches.OPTIMIZER_APPLY: gradients.apply})
+    eager = {
+        patches.OPTIMIZER_APPLY: gradients.apply,
+        patches.LOSS_SCALE_APPLY: gradients.apply,
+    }
+    patches.TABLE.install(eager)
     saving = ChiefOnlySaving(session)
     saving.install()
     PartitionedModels(session, saving, agreement.variables.renew).install()

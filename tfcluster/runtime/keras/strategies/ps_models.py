@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -39,7 +40,7 @@ from tfcluster.runtime.parameter_server.client import (
     Rows,
 )
 from tfcluster.runtime.tensor_types import Tensor
-from tfcluster.runtime.tensors import tensor_of_part
+from tfcluster.runtime.tensors import array_of, tensor_of_part
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -60,6 +61,8 @@ class ServerModel:
     initial values must be discarded."""
     changed: dict[str, Variable] = field(default_factory=dict)
     """Variables by path whose assigned values the ps tasks do not have yet."""
+    rate_path: str = ""
+    """The path of the learning rate, once it is known."""
     stale: bool = True
     """Whether the optimizer's slots have changed on the ps tasks since they were last
     fetched."""
@@ -100,6 +103,9 @@ class ServerModels:
         self._leads = leads
         self._models: list[ServerModel] = []
         self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Variable]]] = {}
+        self._in_graphs: dict[int, tuple[weakref.ref[Variable], Array | None]] = {}
+        """Variables, by ``id``, that graphs assign to; each with the memory that it had
+        when that was last looked at."""
         self._lock = threading.Lock()
 
     @property
@@ -183,14 +189,39 @@ class ServerModels:
 
     # --- to the ps tasks ------------------------------------------------------------
 
-    def pushing(self, model: ServerModel) -> None:
-        """Before a push, pass on all changes that the program made to this model."""
+    def pushing(
+        self,
+        model: ServerModel,
+        looked_at: Sequence[str] = (),
+        values: Mapping[str, Array] = MappingProxyType({}),
+    ) -> None:
+        """Before a push, pass on all changes that the program made to this model.
+
+        The caller has looked at the variables of the paths ``looked_at`` itself, and
+        gives new ``values`` for some.
+        """
+        self._look_at_assigned_in_graphs(model)
         for path, (variable, before) in model.shown.items():
             if not np.array_equal(raw(variable).numpy(), before, equal_nan=True):
                 model.changed[path] = variable
         model.shown.clear()
+        for path in looked_at:
+            model.changed.pop(path, None)
+        if self._leads:
+            for path, value in values.items():
+                self.servers.assign(model.key, path, value)
         self.pass_on_assignments(model)
         model.stale = True
+
+    def rate_path(self, model: ServerModel) -> str:
+        """The path of the learning rate, which is a variable of the optimizer."""
+        if not model.rate_path and (optimizer := model.optimizer()) is not None:
+            with self._session.once("slots"):
+                own = optimizer.variables
+            rate = internals.rate_of(optimizer)
+            found = zip(unique(own), own, strict=True)
+            model.rate_path = next(path for path, each in found if each is rate)
+        return model.rate_path
 
     def pass_on_assignments(self, model: ServerModel) -> None:
         """Pass on the values that the program has assigned since the last call."""
@@ -209,6 +240,31 @@ class ServerModels:
     def _watch(self, model: ServerModel, variables: Sequence[Variable]) -> None:
         for path, variable in zip(unique(variables), variables, strict=True):
             self._watched[id(variable)] = model, path, weakref.ref(variable)
+            if id(variable) in self._in_graphs:
+                self._in_graphs[id(variable)] = weakref.ref(variable), _memory(variable)
+
+    def _look_at_assigned_in_graphs(self, model: ServerModel) -> None:
+        for key, (ref, memory) in list(self._in_graphs.items()):
+            variable = ref()
+            if variable is None:
+                del self._in_graphs[key]
+                continue
+            owner, path, _ = self._watched.get(key, (None, "", None))
+            if owner is not model:
+                continue
+            now = _memory(variable)
+            if memory is None or not _is_unchanged(variable, now, memory):
+                model.changed[path] = variable
+            trained = any(variable is each for each in model.variables)
+            # Memory that is referred to is copied before rows are set in it.
+            self._in_graphs[key] = ref, None if trained else now
+
+    def _note_in_graph(self, variable: Variable) -> None:
+        """Note that a graph that is being traced assigns to a variable."""
+        if id(variable) not in self._in_graphs:
+            watched = id(variable) in self._watched
+            memory = _memory(variable) if watched else None
+            self._in_graphs[id(variable)] = weakref.ref(variable), memory
 
     def _assign(
         self,
@@ -217,6 +273,10 @@ class ServerModels:
         value: Tensor,
     ) -> _R:
         result = original(variable, value)
+        if self.synchronous and tf.inside_function():
+            if not self._session.within("apply"):
+                self._note_in_graph(variable)
+            return result
         watched = self._watched.get(id(variable))
         if watched and watched[2]() is variable and not self._session.within("apply"):
             model, path, _ = watched
@@ -351,6 +411,27 @@ class ServerModels:
             if (optimizer := model.optimizer()) is not None:
                 self.pull_slots(optimizer)
         return original(*args, **kwargs)
+
+
+def is_same_memory(one: Array, other: Array) -> bool:
+    """Whether two arrays are views of the same memory; scalars are compared."""
+    if not one.size or not one.ndim:
+        return one.shape == other.shape and bool(np.array_equal(one, other))
+    return one.ctypes.data == other.ctypes.data and one.shape == other.shape
+
+
+def _is_unchanged(variable: Variable, now: Array, before: Array) -> bool:
+    """Whether a variable has not been assigned to."""
+    if is_same_memory(now, before):
+        return True
+    on_host = "CPU" in raw(variable).device
+    return not on_host and now.tobytes() == before.tobytes()
+
+
+def _memory(variable: Variable) -> Array:
+    """A variable's value, in its own memory if that is on the host."""
+    with tf.init_scope():
+        return array_of(raw(variable).read_value())
 
 
 def _are_others(opened: OpenResult, values: Sequence[Array]) -> bool:

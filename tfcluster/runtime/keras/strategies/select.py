@@ -18,8 +18,6 @@ from tfcluster.runtime.collective.buckets import MEGABYTE
 from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.checks import loss_scaling_probe
-from tfcluster.runtime.keras.checks.divergence_check import DivergenceCheck
 from tfcluster.runtime.keras.data import disable_autotune
 from tfcluster.runtime.keras.data.data_service_hooks import (
     DataServiceHooks,
@@ -31,19 +29,14 @@ from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import (
     async_parameter_server,
     partitioned,
-    synchronous,
 )
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncSession
-from tfcluster.runtime.keras.strategies.collective import CollectiveUpdate
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
 from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
-from tfcluster.runtime.keras.strategies.parameter_server import PsUpdate
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
-from tfcluster.runtime.keras.strategies.ps_non_trainable import ModelVariables
-from tfcluster.runtime.keras.train import matmul_gradient
+from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
-from tfcluster.runtime.keras.train.tape_gradients import TapeGradients
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -65,20 +58,16 @@ def begin(context: Context) -> Session:
             "Keras": keras.__version__,
         }
     )
-    if (
-        context.strategy is Strategy.PARAMETER_SERVER
-        and not context.options.synchronous
-    ):
-        return _asynchronous_ps(context)
-    if _is_partitioned(context):
-        session = _session(context)
-        seed, strict = _partition_options(context)
-        partitioned.install(session, seed=seed, strict=strict)
-        _with_data_tasks(context, session)
-        return session
-    session = _IN_STEP[context.strategy](context)
-    _with_data_tasks(context, session)
+    session = _BEGIN[context.strategy](context)
+    if context.options.data == "seed_offset":
+        SeedOffset(context.rank).install()
     return session
+
+
+def _divide(context: Context, session: Session) -> None:
+    seed, strict = _partition_options(context)
+    partitioned.install(session, seed=seed, strict=strict)
+    _with_data_tasks(context, session)
 
 
 def _partition_options(context: Context) -> tuple[int, bool]:
@@ -87,30 +76,9 @@ def _partition_options(context: Context) -> tuple[int, bool]:
     return seed, os.environ.get("TFCLUSTER_PARTITION") == "strict"
 
 
-def _is_partitioned(context: Context) -> bool:
-    """Whether traced functions are divided; so they are if there are shards."""
-    return context.options.shards is not None or (
-        os.environ.get("TFCLUSTER_PARTITION") != "0"
-        and context.strategy is Strategy.COLLECTIVE
-    )
-
-
 def _collective(context: Context) -> Session:
     session = _session(context)
-    if session.size > 1:
-        matmul_gradient.MatmulGradient().install()
-    if session.divides and session.size > 1:
-        session.trials = loss_scaling_probe.LossScalingProbe(session)
-    divergence_check = DivergenceCheck(session)
-    session.group.last_state = divergence_check.last_state
-    session.group.last_equal = divergence_check.last_equal
-    tape_gradients = TapeGradients(session, divergence_check=divergence_check)
-    update = CollectiveUpdate(session, tape_gradients, divergence_check)
-    synchronous.install(
-        session,
-        update,
-        tape_gradients=tape_gradients,
-    )
+    _divide(context, session)
     return session
 
 
@@ -125,40 +93,22 @@ def _local_sgd(context: Context) -> Session:
     saving = ChiefOnlySaving(session)
     saving.install()
     LocalSgdModels(session, saving, local_sgd).install()
+    _with_data_tasks(context, session)
     return session
 
 
-def _synchronous(context: Context) -> Session:
-    return _synchronous_ps(context, averages_state=True)
+def _parameter_server(context: Context) -> Session:
+    if context.options.synchronous:
+        return _synchronous_ps(context)
+    return _asynchronous_ps(context)
 
 
-def _replicated(context: Context) -> Session:
-    return _synchronous_ps(context, averages_state=False)
-
-
-def _synchronous_ps(context: Context, *, averages_state: bool) -> Session:
-    """Synchronous ranks; the ps tasks average their gradients and apply the mean."""
+def _synchronous_ps(context: Context) -> Session:
     session = _session(context)
     servers = _servers(context, session)
-    server_models = ServerModels(
-        session, servers, synchronous=True, leads=session.chief
-    )
-    model_variables = None if averages_state else ModelVariables(session, servers)
-    tape_gradients = TapeGradients(session, averages_state=False)
-    update = PsUpdate(
-        session,
-        server_models,
-        model_variables=model_variables,
-        divergence_check=DivergenceCheck(session),
-        tape_gradients=tape_gradients,
-    )
-    server_models.install()
-    synchronous.install(
-        session,
-        update,
-        before_loss_scale=update.agreed_on_infinities,
-        tape_gradients=tape_gradients,
-    )
+    models = ServerModels(session, servers, synchronous=True, leads=session.chief)
+    ServedUpdates(session, models).install()
+    _divide(context, session)
     return session
 
 
@@ -193,8 +143,6 @@ def _asynchronous_ps(context: Context) -> Session:
 
 
 def _with_data_tasks(context: Context, session: Session) -> None:
-    if context.options.data == "seed_offset":
-        SeedOffset(context.rank).install()
     if found := data_service_client(context):
         DataServiceHooks(session, *found).install()
 
@@ -205,10 +153,6 @@ def _session(context: Context) -> Session:
         process_group.join(context),
         reporter(),
         divides=options.divides,
-        refuses_differences=options.on_difference == "refuse",
-        normalizes_whole_batches=options.divides
-        and options.batch_normalization == "global"
-        and options.shards is None,
         shards=options.shards,
         bucket_bytes=int(options.bucket_mb * MEGABYTE),
         rounding=_rounding(options),
@@ -255,9 +199,9 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
     return connect
 
 
-_IN_STEP: dict[Strategy, Callable[[Context], Session]] = {
+_BEGIN: dict[Strategy, Callable[[Context], Session]] = {
     Strategy.COLLECTIVE: _collective,
     Strategy.LOCAL_SGD: _local_sgd,
-    Strategy.PARAMETER_SERVER: _synchronous,
-    Strategy.REPLICATED: _replicated,
+    Strategy.PARAMETER_SERVER: _parameter_server,
+    Strategy.REPLICATED: _synchronous_ps,
 }
