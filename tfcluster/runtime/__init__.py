@@ -93,8 +93,7 @@ if TYPE_CHECKING:
         start_timeline,
         stop_timeline,
     )
-    from tfcluster.runtime.keras.losses.whole_batch import gather_batch
-    from tfcluster.runtime.keras.merge_rules import merge_with
+    from tfcluster.runtime.keras.whole_batches import gather_batch, merge_with
     from tfcluster.runtime.process_group import (
         barrier,
         cross_rank,
@@ -212,8 +211,7 @@ __all__ = [
 ]
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "tfcluster.runtime.keras.losses.whole_batch": ("gather_batch",),
-    "tfcluster.runtime.keras.merge_rules": ("merge_with",),
+    "tfcluster.runtime.keras.whole_batches": ("gather_batch", "merge_with"),
     "tfcluster.runtime.exchange.gather_broadcast": (
         "allgather",
         "alltoall",

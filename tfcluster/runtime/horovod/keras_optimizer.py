@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
+import keras
 import tensorflow as tf
 
 from tfcluster.runtime import contract
 from tfcluster.runtime.horovod.accumulation import Accumulation
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.train.optimizer_hook import build
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.tensor_types import Gradient
@@ -80,7 +80,11 @@ def _built(
         known = internals.trained_variables(optimizer) if optimizer.built else []
         return known if len(known) == count else list(range(count))
     variables = list(trainable_variables)
-    build(optimizer, variables, traces_once=False)
+    if not optimizer.built:
+        name = keras.name_scope(optimizer.name, caller=optimizer)
+        with tf.init_scope(), name:
+            optimizer.build(variables)
+        optimizer.built = True
     return variables
 
 

@@ -30,7 +30,6 @@ _ASYNC = "strategies.async_models.AsyncModels"
 _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
-_APPLY = "train.optimizer_hook.OptimizerHook._apply"
 _SERVED_UPDATES = "strategies.served_updates.ServedUpdates"
 _WITHOUT_XLA = in_keras(f"{_SERVED_UPDATES}._without_xla", SERVED)
 
@@ -41,10 +40,7 @@ OPTIMIZER_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras("checks.program_variables.ProgramVariables._step", IN_STEP),
-        in_keras("checks.program_arrays.ProgramArrays._step", IN_STEP),
         in_keras("strategies.partitioned.EagerGradients.apply", IN_STEP),
-        in_keras(_APPLY, EACH),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
         in_keras(f"{_SERVED_UPDATES}._apply", SERVED),
@@ -57,15 +53,10 @@ LOSS_SCALE_APPLY = Patch(
     (
         _RECORD_APPLY,
         in_keras("strategies.partitioned.EagerGradients.apply", IN_STEP),
+        in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
     "exchange of gradients before the check for infinities",
-)
-OPTIMIZER_BUILD = Patch(
-    "keras.optimizers.Optimizer",
-    "build",
-    (in_keras("train.tape_gradients.TapeGradients._build", IN_STEP),),
-    "detection of the tape gradients used for training",
 )
 OPTIMIZER_SAVE = Patch(
     "keras.optimizers.Optimizer",
@@ -109,7 +100,6 @@ ONE_OPTIMIZER_LOCAL = Patch(
 
 # --- models ---------------------------------------------------------------------------
 
-_ENTRY = "train.model_methods.ModelMethods"
 _PARTITIONED = "strategies.partitioned.PartitionedModels"
 
 MODEL_FIT = Patch(
@@ -117,8 +107,6 @@ MODEL_FIT = Patch(
     "fit",
     (
         in_keras(f"{_RECORD}._fit", VERIFY, always=True),
-        in_keras("checks.own_exchanges.OwnExchanges._fit", EACH),
-        in_keras(f"{_ENTRY}._fit", EACH),
         in_keras(f"{_PARTITIONED}._fit", EACH),
         _WITHOUT_XLA,
     ),
@@ -130,7 +118,6 @@ MODEL_EVALUATE = Patch(
     "evaluate",
     (
         _RECORD_RESULT,
-        in_keras(f"{_ENTRY}._evaluate", EACH),
         in_keras(f"{_PARTITIONED}._evaluate", EACH),
     ),
     "evaluation on a part of each batch",
@@ -141,7 +128,6 @@ MODEL_PREDICT = Patch(
     "predict",
     (
         in_keras("data.data_service_hooks.DataServiceHooks._predict", DATA),
-        in_keras(f"{_ENTRY}._predict", EACH),
         in_keras(f"{_PARTITIONED}._predict", EACH),
     ),
     "prediction of all rows on each rank",
@@ -152,7 +138,6 @@ MODEL_TRAIN_ON_BATCH = Patch(
     "train_on_batch",
     (
         _RECORD_RESULT,
-        in_keras(f"{_ENTRY}._train_on_batch", EACH),
         in_keras(f"{_LOCAL}._train_on_batch", LOCAL),
         in_keras(f"{_ASYNC}._train_on_batch", ASYNC),
         _WITHOUT_XLA,
@@ -163,15 +148,8 @@ MODEL_TRAIN_ON_BATCH = Patch(
 MODEL_TEST_ON_BATCH = Patch(
     "keras.Model",
     "test_on_batch",
-    (_RECORD_RESULT, in_keras(f"{_ENTRY}._test_on_batch", EACH)),
+    (_RECORD_RESULT,),
     "evaluation on a part of a batch",
-    how="inherited",
-)
-MODEL_PREDICT_ON_BATCH = Patch(
-    "keras.Model",
-    "predict_on_batch",
-    (in_keras(f"{_ENTRY}._predict", EACH),),
-    "prediction of all rows on each rank",
     how="inherited",
 )
 MODEL_COMPILE = Patch(
@@ -181,59 +159,20 @@ MODEL_COMPILE = Patch(
     "corrections of what Keras sets up for optimizers of Horovod",
     how="inherited",
 )
-MODEL_MAKE_TRAIN_FUNCTION = Patch(
-    "keras.Model",
-    "make_train_function",
-    (in_keras("checks.trial_steps.TrialSteps._make", IN_STEP),),
-    "test of custom losses",
-    how="inherited",
-)
 MODEL_METRICS_RESULT = Patch(
     "keras.Model",
     "get_metrics_result",
-    (
-        in_keras("metrics.metrics.Metrics._model_result", IN_STEP),
-        in_keras(f"{_LOCAL}._metrics_result", LOCAL),
-    ),
-    "metrics of all ranks' rows",
-    how="inherited",
-)
-MODEL_RESULT_OR_LOGS = Patch(
-    "keras.Model",
-    "_get_metrics_result_or_logs",
-    (in_keras("metrics.metrics.Metrics._result_or_logs", IN_STEP),),
+    (in_keras(f"{_LOCAL}._metrics_result", LOCAL),),
     "metrics of all ranks' rows",
     how="inherited",
 )
 MODEL_EXPORT = Patch(
     "keras.Model", "export", (SAVED,), "files written by the chief only"
 )
-ONE_MODEL_TRAIN_STEP = Patch(
-    "keras.Model",
-    "train_step",
-    (
-        in_keras("train.sharded_steps.divide_steps", IN_STEP),
-        in_keras("metrics.metrics.Metrics.watch_steps", IN_STEP),
-    ),
-    "custom steps on a part of each batch",
-    how="object's dict",
-)
-ONE_MODEL_TEST_STEP = Patch(
-    "keras.Model",
-    "test_step",
-    (
-        in_keras("train.sharded_steps.divide_steps", IN_STEP),
-        in_keras("metrics.metrics.Metrics.watch_steps", IN_STEP),
-    ),
-    "custom steps on a part of each batch",
-    how="object's dict",
-)
 ONE_MODEL_TRAIN_FUNCTION = Patch(
     "keras.Model",
     "train_function",
     (
-        in_keras("train.injected_callbacks.prove_first_step", EACH),
-        in_keras("checks.trial_steps.TrialSteps._make", IN_STEP),
         in_keras("train.xla_fallback.without_xla", EACH),
         _WITHOUT_XLA,
         Handler("horovod.load_model.load_model", OWN, True),
@@ -251,114 +190,21 @@ ONE_MODEL_TEST_FUNCTION = Patch(
 
 # --- layers, losses, random numbers, metrics ------------------------------------------
 
-LAYER_CALL = Patch(
-    "keras.Layer",
-    "__call__",
-    (
-        in_keras("checks.program_arrays.ProgramArrays._layer", IN_STEP),
-        in_keras("state.moving_statistics.MovingStatistics._call", IN_STEP),
-    ),
-    "state of custom layers over all rows, a check of the arrays of loops",
-    how="inherited",
-)
 LAYER_GET_WEIGHTS = Patch(
     "keras.Layer",
     "get_weights",
     (
-        in_keras(f"{_ENTRY}._get_weights", EACH),
         in_keras(f"{_LOCAL}._get_weights", LOCAL),
         in_keras(f"{_ASYNC}._get_weights", ASYNC),
     ),
     "reads of weights combined over all ranks",
 )
-RNN_CALL = Patch(
-    "keras.layers.RNN",
-    "call",
-    (in_keras("state.rnn_states.RnnStates._call", IN_STEP),),
-    "states of the rank's rows",
-)
-NORMALIZATION_MOMENTS = Patch(
-    "keras.layers.BatchNormalization",
-    "_moments",
-    (in_keras("train.sync_batch_norm.SyncBatchNorm._moments", IN_STEP),),
-    "BatchNormalization(synchronized=True)",
-)
 VARIABLE_ASSIGN = Patch(
     "keras.Variable",
     "assign",
-    (
-        in_keras("state.assign_hook.AssignHook._assign", IN_STEP),
-        in_keras("strategies.ps_models.ServerModels._assign", SERVED),
-    ),
+    (in_keras("strategies.ps_models.ServerModels._assign", SERVED),),
     "metrics by rows, state of layers, assignments by the program",
     how="inherited",
-)
-LOSS_CALL = Patch(
-    "keras.losses.Loss",
-    "__call__",
-    (in_keras("losses.whole_batch_losses.WholeBatchLosses._call", IN_STEP),),
-    "losses that depend on the batch as a whole; a check for sums over rows",
-    how="each class",
-)
-REDUCE_WEIGHTED_VALUES = Patch(
-    "keras.src.losses.loss",
-    "reduce_weighted_values",
-    (in_keras("losses.loss_rescaling.LossRescaling._reduce", IN_STEP),),
-    "losses that are summed, weighted or masked",
-)
-_DRAWS = "random.row_draws.RowDraws"
-SEED_GENERATOR_NEXT = Patch(
-    "keras.random.SeedGenerator",
-    "next",
-    (in_keras(f"{_DRAWS}._next", IN_STEP),),
-    "different random numbers on each rank where they cannot be those of rows",
-)
-KERAS_SHUFFLE = Patch(
-    "keras.src.backend.tensorflow.random",
-    "shuffle",
-    (in_keras(f"{_DRAWS}._shuffle_of_keras", IN_STEP),),
-    "a warning about shuffles of rows; other shuffles are the same on all ranks",
-)
-INITIALIZER_CALL = Patch(
-    "keras.initializers.Initializer",
-    "__call__",
-    (in_keras(f"{_DRAWS}._alike", IN_STEP),),
-    "the same initial values on all ranks",
-    how="each class",
-)
-_UPDATE_STATE = in_keras("metrics.metrics.Metrics._update_state", IN_STEP)
-MEAN_UPDATE = Patch(
-    "keras.metrics.Mean",
-    "update_state",
-    (_UPDATE_STATE, in_keras("metrics.metrics.Metrics._update_mean", IN_STEP)),
-    "means of numbers that belong to a whole batch",
-)
-SUM_UPDATE = Patch(
-    "keras.metrics.Sum",
-    "update_state",
-    (_UPDATE_STATE, in_keras("metrics.metrics.Metrics._update_sum", IN_STEP)),
-    "sums of numbers that belong to a whole batch",
-)
-METRIC_UPDATE = Patch(
-    "keras.metrics.Metric",
-    "update_state",
-    (_UPDATE_STATE,),
-    "metrics of all ranks' rows",
-    how="each class",
-    but=("keras.metrics.Mean", "keras.metrics.Sum"),
-)
-METRIC_VARIABLE = Patch(
-    "keras.metrics.Metric",
-    "add_variable",
-    (in_keras("checks.traced_draws.TracedDraws._add_variable", IN_STEP),),
-    "one trace of the first step instead of two",
-)
-METRIC_RESULT = Patch(
-    "keras.metrics.Metric",
-    "result",
-    (in_keras("metrics.metrics.Metrics._result", IN_STEP),),
-    "metrics of all ranks' rows",
-    how="each class",
 )
 
 # --- data -----------------------------------------------------------------------------

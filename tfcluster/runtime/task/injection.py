@@ -22,7 +22,7 @@ from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
 if TYPE_CHECKING:
-    from tfcluster.runtime.keras.session import Session
+    from tfcluster.runtime.keras.training_session import Session
     from tfcluster.runtime.recording_files import RecordingFiles
 
 _SEED_BITS = 31

@@ -24,7 +24,7 @@ from tfcluster.runtime.keras.data.loop_datasets import (
     YIELDS_BATCHES,
     serves_a_loop,
 )
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Nest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.tensor_types import Dataset
 
 IS_SHARDED = "_tfcluster_sharded"

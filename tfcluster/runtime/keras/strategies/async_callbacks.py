@@ -6,10 +6,10 @@ import keras
 
 from tfcluster.runtime.collective import NotDistributedError
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_push import AsyncPush
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Logs
 
 

@@ -16,13 +16,13 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
     LoopBatches,
     ShardSpec,
 )
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_models import AsyncModels
 from tfcluster.runtime.keras.strategies.async_push import AsyncPush
 from tfcluster.runtime.keras.strategies.async_saving import AsyncSaving
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
+from tfcluster.runtime.keras.training_session import Session
 
 _SUSPICIOUS = 3
 """Warn after this many undivided batches in a row: a loop's first batch is never

@@ -21,9 +21,9 @@ from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.graph_order import exchange_in_order, refuse_xla
 from tfcluster.runtime.keras.object_map import ObjectMap
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.ps_models import ServerModel, ServerModels
 from tfcluster.runtime.keras.tf_variables import have_values, made_at_once, raw
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.tensor_types import Gradient, Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving, Name
+from tfcluster.runtime.keras.training_session import Session
 
 T = TypeVar("T")
 
@@ -16,7 +16,10 @@ class AsyncSaving(ChiefOnlySaving):
     """Lets only the chief save. Outside of ``fit``, the other ranks wait for it."""
 
     def __init__(
-        self, session: Session, progress: Progress, settle_loops: Callable[[], None]
+        self,
+        session: Session,
+        progress: Progress,
+        settle_loops: Callable[[], None],
     ) -> None:
         super().__init__(session)
         self._progress = progress

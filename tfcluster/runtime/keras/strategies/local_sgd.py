@@ -30,10 +30,10 @@ from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.exchange import HostExchanger, gathered

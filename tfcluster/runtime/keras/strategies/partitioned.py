@@ -27,10 +27,9 @@ from tfcluster.runtime.collective.transports.tensorflow.transport import (
 from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.checks.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import shards
+from tfcluster.runtime.keras.strategies.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.fit_position import FitPosition
 from tfcluster.runtime.keras.train.injected_callbacks import (
@@ -39,6 +38,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
     looks_at_batches,
     with_chief_only_files,
 )
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, Logs, Model, Optimizer
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger

@@ -21,7 +21,6 @@ import tensorflow as tf
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
     packer,
@@ -29,6 +28,7 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
 )
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import (
     Optimizer,
     SwapEMAWeights,

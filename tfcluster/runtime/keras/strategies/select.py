@@ -25,7 +25,6 @@ from tfcluster.runtime.keras.data.data_service_hooks import (
 )
 from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies import (
     async_parameter_server,
     partitioned,
@@ -37,6 +36,7 @@ from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -120,7 +120,6 @@ def _asynchronous_ps(context: Context) -> Session:
         Group(alone, tracer=tracer()),
         reporter(),
         divides=context.options.divides,
-        refuses_differences=False,
         shard=ShardSpec(context.rank, context.size),
     )
     servers = _servers(context, session)

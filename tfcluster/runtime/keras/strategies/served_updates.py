@@ -22,7 +22,6 @@ from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of
 from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.strategies.ps_models import (
@@ -31,6 +30,7 @@ from tfcluster.runtime.keras.strategies.ps_models import (
     is_same_memory,
 )
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.partition.exchange import IN_ORDER

@@ -26,7 +26,6 @@ from tfcluster.runtime.contract import Around
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data import cache_files
 from tfcluster.runtime.keras.data.downloads import Downloads
-from tfcluster.runtime.keras.session import Session
 from tfcluster.runtime.keras.train.saved_copies import (
     MAX_BYTES,
     Saved,
@@ -35,6 +34,7 @@ from tfcluster.runtime.keras.train.saved_copies import (
     packed,
     unpack,
 )
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.process_group import context
 
 T = TypeVar("T")

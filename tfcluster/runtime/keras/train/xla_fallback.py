@@ -14,7 +14,7 @@ from typing import Any
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.graph_order import take_refusal
-from tfcluster.runtime.keras.session import Session
+from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.tf_internals import Function
 

@@ -1,1 +1,0 @@
-"""Random numbers: each rank draws the numbers of its rows in the whole batch."""

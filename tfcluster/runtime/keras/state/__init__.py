@@ -1,1 +1,0 @@
-"""State that layers and metrics keep from step to step, merged over the ranks."""

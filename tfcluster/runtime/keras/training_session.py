@@ -1,0 +1,150 @@
+"""What the hooks of one training process share. Does not use Keras."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tfcluster.runtime.collective import Group, Signature
+from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
+from tfcluster.runtime.collective.collectives import broadcast_bytes
+from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
+from tfcluster.runtime.collective.rounding import Rounding
+from tfcluster.runtime.keras.unique_names import OptimizerNames
+from tfcluster.runtime.telemetry.agent_channel import Reporter
+from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
+
+
+@dataclass
+class Session:
+    """One process in training: whom it exchanges with, and what it is doing."""
+
+    group: Group
+    reporter: Reporter
+    divides: bool = True
+    """True: the script's batches are those of all ranks. False: each rank has its own.
+    """
+    shards: int | None = None
+    """The number of parts of every batch; None means one for each rank."""
+    bucket_bytes: int = DEFAULT_BYTES
+    """The approximate number of bytes per bucket in which gradients are exchanged."""
+    rounding: Rounding | None = None
+    """How the transport rounds gradients between hosts."""
+    feeds_errors_back: bool = False
+    """Whether each rank adds the last step's rounding error to its gradients."""
+    applies: int = 0
+    """The number of training steps so far."""
+    optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
+    """The optimizers' names in messages and on ps tasks, equal on all ranks."""
+    waited_for_servers_s: Callable[[], float] = lambda: 0.0
+    """Seconds spent waiting for ps tasks since the start."""
+    bytes_with_servers: Callable[[], int] = lambda: 0
+    """Bytes of arrays exchanged with ps tasks since the start."""
+    settle: Callable[[str], None] = lambda what: None
+    """Makes the weights equal on all ranks before they are used."""
+
+    def __post_init__(self) -> None:
+        self._entered = 0
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self.step_rate = StepRate(self.reporter, self, tracer=self.group.tracer)
+        self.group.steps = lambda: self.step_rate.steps
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among ``size``; asynchronous ranks are 0 of 1."""
+        return self.group.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that train synchronously."""
+        return self.group.size
+
+    @property
+    def chief(self) -> bool:
+        """Whether this is rank 0 of the group."""
+        return self.group.rank == 0
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds spent waiting for other tasks since the start."""
+        return self.group.waited_s + self.waited_for_servers_s()
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes that this task has exchanged with others since the start."""
+        return self.group.exchanged_bytes + self.bytes_with_servers()
+
+    @property
+    def totals(self) -> ExchangeTotals:
+        """The cost of the exchanges between ranks so far, by purpose."""
+        return self.group.totals
+
+    @property
+    def inside_keras(self) -> bool:
+        """Whether Keras's own training, evaluation or prediction runs in any thread."""
+        return self._entered > 0
+
+    @contextmanager
+    def entering(self) -> Iterator[None]:
+        """A context in which Keras's own training, evaluation or prediction runs."""
+        with self._lock:
+            self._entered += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entered -= 1
+
+    def within(self, what: str) -> bool:
+        """Whether this thread is inside ``once(what)``."""
+        return bool(getattr(self._local, what, False))
+
+    @contextmanager
+    def once(self, what: str) -> Iterator[None]:
+        """Mark this thread, so that a hook does not run again within itself."""
+        before = self.within(what)
+        setattr(self._local, what, True)
+        try:
+            yield
+        finally:
+            setattr(self._local, what, before)
+
+    @contextmanager
+    def saving(self, what: str) -> Iterator[None]:
+        """Mark this thread as in ``once("saving")``; record the time that it takes."""
+        with (
+            self.once("saving"),
+            span(self.group.tracer, CHECKPOINTS, what.removeprefix("end of ")),
+        ):
+            yield
+
+    def take(self, what: str) -> bool:
+        """Whether this thread is inside ``once(what)``. Removes the mark."""
+        inside = self.within(what)
+        setattr(self._local, what, False)
+        return inside
+
+    def exchanged(self) -> None:
+        """Report that weights or gradients have been exchanged with the other ranks."""
+        self.reporter.exchanged()
+
+    def warn(self, text: str) -> None:
+        """Warn the user on the console, once per text."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.reporter.warning(text)
+            if self.chief:
+                sys.stderr.write(f"tfcluster: warning: {text}\n")
+
+    def agreed(self, value: str, what: str) -> str:
+        """Broadcast the chief's value to all ranks; ``what`` names the exchange.
+
+        All ranks must call this. Raises what ``Group.exchange`` raises.
+        """
+        return broadcast_bytes(self.group, value.encode(), 0, Signature(what)).decode()
