@@ -121,10 +121,14 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
 
 def variable_paths() -> dict[int, str]:
     """The paths of all of Keras's variables, by the ``id`` of their handles."""
+    # Not isinstance: it may call code of objects that stand for others.
+    found = [
+        each for each in gc.get_objects() if issubclass(type(each), keras.Variable)
+    ]
     return {
         id(each.value.handle): each.path
-        for each in gc.get_objects()
-        if isinstance(each, keras.Variable) and isinstance(each.value, tf.Variable)
+        for each in found
+        if isinstance(each.value, tf.Variable)
     }
 
 
