@@ -19,8 +19,6 @@ Nest: TypeAlias = object
 """Anything that ``tf.nest`` accepts: tensors, arrays or other values in nested tuples,
 lists and dictionaries. Only functions for nested structures can use it."""
 
-Leaf: TypeAlias = object
-"""A value in a nested structure: a tensor of any kind, an array, or something else."""
 
 
 class DType(Protocol):
@@ -103,10 +101,6 @@ class Tensor(Protocol):
         """Only tensors of a graph have it."""
         ...
 
-    @property
-    def value_index(self) -> int:
-        """Which output of ``op`` it is; only tensors of a graph have it."""
-        ...
 
     @property
     def graph(self) -> Graph:
@@ -186,14 +180,8 @@ bool."""
 Number: TypeAlias = int | Tensor
 """A count or an index: a Python number if it is known, else a scalar tensor."""
 
-Weight: TypeAlias = float | Tensor
-"""A Python number if it is known, else a scalar tensor."""
 
-Flag: TypeAlias = bool | Tensor
-"""A Python bool if it is known, else a scalar boolean tensor."""
 
-ShapeLike: TypeAlias = Tensor | Sequence[int]
-"""The shape of an array: a vector of integers."""
 
 
 class IndexedSlices(Protocol):
@@ -268,8 +256,6 @@ class Graph(Protocol):
 
     def get_operation_by_name(self, name: str) -> Operation: ...
 
-    structured_outputs: Nest
-    """The results of the function; only graphs of a ``tf.function`` have them."""
 
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
@@ -288,12 +274,9 @@ class Graph(Protocol):
 
     def as_default(self) -> AbstractContextManager[Graph]: ...
 
-    def get_operations(self) -> list[Operation]: ...
 
     def get_collection(self, name: str) -> list[Any]: ...
 
-    @property
-    def graph_def_versions(self) -> Message: ...
 
 
 class Message(Protocol):

@@ -279,8 +279,6 @@ class Function(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def python_function(self) -> Callable[..., Any]: ...
 
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
@@ -376,15 +374,6 @@ def kind_of(dataset: Dataset) -> str:
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
 
 
-def shard_of(dataset: Dataset) -> tuple[int | None, int | None] | None:
-    """The arguments ``num_shards`` and ``index`` of a dataset that ``shard`` returned.
-
-    Each is None if it is not known before the graph runs. Returns None for a dataset
-    of another kind.
-    """
-    if kind_of(dataset) != "Shard":
-        return None
-    return _number(dataset, "_num_shards"), _number(dataset, "_index")
 
 
 def _number(dataset: Dataset, name: str) -> int | None:
@@ -444,30 +433,6 @@ def is_stateful(op: Operation) -> bool:
 _READ_ONLY = "_read_only_resource_inputs"
 
 
-def may_write(op: Operation, handle: Tensor) -> bool:
-    """Whether an operation may change the variable whose handle is its input.
-
-    For an operation that calls functions, TensorFlow records which inputs they only
-    read. Other operations that change a variable are known by their names.
-    """
-    kind = op.type
-    changes = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
-    if kind.startswith(changes):
-        return True
-    if kind not in (
-        "If",
-        "While",
-        "Case",
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-    ):
-        return False
-    try:
-        read = op.get_attr(_READ_ONLY)
-    except ValueError:
-        return True
-    places = [place for place, each in enumerate(op.inputs) if each is handle]
-    return not set(places) <= set(read)
 
 
 def is_handle(tensor: Tensor) -> bool:
@@ -503,33 +468,8 @@ def is_of_autograph(error: BaseException) -> bool:
 # --- graphs of functions --------------------------------------------------------------
 
 
-def outermost_graph() -> Graph:
-    """The graph of the outermost ``tf.function`` that is being traced.
-
-    Outside of functions, this is TensorFlow 1's default graph, which has no outer one.
-    """
-    import tensorflow as tf
-
-    graph: Graph = tf.compat.v1.get_default_graph()
-    while (outer := getattr(graph, "outer_graph", None)) is not None:
-        if not outer.building_function:
-            break
-        graph = outer
-    return graph
 
 
-def function_graph() -> Graph:
-    """The graph of the innermost ``tf.function`` that is being traced.
-
-    Branches and bodies of loops, which have graphs of their own, belong to the function
-    around them.
-    """
-    import tensorflow as tf
-
-    graph: Graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return graph
 
 
 # --- tapes ----------------------------------------------------------------------------
@@ -552,11 +492,6 @@ def could_record() -> bool:
     return bool(getattr(record, "could_possibly_record", lambda: True)())
 
 
-def is_of_gradients(registry: object) -> bool:
-    """Whether a registry has the functions that compute gradients."""
-    from tensorflow.python.framework import ops
-
-    return registry is ops._gradient_registry
 
 
 # --- eager operations -----------------------------------------------------------------
@@ -605,29 +540,10 @@ def execute(
     return found
 
 
-def op_definition(kind: str) -> Message | None:
-    """The OpDef of a kind of operation; None if there is no such kind."""
-    from tensorflow.python.framework import op_def_registry
-
-    found: Message | None = op_def_registry.get(kind)
-    return found
 
 
-def observe_ops(callback: Callable[..., None]) -> None:
-    """Call ``callback`` after each op that this thread executes or adds to a graph.
-
-    The callback gets the operation's type, inputs, attributes, outputs, name and graph.
-    """
-    from tensorflow.python.framework import op_callbacks
-
-    op_callbacks.add_op_callback(callback)
 
 
-def stop_observing_ops(callback: Callable[..., None]) -> None:
-    """Undo ``observe_ops``."""
-    from tensorflow.python.framework import op_callbacks
-
-    op_callbacks.remove_op_callback(callback)
 
 
 # --- checkpoints ----------------------------------------------------------------------

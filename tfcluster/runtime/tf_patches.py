@@ -114,28 +114,12 @@ CLIP_BY_GLOBAL_NORM, CLIP_BY_NORM, CLIP_BY_VALUE = _GRADIENT_CLIPS
 
 # --- random numbers -------------------------------------------------------------------
 
-_DRAWS = "random.row_draws.RowDraws"
 
 
-def _stateless(name: str, function: str) -> Patch:
-    return Patch(
-        "tensorflow.python.ops.gen_stateless_random_ops_v2",
-        f"stateless_{name}",
-        (in_keras(f"{_DRAWS}.{function}", IN_STEP),),
-        "the random numbers of a rank's rows in the whole batch",
-    )
 
 
-_STATES = "random.stateful_draws.StatefulDraws"
 
 
-def _draw(module: str, name: str, function: str) -> Patch:
-    return Patch(
-        f"tensorflow.python.ops.{module}",
-        name,
-        (in_keras(function, IN_STEP),),
-        "the random numbers of a rank's rows in the whole batch",
-    )
 
 
 # --- data -----------------------------------------------------------------------------

@@ -51,33 +51,8 @@ class Chunks:
     following: Chunk
 
 
-def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Chunks:
-    """The next chunks of tensors with ``sizes`` elements of ``widths`` bytes each.
-
-    They start at ``begin``, wrap around after the last tensor, hold each element at
-    most once, and have about ``CHUNK_BYTES`` bytes in total. Equal arguments give equal
-    chunks on all ranks.
-    """
-    chunks: list[Chunk] = []
-    left, remaining = CHUNK_BYTES, sum(sizes)
-    place, start = begin.place, begin.start
-    if place >= len(sizes) or start >= sizes[place]:
-        place, start = 0, 0
-    while remaining > 0 and left > 0 and len(chunks) < CHUNK_TENSORS:
-        count = min(sizes[place] - start, max(1, left // widths[place]), remaining)
-        if count:
-            chunks.append(Chunk(place, start, start + count))
-            left -= count * widths[place]
-            remaining -= count
-        start += count
-        if start >= sizes[place]:
-            place, start = (place + 1) % len(sizes), 0
-    return Chunks(tuple(chunks), Chunk(place, start, start))
 
 
-def rounding_of(itemsize: int) -> float:
-    """The relative rounding tolerance for floats of ``itemsize`` bytes."""
-    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALF_PRECISION
 
 
 def checksum(array: Array) -> int:

@@ -16,11 +16,9 @@ from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
     BackupAndRestore,
     BatchNormalization,
-    CallContext,
     EpochIterator,
     Layer,
     Logs,
-    Metric,
     Model,
     ModelCheckpoint,
     Optimizer,
@@ -339,56 +337,18 @@ def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
     return layer._flatten_layers(include_self=include_self)
 
 
-def has_operations(layer: Layer) -> bool:
-    """Whether this is a functional model with operations that are not layers.
-
-    These are calls of ``keras.ops``, which may use all rows of a batch.
-    """
-    import keras
-
-    found = getattr(layer, "operations", None)
-    return isinstance(found, list) and any(
-        not isinstance(operation, keras.layers.Layer) for operation in found
-    )
 
 
-def has_axis_of_rows(layer: Layer) -> bool:
-    """Whether a Keras layer is set to use the axis of the rows, as Softmax can be."""
-    axis = getattr(layer, "axis", None)
-    return 0 in axis if isinstance(axis, list | tuple) else axis == 0
 
 
-def own_losses(layer: Layer) -> Sequence[Tensor]:
-    """The losses, scalars, that a layer got by ``add_loss`` in its last call.
-
-    Normally they have the layer's dtype.
-    """
-    return layer._get_own_losses()
 
 
-def regularization_losses(layer: Layer) -> Sequence[Tensor]:
-    """The regularization losses, scalars, of a layer's weights and nested layers'."""
-    return layer._get_regularization_losses()
 
 
-def has_training_argument(layer: Layer) -> bool:
-    """Whether the layer's ``call`` has a ``training`` argument."""
-    return layer._call_has_training_arg
 
 
-def call_context() -> CallContext | None:
-    """The context of the layer call in progress, or None."""
-    from keras.src.backend.common import global_state
-
-    found: CallContext | None = global_state.get_global_attribute("current_call_ctx")
-    return found
 
 
-def training_of(context: CallContext) -> Any:
-    """The ``training`` argument of the outermost layer's call."""
-    if hasattr(context, "get_value"):
-        return context.get_value("training")
-    return context.training
 
 
 def in_stateless_scope() -> bool:
@@ -450,11 +410,6 @@ def apply_mask(
     return weights
 
 
-def keras_mask(tensor: TensorLike) -> Tensor | None:
-    """The mask, normally boolean, that layers have attached to a tensor, or None."""
-    masking = contract.resolve("keras.src.backend.common.masking")
-    mask: Tensor | None = masking.get_keras_mask(tensor)
-    return mask
 
 
 def set_keras_mask(tensor: Tensor, mask: Tensor) -> None:
@@ -463,9 +418,6 @@ def set_keras_mask(tensor: Tensor, mask: Tensor) -> None:
     masking.set_keras_mask(tensor, mask)
 
 
-def function_of(metric: Metric) -> Callable[..., Any] | None:
-    """The function that a metric wraps, or None."""
-    return getattr(metric, "_fn", None)
 
 
 # --- the epochs of fit ----------------------------------------------------------------

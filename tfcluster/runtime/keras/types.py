@@ -52,10 +52,6 @@ class Variable(Protocol):
         """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
         ...
 
-    @property
-    def aggregation(self) -> Any:
-        """A string for Keras's variables, an enum's value for TensorFlow's."""
-        ...
 
     @property
     def trainable(self) -> bool: ...
@@ -138,10 +134,7 @@ class Layer(Protocol):
     @property
     def trainable_variables(self) -> Sequence[Variable]: ...
 
-    @property
-    def non_trainable_variables(self) -> Sequence[Variable]: ...
 
-    def stateless_call(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @property
     def losses(self) -> Sequence[Tensor]: ...
@@ -155,19 +148,11 @@ class Layer(Protocol):
     def _get_regularization_losses(self) -> Sequence[Tensor]: ...
 
 
-class RNN(Layer, Protocol):
-    """A ``keras.layers.RNN``, such as ``LSTM``."""
-
-    stateful: bool
-    return_state: bool
-    states: Nest
-    """One variable of shape (rows, units) for each state; None before it is built."""
 
 
 class BatchNormalization(Layer, Protocol):
     """A ``keras.layers.BatchNormalization``."""
 
-    synchronized: bool
     _reduction_axes: Sequence[int]
 
     def _moments(
@@ -186,21 +171,13 @@ class Metric(Protocol):
     @property
     def variables(self) -> Sequence[Variable]: ...
 
-    def update_state(self, *args: Any, **kwargs: Any) -> Any: ...
 
-    def stateless_update_state(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def result(self) -> Any:
         """A scalar tensor, normally; a metric of the program may return anything."""
         ...
 
 
-class SeedGenerator(Protocol):
-    """A ``keras.random.SeedGenerator``."""
-
-    def next(self, ordered: bool = True) -> Tensor:
-        """A seed: shape ``(2,)``."""
-        ...
 
 
 class Model(Layer, Protocol):
@@ -211,14 +188,12 @@ class Model(Layer, Protocol):
     compiled: bool
     jit_compile: bool
     stop_training: bool
-    distribute_strategy: Strategy | None
     train_function: Callable[[Iterator[Nest]], Logs]
     _initial_epoch: int | None
 
     @property
     def metrics(self) -> list[Metric]: ...
 
-    def get_metrics_result(self) -> Logs: ...
 
     def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
 
@@ -309,11 +284,3 @@ class Strategy(Protocol):
     def num_replicas_in_sync(self) -> int: ...
 
 
-class Tape(Protocol):
-    """A ``tf.GradientTape``."""
-
-    def gradient(
-        self, target: Nest, sources: Nest, output_gradients: Nest | None = None
-    ) -> Any:
-        """Gradients in the structure of ``sources``."""
-        ...

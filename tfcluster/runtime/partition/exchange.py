@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.group import CollectiveCall
@@ -249,6 +248,3 @@ def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     return found
 
 
-def supports(dtype: object) -> bool:
-    """Whether the host can exchange tensors of this dtype."""
-    return dtype not in (tf.resource, tf.variant)

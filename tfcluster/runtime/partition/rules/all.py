@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tfcluster.runtime.partition.functions import BRANCHES, CALLS, LOOPS
-from tfcluster.runtime.partition.graph import Graph
 from tfcluster.runtime.partition.rules import (
     boxes,
     contractions,
@@ -67,7 +66,3 @@ def is_known(op_type: str) -> bool:
     )
 
 
-def unknown_ops(graph: Graph) -> list[str]:
-    """The types of the ops of a graph and of its bodies that nobody has classified."""
-    types = {node.type for node in graph.all_nodes()}
-    return sorted(each for each in types if not is_known(each))
