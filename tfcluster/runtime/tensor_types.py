@@ -20,7 +20,6 @@ Nest: TypeAlias = object
 lists and dictionaries. Only functions for nested structures can use it."""
 
 
-
 class DType(Protocol):
     """A ``tf.DType``."""
 
@@ -101,7 +100,6 @@ class Tensor(Protocol):
         """Only tensors of a graph have it."""
         ...
 
-
     @property
     def graph(self) -> Graph:
         """Only tensors of a graph have it."""
@@ -181,9 +179,6 @@ Number: TypeAlias = int | Tensor
 """A count or an index: a Python number if it is known, else a scalar tensor."""
 
 
-
-
-
 class IndexedSlices(Protocol):
     """A ``tf.IndexedSlices``: a sparse gradient."""
 
@@ -220,10 +215,6 @@ class Operation(Protocol):
     @property
     def _is_stateful(self) -> bool: ...
 
-    def get_attr(self, name: str) -> Any:
-        """The value of an attribute. Raises ValueError if there is none."""
-        ...
-
     @property
     def traceback(self) -> Any: ...
 
@@ -256,7 +247,6 @@ class Graph(Protocol):
 
     def get_operation_by_name(self, name: str) -> Operation: ...
 
-
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Pairs of an outer tensor and the placeholder that represents it."""
@@ -267,16 +257,9 @@ class Graph(Protocol):
         """Only graphs of a ``tf.function`` have it."""
         ...
 
-    @property
-    def outer_graph(self) -> Graph:
-        """Only graphs of a ``tf.function`` have it."""
-        ...
-
     def as_default(self) -> AbstractContextManager[Graph]: ...
 
-
     def get_collection(self, name: str) -> list[Any]: ...
-
 
 
 class Message(Protocol):

@@ -279,7 +279,6 @@ class Function(Protocol):
     @property
     def name(self) -> str: ...
 
-
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -374,8 +373,6 @@ def kind_of(dataset: Dataset) -> str:
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
 
 
-
-
 def _number(dataset: Dataset, name: str) -> int | None:
     """The value of a dataset's attribute, a scalar tensor; None if it is not known."""
     import tensorflow as tf
@@ -430,11 +427,6 @@ def is_stateful(op: Operation) -> bool:
     return op._is_stateful
 
 
-_READ_ONLY = "_read_only_resource_inputs"
-
-
-
-
 def is_handle(tensor: Tensor) -> bool:
     """Whether a tensor is the handle of a variable, or of another resource."""
     import tensorflow as tf
@@ -468,10 +460,6 @@ def is_of_autograph(error: BaseException) -> bool:
 # --- graphs of functions --------------------------------------------------------------
 
 
-
-
-
-
 # --- tapes ----------------------------------------------------------------------------
 
 
@@ -490,8 +478,6 @@ def could_record() -> bool:
     except ImportError:
         return True
     return bool(getattr(record, "could_possibly_record", lambda: True)())
-
-
 
 
 # --- eager operations -----------------------------------------------------------------
@@ -538,12 +524,6 @@ def execute(
         kind, outputs, list(inputs), attrs, context()
     )
     return found
-
-
-
-
-
-
 
 
 # --- checkpoints ----------------------------------------------------------------------

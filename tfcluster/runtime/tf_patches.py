@@ -115,13 +115,6 @@ CLIP_BY_GLOBAL_NORM, CLIP_BY_NORM, CLIP_BY_VALUE = _GRADIENT_CLIPS
 # --- random numbers -------------------------------------------------------------------
 
 
-
-
-
-
-
-
-
 # --- data -----------------------------------------------------------------------------
 
 DATASET_ITER = Patch(

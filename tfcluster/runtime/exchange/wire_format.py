@@ -156,13 +156,6 @@ class WireTensor:
     """The dtype in a signature."""
 
 
-def uncompressed(tensor: Tensor) -> WireTensor:
-    """Send ``tensor`` as it is; any shape and dtype."""
-    return WireTensor(tensor, lambda result: result, tensor.dtype.name)
-
-
-
-
 def to_wire(tensor: Tensor, reduction: Reduction, what: str) -> WireTensor:
     """Prepare ``tensor`` for ``reduction``: scale and compress it. Its shape stays.
 

@@ -337,20 +337,6 @@ def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
     return layer._flatten_layers(include_self=include_self)
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 def in_stateless_scope() -> bool:
     """Whether assignments are redirected, so that variables keep their values."""
     from keras.src.backend.common import stateless_scope
@@ -410,14 +396,10 @@ def apply_mask(
     return weights
 
 
-
-
 def set_keras_mask(tensor: Tensor, mask: Tensor) -> None:
     """Attach a mask, normally boolean, to a tensor, as layers do."""
     masking = contract.resolve("keras.src.backend.common.masking")
     masking.set_keras_mask(tensor, mask)
-
-
 
 
 # --- the epochs of fit ----------------------------------------------------------------

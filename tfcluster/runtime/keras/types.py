@@ -52,7 +52,6 @@ class Variable(Protocol):
         """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
         ...
 
-
     @property
     def trainable(self) -> bool: ...
 
@@ -123,7 +122,6 @@ class Layer(Protocol):
 
     name: str
     built: bool
-    _call_has_training_arg: bool
 
     @property
     def variables(self) -> Sequence[Variable]: ...
@@ -134,20 +132,12 @@ class Layer(Protocol):
     @property
     def trainable_variables(self) -> Sequence[Variable]: ...
 
-
-
     @property
     def losses(self) -> Sequence[Tensor]: ...
 
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
     ) -> Iterator[Layer]: ...
-
-    def _get_own_losses(self) -> Sequence[Tensor]: ...
-
-    def _get_regularization_losses(self) -> Sequence[Tensor]: ...
-
-
 
 
 class BatchNormalization(Layer, Protocol):
@@ -171,13 +161,9 @@ class Metric(Protocol):
     @property
     def variables(self) -> Sequence[Variable]: ...
 
-
-
     def result(self) -> Any:
         """A scalar tensor, normally; a metric of the program may return anything."""
         ...
-
-
 
 
 class Model(Layer, Protocol):
@@ -193,7 +179,6 @@ class Model(Layer, Protocol):
 
     @property
     def metrics(self) -> list[Metric]: ...
-
 
     def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
 
@@ -266,21 +251,8 @@ class EpochIterator(Protocol):
     _num_batches: int | None
 
 
-class CallContext(Protocol):
-    """The context of an outermost layer's call."""
-
-    training: Any
-    """In Keras up to 3.9."""
-
-    def get_value(self, arg_name: str, default: Any = None) -> Any:
-        """In Keras 3.10 and later."""
-        ...
-
-
 class Strategy(Protocol):
     """A ``tf.distribute.Strategy``."""
 
     @property
     def num_replicas_in_sync(self) -> int: ...
-
-

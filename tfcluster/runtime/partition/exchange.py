@@ -246,5 +246,3 @@ def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         found[index] = bytes(data[end - size : end])
     return found
-
-

@@ -17,7 +17,6 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     The reporter asks for the other data about once a second.
     """
 
-
     def __init__(self, reporter: Reporter) -> None:
         super().__init__()
         self._reporter = reporter

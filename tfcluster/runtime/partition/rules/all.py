@@ -46,7 +46,6 @@ __all__ = [
     "slices",
     "sparse",
     "strings",
-    "unknown_ops",
     "why_whole",
     "without_rule",
 ]
@@ -64,5 +63,3 @@ def is_known(op_type: str) -> bool:
         or random.is_draw(op_type)
         or why_whole(op_type) is not None
     )
-
-

@@ -134,7 +134,6 @@ class Operation:
         chosen = range(len(self.placements)) if indices is None else indices
         return next((s for i in chosen if (s := self.shard(i)) is not None), None)
 
-
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
 
