@@ -30,14 +30,10 @@ _CONTEXT = "tensorflow.python.eager.context.Context"
 _DATASET = "tensorflow.data.Dataset"
 _DATASETS = "tensorflow.python.data.ops"
 _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function"
-_GRAPH = "tensorflow.python.framework.func_graph.FuncGraph"
 _MANAGER = "tensorflow.train.CheckpointManager"
 _TRAIN_1 = "tensorflow.compat.v1.train"
 
-_DRAWS = "random numbers of functions that are traced again"
-_LOOP_NUMBERS = "the warning of numbers that a loop reads"
 _LOOPS = "the batches of loops"
-_OWN_LOSSES = "the check of custom losses"
 _TRANSPORT = "transport: tensorflow"
 _SERVERS = "parameter servers"
 
@@ -79,9 +75,6 @@ with or without the hooks on Keras."""
 
 NAMES = (
     *NAMES_WITHOUT_KERAS,
-    Name(_GRAPH, "captures", _LOOP_NUMBERS, "ends with an error"),
-    Name(f"{_GRAPH}.__init__", "structured_outputs", _LOOP_NUMBERS, "the same"),
-    Name(f"{_GRAPH}.__init__", "is_control_flow_graph", _DRAWS, "they differ"),
     Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
     Name(
         _DATASET,
@@ -116,15 +109,6 @@ NAMES = (
             "zip_op._ZipDataset",
         )
     ),
-    *(
-        Name(
-            f"{_DATASETS}.shard_op._ShardDataset.__init__",
-            name,
-            "the check of shard()",
-            "data that is sharded twice is not refused",
-        )
-        for name in ("_num_shards", "_index")
-    ),
     Name(f"{_FUNCTION}.__init__", "_jit_compile", "tf.function", "XLA stays enabled"),
     Name(_FUNCTION, "_clone", "tf.function", "XLA cannot be disabled"),
     Name(
@@ -134,33 +118,11 @@ NAMES = (
         "XLA is not refused",
     ),
     Name(
-        "tensorflow.python.eager.record",
-        "should_record_backprop",
-        "gradients from a tape",
-        "gradients of gradients are wrong",
-    ),
-    Name(
-        "tensorflow.python.framework.ops",
-        "_gradient_registry",
-        "gradients of few rows",
-        "gradients of large matrices are slow",
-    ),
-    Name(
-        "tensorflow.Operation", "_is_stateful", "state of layers", "its kind is unknown"
-    ),
-    Name(
         "tensorflow.python.util.tf_stack",
         "extract_stack",
         "messages",
         "the line in the program is not named",
     ),
-    *(
-        Name("tensorflow.python.framework.op_callbacks", name, _OWN_LOSSES, "no check")
-        for name in ("add_op_callback", "remove_op_callback")
-    ),
-    Name("tensorflow.python.framework.op_def_registry", "get", _OWN_LOSSES, "no check"),
-    Name("tensorflow.python.eager.execute", "quick_execute", _OWN_LOSSES, "no check"),
-    Name(_CONTEXT, "get_function_def", _OWN_LOSSES, "no check"),
     Name(
         _MANAGER, "_prefix", "CheckpointManager", "the names of the files are unknown"
     ),
@@ -373,14 +335,6 @@ def kind_of(dataset: Dataset) -> str:
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
 
 
-def _number(dataset: Dataset, name: str) -> int | None:
-    """The value of a dataset's attribute, a scalar tensor; None if it is not known."""
-    import tensorflow as tf
-
-    value = tf.get_static_value(getattr(dataset, name, None))
-    return None if value is None else int(value)
-
-
 # --- functions and graphs -------------------------------------------------------------
 
 
@@ -422,18 +376,6 @@ def plain_variable(_: Callable[..., Any], **settings: Any) -> Variable:
     return made
 
 
-def is_stateful(op: Operation) -> bool:
-    """Whether an operation may give another result for the same inputs."""
-    return op._is_stateful
-
-
-def is_handle(tensor: Tensor) -> bool:
-    """Whether a tensor is the handle of a variable, or of another resource."""
-    import tensorflow as tf
-
-    return bool(tensor.dtype == tf.resource)
-
-
 def user_frames(operation: Operation | None = None) -> list[Frame]:
     """The frames of the current call stack, the innermost last.
 
@@ -461,13 +403,6 @@ def is_of_autograph(error: BaseException) -> bool:
 
 
 # --- tapes ----------------------------------------------------------------------------
-
-
-def should_record_backprop(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tape records operations on any of these tensors."""
-    from tensorflow.python.eager import record
-
-    return bool(record.should_record_backprop(tensors))
 
 
 def could_record() -> bool:
@@ -508,21 +443,6 @@ def executor_type(name: str | None) -> AbstractContextManager[None]:
     from tensorflow.python.eager import context as eager
 
     found: AbstractContextManager[None] = eager.function_executor_type(name)
-    return found
-
-
-def execute(
-    kind: str, outputs: int, inputs: Sequence[Tensor], attrs: Sequence[Any]
-) -> Sequence[Tensor]:
-    """Execute an operation eagerly; return its ``outputs`` output tensors.
-
-    ``attrs`` alternates names and values. Raises tf.errors.OpError.
-    """
-    from tensorflow.python.eager import execute as eager
-
-    found: Sequence[Tensor] = eager.quick_execute(
-        kind, outputs, list(inputs), attrs, context()
-    )
     return found
 
 

@@ -152,7 +152,7 @@ class LocalSgd:
             {
                 tf_patches.CALL_FUNCTION: hook.call,
                 tf_patches.FLAT_CALL: hook.flat_call,
-                tf_patches.ITERATOR_NEXT[0]: self._next,
+                tf_patches.ITERATOR_NEXT: self._next,
             }
         )
         patches.TABLE.install(
