@@ -32,8 +32,7 @@ def new_variable(
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
-        made = tf.Variable(value, trainable=False, dtype=dtype, name=name)
-    return made
+        return tf.Variable(value, trainable=False, dtype=dtype, name=name)
 
 
 @contextmanager
