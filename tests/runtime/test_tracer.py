@@ -14,8 +14,8 @@ import pytest
 
 from tests.runtime.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
-from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.collectives import meet
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
+from tfcluster.runtime.collective.collectives import meet, reduce_arrays
 from tfcluster.runtime.telemetry import tracer as tracer_module
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
