@@ -26,8 +26,8 @@ from tfcluster.runtime.collective.collectives import (
     combine,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.half_precision import reduce_half_precision
+from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")
@@ -67,9 +67,8 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
 def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
     def act(group: Group) -> float:
         own = np.array([np.nan if group.rank == 0 else group.rank], np.float16)
-        (mean,), _ = mean_of_gradients(
-            group, [own], [], weight=float(group.rank), signature=SIGNATURE
-        )
+        with group.exchange(SIGNATURE, float(group.rank)) as call:
+            (mean,) = reduced(call, [own], ReduceOp.SUM, scale=call.share)
         return float(mean[0])
 
     for mean in results(as_threads(3, act)):

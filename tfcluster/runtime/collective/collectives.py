@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -20,23 +19,6 @@ from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
-
-
-class Check(Protocol):
-    """Compares something that should be equal on all ranks, along with an exchange."""
-
-    @property
-    def note(self) -> bytes:
-        """The note that this rank sends to the others: at most eight bytes."""
-        ...
-
-    def compared(self, notes: Sequence[bytes]) -> None:
-        """Called after the exchange with the notes of all ranks, in rank order.
-
-        Notes are padded with zeros to eight bytes. May raise CollectiveError; all ranks
-        must then raise it.
-        """
-        ...
 
 
 def reduce_arrays(
@@ -92,18 +74,13 @@ def combine(
         return combined, [_gathered(call, slices) for slices in sparse]
 
 
-def allgather_bytes(
-    group: Group, data: bytes, signature: Signature, check: Check | None = None
-) -> list[bytes]:
+def allgather_bytes(group: Group, data: bytes, signature: Signature) -> list[bytes]:
     """All-gather: every rank's data, of any length, in rank order.
 
-    Raises what ``Group.exchange`` and ``check.compared`` raise.
+    Raises what ``Group.exchange`` raises.
     """
-    with group.exchange(signature, note=check.note if check else b"") as call:
-        found = call.transport.allgather(data)
-    if check:
-        check.compared(call.notes)
-    return found
+    with group.exchange(signature) as call:
+        return call.transport.allgather(data)
 
 
 def broadcast_bytes(

@@ -11,11 +11,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import types
-from tfcluster.runtime.keras.object_map import ObjectMap
-from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike, Variable
-
-_ours = ObjectMap[bool]()
-"""The handles of the variables that ``new_variable`` has created."""
+from tfcluster.runtime.tensor_types import TensorLike, Variable
 
 
 def raw(variable: types.Variable | Variable) -> Variable:
@@ -25,20 +21,16 @@ def raw(variable: types.Variable | Variable) -> Variable:
     return cast("Variable", variable)
 
 
-def new_variable(
-    value: TensorLike, dtype: DTypeLike | None = None, *, name: str | None = None
-) -> Variable:
+def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:
     """A non-trainable tf.Variable of ours, created at once outside of any graph.
 
-    It has the shape of ``value``, and its dtype is ``dtype`` or the dtype of ``value``.
-    It can be created at any time, even in the second trace of a ``tf.function``, which
-    does not allow the program to create variables.
+    It has the shape and the dtype of ``value``. It can be created at any time, even in
+    the second trace of a ``tf.function``, which does not allow the program to create
+    variables.
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
-        made = tf.Variable(value, trainable=False, dtype=dtype, name=name)
-    _ours[made.handle] = True
-    return made
+        return tf.Variable(value, trainable=False, name=name)
 
 
 @contextmanager
@@ -54,11 +46,6 @@ def made_at_once() -> Iterator[None]:
         return
     with tf.variable_creator_scope(tf_internals.plain_variable):
         yield
-
-
-def is_ours(handle: Tensor) -> bool:
-    """Whether ``handle`` belongs to a variable that ``new_variable`` has created."""
-    return handle in _ours
 
 
 def have_values(variables: Iterable[types.Variable | Variable]) -> bool:
