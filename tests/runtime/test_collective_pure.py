@@ -1,4 +1,4 @@
-"""Keys, buckets, sparse rows and padding, without TensorFlow."""
+"""Keys, buckets and padding, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ from hypothesis import strategies as st
 from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.buckets import Item, by_size
-from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
-from tfcluster.runtime.collective.sparse import (
-    Slices,
-    densified,
-    is_dense,
-    of_rows,
-    repeat_by_rows,
-)
+from tfcluster.runtime.collective.collectives import weighted_mean
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     GROUP_KEYS,
@@ -206,146 +199,6 @@ def test_gpus_have_names_in_the_whole_cluster(
     assert identities("h", numbers, visible) == found
 
 
-def _mean(group: Group, slices: Slices, weight: float = 1.0) -> Slices:
-    _, (found,) = mean_of_gradients(
-        group, [], [slices], weight=weight, signature=Signature("rows")
-    )
-    return found
-
-
-def _whole(slices: Slices, rows: int) -> Array:
-    return densified(slices, rows)
-
-
-@pytest.mark.parametrize(
-    ("counts", "rows", "dense"),
-    [
-        ([5, 5], 5, False),
-        ([5, 6], 5, True),
-        ([0, 11], 5, True),
-        ([0, 0], 0, False),
-        ([1000], None, False),
-    ],
-)
-def test_what_costs_less_is_chosen(
-    counts: list[int], rows: int | None, dense: bool
-) -> None:
-    assert is_dense(counts, rows) is dense
-
-
-@pytest.mark.parametrize("lengths", [(3, 3, 3), (0, 4, 1), (0, 0, 0), (40, 0, 7)])
-def test_uneven_and_empty_rows_are_averaged(lengths: tuple[int, ...]) -> None:
-    rows = 8
-
-    def own(rank: int) -> Slices:
-        draw = np.random.RandomState(rank)
-        return Slices(
-            draw.normal(size=(lengths[rank], 2)),
-            draw.randint(0, rows, lengths[rank]).astype(np.int32),
-            rows,
-        )
-
-    found = results(as_threads(3, lambda group: _mean(group, own(group.rank))))
-    expected = sum(_whole(own(rank), rows) for rank in range(3)) / 3
-    touched = set(np.concatenate([own(rank).indices for rank in range(3)]).tolist())
-    for slices in found:
-        np.testing.assert_allclose(_whole(slices, rows), expected, atol=1e-12)
-        assert set(slices.indices.tolist()) == touched
-        assert slices.indices.dtype == np.int32
-    dense = sum(lengths) > 2 * rows
-    assert len(found[0].indices) == (len(touched) if dense else sum(lengths))
-
-
-@pytest.mark.parametrize("rows", [5, None])
-def test_rows_of_a_rank_without_weight_do_not_count(rows: int | None) -> None:
-    def act(group: Group) -> Slices:
-        bad = group.rank == 1
-        values = np.full((30, 1), np.nan if bad else 2.0)
-        slices = Slices(values, np.arange(30) % 5, rows)
-        return _mean(group, slices, weight=0.0 if bad else 1.0)
-
-    for slices in results(as_threads(2, act)):
-        np.testing.assert_allclose(_whole(slices, 5), np.full((5, 1), 12.0))
-
-
-@pytest.mark.parametrize("weights", [(3.0, 1.0, 2.0), (3.0, 0.0, 2.0)])
-def test_slices_of_common_indices_are_added_up(weights: tuple[float, ...]) -> None:
-    def act(group: Group) -> Slices:
-        weight = weights[group.rank]
-        values = np.full((4, 2), group.rank + 1.0 if weight else np.nan)
-        slices = Slices(values, np.array([7, 0, 7, 3], np.int32), common=weight > 0)
-        return _mean(group, slices, weight)
-
-    mean = sum(weight * (rank + 1) for rank, weight in enumerate(weights))
-    for slices in results(as_threads(3, act)):
-        assert slices.indices.tolist() == [7, 0, 7, 3]
-        assert slices.indices.dtype == np.int32
-        np.testing.assert_allclose(slices.values, np.full((4, 2), mean / sum(weights)))
-
-
-@pytest.mark.parametrize(
-    ("indices", "common"),
-    [
-        (([1, 2], [1, 2]), (True, False)),
-        (([1, 2], [2, 1]), (True, True)),
-        (([1, 1], [1]), (True, True)),
-        (([1, 1], []), (True, True)),
-    ],
-)
-def test_other_slices_are_concatenated(
-    indices: tuple[list[int], ...], common: tuple[bool, ...]
-) -> None:
-    def act(group: Group) -> Slices:
-        own = np.array(indices[group.rank], np.int64)
-        values = np.full((len(own), 1), group.rank + 1.0)
-        return _mean(group, Slices(values, own, common=common[group.rank]))
-
-    for slices in results(as_threads(2, act)):
-        assert slices.indices.tolist() == [*indices[0], *indices[1]]
-        expected = [0.5] * len(indices[0]) + [1.0] * len(indices[1])
-        assert slices.values.ravel().tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("indices", "rows", "repeat"),
-    [
-        ([0, 1, 2, 0, 1, 2], 2, True),
-        ([5, 5, 5], 3, True),
-        ([0, 1, 2, 0, 1, 2], 3, False),
-        ([0, 1, 2, 3], 2, False),
-        ([0, 1, 2, 0], 3, False),
-        ([4, 4], 1, False),
-        ([4], 2, False),
-        ([], 2, False),
-        ([4, 4], 0, False),
-    ],
-)
-def test_indices_that_repeat_by_rows(
-    indices: list[int], rows: int, repeat: bool
-) -> None:
-    assert repeat_by_rows(np.array(indices, np.int64), rows) is repeat
-
-
-def test_a_row_that_is_not_there_is_an_error() -> None:
-    for row in (-1, 4):
-        with pytest.raises(IndexError, match="beyond its variable's 4"):
-            densified(Slices(np.ones((1, 2)), np.array([row])), 4)
-
-
-@given(st.data())
-def test_whole_arrays_and_back(data: st.DataObject) -> None:
-    rows = data.draw(st.integers(1, 6))
-    indices = np.array(data.draw(st.lists(st.integers(0, rows - 1))), np.int64)
-    values = np.arange(len(indices) * 2, dtype=np.float64).reshape(-1, 2)
-    whole = densified(Slices(values, indices), rows)
-    expected = np.zeros((rows, 2))
-    np.add.at(expected, indices, values)
-    np.testing.assert_array_equal(whole, expected)
-    again = of_rows(whole, indices)
-    assert again.indices.tolist() == sorted(set(indices.tolist()))
-    np.testing.assert_array_equal(densified(again, rows), whole)
-
-
 def _sizes(*sizes: int | None, dtype: str = "float32") -> list[Item]:
     return [Item(dtype, size) for size in sizes]
 
@@ -430,7 +283,7 @@ def test_what_does_not_fit_is_said() -> None:
         unpadded(np.ones(5), [1, 1])
 
 
-def test_gradients_in_buckets_are_as_those_in_one_exchange() -> None:
+def test_means_in_buckets_are_as_those_in_one_exchange() -> None:
     def act(group: Group, size: int) -> list[Array]:
         draw = np.random.RandomState(group.rank)
         arrays: list[Array] = [
@@ -444,10 +297,7 @@ def test_gradients_in_buckets_are_as_those_in_one_exchange() -> None:
                 ((1000,), "f4"),
             ]
         ]
-        means, _ = mean_of_gradients(
-            group, arrays, [], weight=1.0, signature=Signature("all"), bucket_bytes=size
-        )
-        return means
+        return weighted_mean(group, arrays, 1.0, Signature("all"), size)
 
     whole = results(as_threads(3, lambda group: act(group, 0)))
     for size in (1, 2000, 1 << 30):
@@ -457,18 +307,3 @@ def test_gradients_in_buckets_are_as_those_in_one_exchange() -> None:
                 assert one.shape == other.shape
                 assert one.dtype == other.dtype
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-
-
-def test_ranks_with_buckets_of_different_sizes_are_reported() -> None:
-    def act(group: Group) -> None:
-        mean_of_gradients(
-            group,
-            [np.ones(3)],
-            [],
-            weight=1.0,
-            signature=Signature("all"),
-            bucket_bytes=100 + group.rank,
-        )
-
-    for outcome in as_threads(2, act):
-        assert "buckets of 101 bytes" in str(outcome)

@@ -25,8 +25,8 @@ from tfcluster.runtime.collective import (
 from tfcluster.runtime.collective.collectives import (
     combine,
     reduce_arrays,
+    weighted_mean,
 )
-from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
 from tfcluster.runtime.collective.half_precision import reduce_half_precision
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
@@ -67,9 +67,7 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
 def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
     def act(group: Group) -> float:
         own = np.array([np.nan if group.rank == 0 else group.rank], np.float16)
-        (mean,), _ = mean_of_gradients(
-            group, [own], [], weight=float(group.rank), signature=SIGNATURE
-        )
+        (mean,) = weighted_mean(group, [own], float(group.rank), SIGNATURE)
         return float(mean[0])
 
     for mean in results(as_threads(3, act)):

@@ -15,10 +15,7 @@ import pytest
 from tests.runtime.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
 from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.background_exchange import BackgroundExchange
-from tfcluster.runtime.collective.buckets import Item
-from tfcluster.runtime.collective.collectives import meet
-from tfcluster.runtime.collective.gradient_mean import MeanOptions, mean_of_gradients
+from tfcluster.runtime.collective.collectives import meet, weighted_mean
 from tfcluster.runtime.telemetry import tracer as tracer_module
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
@@ -55,7 +52,7 @@ def test_an_exchange_has_its_bytes_and_buckets() -> None:
         heard = Heard()
         group.tracer = heard.tracer
         arrays = [np.ones((3, 4), "float32"), np.ones(8, "float32")]
-        mean_of_gradients(group, arrays, [], weight=1.0, signature=signature)
+        weighted_mean(group, arrays, 1.0, signature)
         return heard.rows()
 
     for bucket, exchange in results(as_threads(2, act)):
@@ -89,24 +86,19 @@ def test_a_rank_that_waits_knows_how_long() -> None:
     assert late < first
 
 
-def test_buckets_between_hosts_are_recorded_in_their_thread() -> None:
-    signature = Signature("gradients", ("a float32 (1200000)", "b float32 (9)"))
+def test_each_bucket_is_recorded() -> None:
+    signature = Signature("mean", ("a float32 (1200000)", "b float32 (9)"))
     arrays = [np.ones(1_200_000, "float32"), np.ones(9, "float32")]
-    items = [Item("float32", array.nbytes) for array in arrays]
 
     def act(group: Group) -> list[list[Any]]:
         meet(group, Signature("connected"))
         heard = Heard()
         group.tracer = heard.tracer
-        options = MeanOptions()
-        running = BackgroundExchange(group, items, 0, options, 1.0, signature)
-        for bucket in options.buckets(items, 0):
-            running.hand_over(bucket, [arrays[place] for place in bucket])
-        running.result([], [])
+        weighted_mean(group, arrays, 1.0, signature)
         return heard.rows()
 
     for rows in results(as_threads(2, act, ["a", "b"])):
-        assert [row[1] for row in rows] == ["bucket", "bucket", "gradients"]
+        assert [row[1] for row in rows] == ["bucket", "bucket", "mean"]
         assert sorted(row[4] for row in rows[:2]) == [36, 4_800_000]
 
 

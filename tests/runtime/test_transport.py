@@ -40,9 +40,8 @@ from tfcluster.runtime.collective.collectives import (
     broadcast_bytes,
     meet,
     reduce_arrays,
+    weighted_mean,
 )
-from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
-from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
@@ -142,32 +141,12 @@ def test_arrays_of_several_dtypes_keep_their_shapes() -> None:
 def test_means_are_weighted_and_weight_zero_counts_as_nothing(
     host_keys: list[str], length: int
 ) -> None:
-    def act(group: Group) -> tuple[list[Array], list[Slices]]:
-        value = [1.0, 4.0, np.nan][group.rank]
-        return mean_of_gradients(
-            group,
-            [np.full(length, value)],
-            [Slices(np.full((group.rank + 1, 2), value), np.arange(group.rank + 1))],
-            weight=[1.0, 2.0, 0.0][group.rank],
-            signature=SIGNATURE,
-        )
+    def act(group: Group) -> list[Array]:
+        value, weight = [(1.0, 1.0), (4.0, 2.0), (np.nan, 0.0)][group.rank]
+        return weighted_mean(group, [np.full(length, value)], weight, SIGNATURE)
 
-    for (mean,), (slices,) in results(as_threads(3, act, host_keys)):
+    for (mean,) in results(as_threads(3, act, host_keys)):
         np.testing.assert_allclose(mean, [3.0] * length)
-        np.testing.assert_array_equal(slices.indices, [0, 0, 1])
-        np.testing.assert_allclose(slices.values[:, 0], [1 / 3, 8 / 3, 8 / 3])
-
-
-def test_slices_may_be_empty() -> None:
-    def act(group: Group) -> Array:
-        rows = 0 if group.rank == 1 else 2
-        slices = Slices(np.ones((rows, 4), "float32"), np.arange(rows))
-        _, (found,) = mean_of_gradients(
-            group, [], [slices], weight=1.0, signature=SIGNATURE
-        )
-        return found.values
-
-    assert [found.shape for found in results(as_threads(3, act))] == [(4, 4)] * 3
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -58,20 +58,3 @@ def by_size(items: Sequence[Item], bucket_bytes: int) -> list[Bucket]:
         members.append(position)
         current[item.dtype] = members, size + (item.nbytes or 0)
     return [tuple(members) for members in buckets]
-
-
-def in_reverse_order(
-    items: Sequence[Item], bucket_bytes: int, alone_bytes: int
-) -> list[Bucket]:
-    """Buckets for tensors that become available in about the reverse of their order.
-
-    Like ``by_size`` of the reversed list, but a tensor of more than ``alone_bytes``
-    bytes has its own bucket. Buckets are in the order in which their last tensors
-    become available. All sizes must be known.
-    """
-    reverse = range(len(items) - 1, -1, -1)
-    alone = [place for place in reverse if (items[place].nbytes or 0) > alone_bytes]
-    together = [place for place in reverse if place not in set(alone)]
-    packed = by_size([items[place] for place in together], bucket_bytes)
-    buckets = [tuple(together[place] for place in bucket) for bucket in packed]
-    return sorted([*buckets, *((place,) for place in alone)], key=lambda b: -b[-1])

@@ -8,35 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
+from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.group import CollectiveCall, Group
 from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
-
-
-class Check(Protocol):
-    """Compares something that should be equal on all ranks, along with an exchange."""
-
-    @property
-    def note(self) -> bytes:
-        """The note that this rank sends to the others: at most eight bytes."""
-        ...
-
-    def compared(self, notes: Sequence[bytes]) -> None:
-        """Called after the exchange with the notes of all ranks, in rank order.
-
-        Notes are padded with zeros to eight bytes. May raise CollectiveError; all ranks
-        must then raise it.
-        """
-        ...
 
 
 def reduce_arrays(
@@ -51,6 +34,27 @@ def reduce_arrays(
     """
     with group.exchange(signature) as call:
         return reduced(call, arrays, op)
+
+
+def weighted_mean(
+    group: Group,
+    arrays: Sequence[Array],
+    weight: float,
+    signature: Signature,
+    bucket_bytes: int = DEFAULT_BYTES,
+) -> list[Array]:
+    """The mean of each array over the ranks: ``sum(weight_r * x_r) / sum(weight_r)``.
+
+    ``weight`` is this rank's; an array of a rank of weight 0 counts as zeros, even if
+    it has NaN. Arrays are floats or complex, of any shape, with equal shapes and dtypes
+    on all ranks; results are new arrays of the same, bitwise equal on all ranks. Half
+    precision is summed in float32. Small arrays are packed into buckets of about
+    ``bucket_bytes`` bytes. Raises what ``Group.exchange`` raises.
+    """
+    with group.exchange(signature, weight) as call:
+        return reduced(
+            call, arrays, ReduceOp.SUM, scale=call.share, bucket_bytes=bucket_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +96,13 @@ def combine(
         return combined, [_gathered(call, slices) for slices in sparse]
 
 
-def allgather_bytes(
-    group: Group, data: bytes, signature: Signature, check: Check | None = None
-) -> list[bytes]:
+def allgather_bytes(group: Group, data: bytes, signature: Signature) -> list[bytes]:
     """All-gather: every rank's data, of any length, in rank order.
 
-    Raises what ``Group.exchange`` and ``check.compared`` raise.
+    Raises what ``Group.exchange`` raises.
     """
-    with group.exchange(signature, note=check.note if check else b"") as call:
-        found = call.transport.allgather(data)
-    if check:
-        check.compared(call.notes)
-    return found
+    with group.exchange(signature) as call:
+        return call.transport.allgather(data)
 
 
 def broadcast_bytes(

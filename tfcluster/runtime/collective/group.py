@@ -11,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.failure_reports import ExitReport, Position
@@ -29,12 +29,12 @@ from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
 T = TypeVar("T")
 
-_HEADER = struct.Struct(">Q32sd8s?")
+_HEADER = struct.Struct(">Q32sd8s")
 """The number of the exchange, the digest of its signature, the weight of this rank's
-contribution, its note, and whether it objects."""
+contribution, and its note."""
 _OTHER_PROTOCOL = "a rank uses a different protocol version"
-_MOST_REFUSALS = 16
-"""Several checks of one step may find a reason."""
+_MOST_KEPT = 16
+"""Errors of ops that are kept: a program may have failed in several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,6 @@ class CollectiveCall:
     weights: tuple[float, ...]
     notes: tuple[bytes, ...] = ()
     """The note that each rank has sent along, in rank order: eight bytes."""
-    away: Callable[[], AbstractContextManager[None]] = nullcontext
-    """A context in which this rank is still computing the data that it will exchange.
-
-    Other ranks that wait for this rank see it as late, not as being in the exchange.
-    """
     tracer: Tracer | None = None
     how: str = ""
     """The transport's name, for the tracer."""
@@ -78,17 +73,6 @@ class CollectiveCall:
         """Every rank's fraction of the total weight, in rank order."""
         total = sum(self.weights)
         return [weight / total if total else 0.0 for weight in self.weights]
-
-
-class Background(Protocol):
-    """An exchange that runs in its own thread; see ``background_exchange``."""
-
-    def give_up(self) -> None:
-        """End the exchange with an error, unless it has got this rank's whole part.
-
-        Called by other threads.
-        """
-        ...
 
 
 def copied(error: CollectiveError) -> CollectiveError:
@@ -172,20 +156,15 @@ class Group:
         """The program's error that has ended the group; None if the error is ours."""
         self.failure: CollectiveError | None = None
         """The first error that ended the group; after that the group is unusable."""
-        self._refusals: deque[CollectiveError] = deque(maxlen=_MOST_REFUSALS)
+        self._kept: deque[CollectiveError] = deque(maxlen=_MOST_KEPT)
         """Copies: an error's traceback would keep the program's objects alive."""
         self.steps: Callable[[], int] = lambda: 0
         """Training steps that this rank has done."""
         self.last_state: Callable[[], Mapping[str, str]] = dict
         """The state that ranks compare when programs end; see ``compared_at_end``."""
         self.last_equal: Callable[[], Mapping[str, int]] = dict
-        self.objection = ""
-        """Why this rank will not continue; the next exchange raises it on all ranks."""
         self.mismatch: CollectiveMismatchError | None = None
         """The last mismatch after which the ranks are still synchronised."""
-        self.background: Background | None = None
-        """The exchange that runs in its own thread, if any."""
-        self._hidden_s = 0.0
         self._enter = enter
         self._begun = False
         if enter is None:
@@ -209,7 +188,7 @@ class Group:
     @property
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
-        return self._transport.waited_s - self._hidden_s
+        return self._transport.waited_s
 
     @property
     def exchanged_bytes(self) -> int:
@@ -218,10 +197,6 @@ class Group:
         Bytes that ops in graphs exchange are not included.
         """
         return self._transport.exchanged_bytes
-
-    def hide_wait(self, seconds: float) -> None:
-        """Do not count this time as waited: the program was computing meanwhile."""
-        self._hidden_s += seconds
 
     @property
     def transport(self) -> Transport:
@@ -265,52 +240,41 @@ class Group:
         ``weight`` and ``note`` (at most eight bytes) may differ between the ranks; the
         call has every rank's weight and note.
 
-        Raises CollectiveMismatchError on every rank if the signatures differ, and
-        CollectiveError if a rank has an ``objection``; no data has been exchanged then.
-        Raises PeerLostError if a rank is lost,
+        Raises CollectiveMismatchError on every rank if the signatures differ; no data
+        has been exchanged then. Raises PeerLostError if a rank is lost,
         CollectiveTimeoutError if one is late, and another CollectiveError if the ranks
         cannot be connected, if this process must not take part, or within another
         exchange of this thread. Any other exception from the body is passed on. After
-        an error all later exchanges fail with it, except after an objection or a
-        mismatch in the same exchange, which leaves all ranks in step.
+        an error all later exchanges fail with it, except after a mismatch in the same
+        exchange, which leaves all ranks in step.
         """
-        if (background := self.background) is not None:
-            # The program has left that step: otherwise nobody could call this.
-            background.give_up()
         with self._lock:
             self._raise_failure()
             if self._phase.inside:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
                 )
-            before = self._phase
-            phase = _Phase(
-                before.number + 1, signature.what, self._clock(), inside=True
-            )
+            number = self._phase.number + 1
+            phase = _Phase(number, signature.what, self._clock(), inside=True)
             self._phase = phase
             tracer = self.tracer
             waited_s = self._transport.waited_s if tracer is not None else 0.0
             arrived_s = 0.0
             bytes_before = self._transport.exchanged_bytes
-            refusal: CollectiveError | None = None
             try:
                 self.join()
-                weights, notes, objects = self._agree(signature, weight, note)
+                weights, notes = self._agree(signature, weight, note)
                 if tracer is not None:
                     arrived_s = self._clock() - phase.since
-                if objects:
-                    refusal = self._objection()
-                    raise refusal
                 yield CollectiveCall(
                     self._transport,
                     weights,
                     notes,
-                    away=lambda: self._away(before, phase),
                     tracer=tracer,
                     how=self._how,
                 )
             except CollectiveError as error:
-                if error is self.mismatch or error is refusal:
+                if error is self.mismatch:
                     raise
                 failure = self._failed(error)
                 if failure is error:
@@ -392,16 +356,6 @@ class Group:
         """
         return "" if self._monitor is None else self._monitor.inquire(self._progress())
 
-    @contextmanager
-    def _away(self, before: _Phase, inside: _Phase) -> Iterator[None]:
-        self._phase = before
-        try:
-            yield
-        finally:
-            # Only now has this rank begun to wait for the others.
-            since = self._clock()
-            self._phase = _Phase(inside.number, inside.what, since, inside=True)
-
     def observe(self, see: Callable[[str, float, float], None] | None) -> None:
         """Call ``see(what, start_s, end_s)`` after each exchange; None stops that.
 
@@ -419,9 +373,9 @@ class Group:
         if self.failure is not None:
             return self.failure
         # Compare the text: the program may have caught these errors long ago.
-        for refusal in self._refusals:
-            if str(refusal) in text:
-                return copied(refusal)
+        for kept in self._kept:
+            if str(kept) in text:
+                return copied(kept)
         mismatch = self.mismatch
         return mismatch if mismatch is not None and str(mismatch) in text else None
 
@@ -451,9 +405,6 @@ class Group:
 
         Returns whether the ranks that end after the same exchange have the same model.
         """
-        if self.objection:
-            self.close(self.objection)
-            return Ending(error=self.objection)
         ours = self.last_state() if self._begun and not self.failure else {}
         number = self._left_after
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
@@ -506,9 +457,6 @@ class Group:
             return
         if self._monitor is not None:
             self._monitor.leave(report)
-        if (background := self.background) is not None:
-            self._transport.interrupt()
-            background.give_up()
         self._transport.close()
 
     def _progress(self) -> RankProgress:
@@ -518,18 +466,16 @@ class Group:
 
     def _agree(
         self, signature: Signature, weight: float, note: bytes
-    ) -> tuple[tuple[float, ...], tuple[bytes, ...], bool]:
-        """Exchange headers: every rank's weight and note; whether a rank objects.
+    ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
+        """Exchange headers; returns every rank's weight and note, in rank order.
 
-        Weights and notes are in rank order. Raises CollectiveMismatchError if the
-        signatures differ.
+        Raises CollectiveMismatchError if the signatures differ.
         """
         number = self._phase.number
-        objects = bool(self.objection)
-        header = _HEADER.pack(number, signature.digest, weight, note, objects)
+        header = _HEADER.pack(number, signature.digest, weight, note)
         headers = self._transport.allgather(header)
         try:
-            numbers, digests, weights, notes, objections = zip(
+            numbers, digests, weights, notes = zip(
                 *map(_HEADER.unpack, headers), strict=True
             )
         except struct.error as error:
@@ -546,19 +492,11 @@ class Group:
             if len(set(numbers)) == 1:
                 self.mismatch = mismatch
             raise mismatch
-        return weights, notes, any(objections)
-
-    def _objection(self) -> CollectiveError:
-        """The first rank's objection, equal on all ranks; removes the objection."""
-        texts = self._transport.allgather(self.objection.encode())
-        self.objection = ""
-        error = CollectiveError(next(text.decode() for text in texts if text))
-        self.keep(error)
-        return error
+        return weights, notes
 
     def keep(self, error: CollectiveError) -> None:
         """Keep an error for ``error_in``: TensorFlow turns it into text in an op."""
-        self._refusals.append(copied(error))
+        self._kept.append(copied(error))
 
     def _failed(self, error: CollectiveError) -> CollectiveError:
         """End the group; returns the root cause of ``error`` if the monitor has it."""

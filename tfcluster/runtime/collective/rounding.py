@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,14 @@ def _dtype(name: str) -> np.dtype[Any]:
 class Residual:
     """What this rank still owes to the sum of one vector: float32, or None for nothing.
 
+    Error feedback: the rounding error of a contribution is added to the next
+    contribution, on the sender and on the rank that sums. See Seide et al., "1-Bit
+    Stochastic Gradient Descent", 2014, Karimireddy et al., arXiv:1901.09847, and for
+    both places Tang et al., "DoubleSqueeze", arXiv:1905.05957.
+
+    A residual is a part of the sum itself, after the multiplication by the rank's
+    share. So it stays correct if the shares change from step to step.
+
     ``sent`` comes from rounding the values that it sends, and ``total`` from rounding
     the sums that it computes for all ranks.
     """
@@ -70,24 +78,3 @@ class Residual:
         if self.total is None or len(self.total) != total:
             self.total = np.zeros(total, np.float32)
         return self.sent, self.total
-
-
-@dataclass(slots=True)
-class Residuals:
-    """The residuals of one set of gradients, by bucket number.
-
-    Error feedback: the rounding error of a contribution is added to the next
-    contribution, on the sender and on the rank that sums. See Seide et al., "1-Bit
-    Stochastic Gradient Descent", 2014, Karimireddy et al., arXiv:1901.09847, and for
-    both places Tang et al., "DoubleSqueeze", arXiv:1905.05957.
-
-    A residual is a part of the mean itself, after the multiplication by the rank's
-    share of the rows. So it stays correct if the shares change from step to step, and a
-    rank without rows pays what it owes.
-    """
-
-    by_bucket: dict[int, Residual] = field(default_factory=dict)
-
-    def of(self, number: int) -> Residual:
-        """The residual of a bucket; empty at first."""
-        return self.by_bucket.setdefault(number, Residual())

@@ -25,8 +25,11 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
-from tfcluster.runtime.collective.gradient_mean import mean_of_gradients
+from tfcluster.runtime.collective.collectives import (
+    allgather_bytes,
+    reduce_arrays,
+    weighted_mean,
+)
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
@@ -365,13 +368,12 @@ class LocalSgd:
         )
         signature = Signature(f"mean of {what}", words)
         averaged = [i for i, kind in enumerate(kinds) if not _is_of_rows(kind)]
-        means, _ = mean_of_gradients(
+        means = weighted_mean(
             self._session.group,
             [before[i] for i in averaged],
-            [],
-            weight=self._rows or 1.0,
-            signature=signature,
-            bucket_bytes=self._session.bucket_bytes,
+            self._rows or 1.0,
+            signature,
+            self._session.bucket_bytes,
         )
         after = list(before)
         for index, mean in zip(averaged, means, strict=True):
