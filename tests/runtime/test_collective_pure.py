@@ -1,4 +1,4 @@
-"""Keys, buckets and padding, without TensorFlow."""
+"""Keys, buckets, sparse rows and padding, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,18 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.runtime.ranks import as_threads, results
-from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.buckets import Item, by_size
-from tfcluster.runtime.collective.collectives import weighted_mean
-from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     GROUP_KEYS,
     NAMED_KEYS,
@@ -199,66 +191,6 @@ def test_gpus_have_names_in_the_whole_cluster(
     assert identities("h", numbers, visible) == found
 
 
-def _sizes(*sizes: int | None, dtype: str = "float32") -> list[Item]:
-    return [Item(dtype, size) for size in sizes]
-
-
-@pytest.mark.parametrize(
-    ("items", "size", "expected"),
-    [
-        ([], 4, []),
-        (_sizes(1, 2, 3), 0, [(0, 1, 2)]),
-        (_sizes(4, 4), 4, [(0, 1)]),  # an exactly full bucket stays open
-        (_sizes(5, 4), 4, [(0,), (1,)]),
-        (_sizes(3, 2, 1), 4, [(0, 1), (2,)]),
-        (_sizes(100, 1, 1), 4, [(0,), (1, 2)]),
-        (_sizes(1, 100, 1), 4, [(0, 1), (2,)]),
-        (_sizes(0, 0, 5, 0), 4, [(0, 1, 2), (3,)]),
-        (
-            [*_sizes(3, 3), *_sizes(3, dtype="float64"), *_sizes(3)],
-            4,
-            [(0, 1), (2,), (3,)],
-        ),
-        (
-            [Item("float32", 3), Item("float64", 8), Item("float32", 3)],
-            100,
-            [(0, 2), (1,)],
-        ),
-        ([Item("float32", 3), Item("float64", 8)], 0, [(0,), (1,)]),
-    ],
-)
-def test_a_bucket_closes_once_it_exceeds_its_size(
-    items: list[Item], size: int, expected: list[tuple[int, ...]]
-) -> None:
-    assert by_size(items, size) == expected
-
-
-def test_a_size_that_is_not_known_is_warned_of() -> None:
-    items = [Item("float32", 9), Item("float32", None, "odd"), Item("float64", 9)]
-    with pytest.warns(RuntimeWarning, match="the shape of odd is unknown"):
-        assert by_size(items, 4) == [(0, 1), (2,)]
-    assert by_size(items, 0) == [(0, 1), (2,)]
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9))), st.integers(1, 20)
-)
-def test_every_tensor_is_in_one_bucket_in_order(
-    found: list[tuple[str, int]], size: int
-) -> None:
-    items = [Item(dtype, nbytes) for dtype, nbytes in found]
-    buckets = by_size(items, size)
-    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(items)))
-    for dtype in "ab":
-        own = [b for b in buckets if items[b[0]].dtype == dtype]
-        assert [i for b in own for i in b] == [
-            i for i, item in enumerate(items) if item.dtype == dtype
-        ]
-        for bucket in own[:-1]:
-            sizes = [items[i].nbytes or 0 for i in bucket]
-            assert sum(sizes) > size >= sum(sizes[:-1])
-
-
 @pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 3, 4), (2, 1, 4, 2), (0, 3)])
 def test_rows_are_padded_with_zeros_and_cut_again(shape: tuple[int, ...]) -> None:
     array = np.ones(shape, np.int32)
@@ -281,29 +213,3 @@ def test_what_does_not_fit_is_said() -> None:
         padded(np.ones(3), 2)
     with pytest.raises(ValueError, match="5 rows are not 2 equal parts"):
         unpadded(np.ones(5), [1, 1])
-
-
-def test_means_in_buckets_are_as_those_in_one_exchange() -> None:
-    def act(group: Group, size: int) -> list[Array]:
-        draw = np.random.RandomState(group.rank)
-        arrays: list[Array] = [
-            draw.normal(size=shape).astype(dtype)
-            for shape, dtype in [
-                ((9, 50), "f4"),
-                ((3,), "f8"),
-                ((), "f4"),
-                ((0, 2), "f4"),
-                ((700,), "f8"),
-                ((1000,), "f4"),
-            ]
-        ]
-        return weighted_mean(group, arrays, 1.0, Signature("all"), size)
-
-    whole = results(as_threads(3, lambda group: act(group, 0)))
-    for size in (1, 2000, 1 << 30):
-        found = results(as_threads(3, partial(act, size=size)))
-        for rank in range(3):
-            for one, other in zip(whole[rank], found[rank], strict=True):
-                assert one.shape == other.shape
-                assert one.dtype == other.dtype
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)

@@ -191,17 +191,6 @@ def test_a_function_is_replaced_wherever_its_package_offers_it(library: Any) -> 
     assert library.save("x") == library.other.save("x") == "outer(save x)"
 
 
-def test_each_class_is_wrapped_once_those_to_come_as_well(library: Any) -> None:
-    fit = patch_of(".Base", "fit", "each class")
-    step = patch_of(".Base", "step", "each class")
-    found = table(fit, step)
-    found.install({fit: outer, step: middle})
-    later = type("Later", (library.Model,), {"step": lambda self: "later"})
-    assert later().step() == "middle(later)"
-    assert later().fit(1) == "outer(fit 1)"
-    assert library.Model().step() == "middle(step)"
-
-
 def test_one_object_is_changed_and_restored(library: Any) -> None:
     patch = patch_of(".Model", "step", "object's dict")
     found, one = table(patch), library.Model()

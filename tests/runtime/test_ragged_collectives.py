@@ -25,9 +25,9 @@ from tfcluster.runtime.collective import (
 from tfcluster.runtime.collective.collectives import (
     combine,
     reduce_arrays,
-    weighted_mean,
 )
 from tfcluster.runtime.collective.half_precision import reduce_half_precision
+from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")
@@ -67,7 +67,8 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
 def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
     def act(group: Group) -> float:
         own = np.array([np.nan if group.rank == 0 else group.rank], np.float16)
-        (mean,) = weighted_mean(group, [own], float(group.rank), SIGNATURE)
+        with group.exchange(SIGNATURE, float(group.rank)) as call:
+            (mean,) = reduced(call, [own], ReduceOp.SUM, scale=call.share)
         return float(mean[0])
 
     for mean in results(as_threads(3, act)):

@@ -7,38 +7,9 @@ import pytest
 
 from tfcluster.runtime.collective import rank_divergence
 from tfcluster.runtime.collective.rank_divergence import (
-    Chunk,
     Ending,
     compared_at_end,
-    next_chunks,
 )
-
-
-def test_all_of_the_weights_are_looked_at_in_turn() -> None:
-    sizes, widths = [3, 0, 600_000, 1, 5], [4, 4, 4, 8, 2]
-    seen = [np.zeros(size, int) for size in sizes]
-    position = Chunk(0, 0, 0)
-    for _ in range(6):
-        found = next_chunks(sizes, widths, position)
-        position = found.following
-        assert found.chunks
-        for chunk in found.chunks:
-            seen[chunk.place][chunk.start : chunk.stop] += 1
-    assert all((counts > 0).all() for counts in seen)
-
-
-@pytest.mark.parametrize("sizes", [[], [0], [0, 0]])
-def test_nothing_to_look_at(sizes: list[int]) -> None:
-    assert next_chunks(sizes, [4] * len(sizes), Chunk(3, 1, 2)).chunks == ()
-
-
-def test_nothing_is_looked_at_twice_at_once() -> None:
-    found = next_chunks([2, 3], [4, 4], Chunk(0, 1, 1))
-    assert [(c.place, c.start, c.stop) for c in found.chunks] == [
-        (0, 1, 2),
-        (1, 0, 3),
-        (0, 0, 1),
-    ]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "bool"])
@@ -50,15 +21,6 @@ def test_a_checksum_sees_every_element(dtype: str) -> None:
         other[place] = 0
         assert rank_divergence.checksum(other) != whole
     assert rank_divergence.checksum(array.copy()) == whole
-
-
-def test_how_far_arrays_are_apart() -> None:
-    nan = np.array([np.nan, 2.0])
-    assert rank_divergence.distance(nan, nan) == 0
-    assert rank_divergence.distance(nan, np.array([1.0, 2.0])) == np.inf
-    assert rank_divergence.distance(np.array([1.0, 4.0]), np.array([2.0, 4.0])) == 0.25
-    same = np.array([np.inf, 1.0])
-    assert rank_divergence.distance(same, same.copy()) == 0
 
 
 ONE, OTHER = (rank_divergence.summary([np.full(5, value)]) for value in (1.0, 2.0))

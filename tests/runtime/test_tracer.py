@@ -14,8 +14,8 @@ import pytest
 
 from tests.runtime.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
-from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.collectives import meet, weighted_mean
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
+from tfcluster.runtime.collective.collectives import meet, reduce_arrays
 from tfcluster.runtime.telemetry import tracer as tracer_module
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
@@ -52,7 +52,7 @@ def test_an_exchange_has_its_bytes_and_buckets() -> None:
         heard = Heard()
         group.tracer = heard.tracer
         arrays = [np.ones((3, 4), "float32"), np.ones(8, "float32")]
-        weighted_mean(group, arrays, 1.0, signature)
+        reduce_arrays(group, arrays, ReduceOp.SUM, signature)
         return heard.rows()
 
     for bucket, exchange in results(as_threads(2, act)):
@@ -84,22 +84,6 @@ def test_a_rank_that_waits_knows_how_long() -> None:
     first, late = results(as_threads(2, act))
     assert first > 150_000
     assert late < first
-
-
-def test_each_bucket_is_recorded() -> None:
-    signature = Signature("mean", ("a float32 (1200000)", "b float32 (9)"))
-    arrays = [np.ones(1_200_000, "float32"), np.ones(9, "float32")]
-
-    def act(group: Group) -> list[list[Any]]:
-        meet(group, Signature("connected"))
-        heard = Heard()
-        group.tracer = heard.tracer
-        weighted_mean(group, arrays, 1.0, signature)
-        return heard.rows()
-
-    for rows in results(as_threads(2, act, ["a", "b"])):
-        assert [row[1] for row in rows] == ["bucket", "bucket", "mean"]
-        assert sorted(row[4] for row in rows[:2]) == [36, 4_800_000]
 
 
 def test_without_a_tracer_nothing_changes() -> None:

@@ -40,8 +40,8 @@ from tfcluster.runtime.collective.collectives import (
     broadcast_bytes,
     meet,
     reduce_arrays,
-    weighted_mean,
 )
+from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Array, ScaledVector
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
@@ -142,8 +142,10 @@ def test_means_are_weighted_and_weight_zero_counts_as_nothing(
     host_keys: list[str], length: int
 ) -> None:
     def act(group: Group) -> list[Array]:
-        value, weight = [(1.0, 1.0), (4.0, 2.0), (np.nan, 0.0)][group.rank]
-        return weighted_mean(group, [np.full(length, value)], weight, SIGNATURE)
+        value = [1.0, 4.0, np.nan][group.rank]
+        with group.exchange(SIGNATURE, [1.0, 2.0, 0.0][group.rank]) as call:
+            own = [np.full(length, value)]
+            return reduced(call, own, ReduceOp.SUM, scale=call.share)
 
     for (mean,) in results(as_threads(3, act, host_keys)):
         np.testing.assert_allclose(mean, [3.0] * length)

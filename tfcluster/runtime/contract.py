@@ -39,7 +39,6 @@ How = Literal[
     "inherited",
     "function",
     "property",
-    "each class",
     "object",
     "object's dict",
     "for a while",
@@ -50,8 +49,6 @@ attribute        on the target itself
 inherited        on the class, the target or a base of it, that defines it
 function         in the target, a module, and in all of its package that has it
 property         its getter is wrapped
-each class       on the target and each class derived from it, now or later: its
-                 ``__init_subclass__`` is replaced as well
 object           on one object of that class
 object's dict    the same, bypassing a ``__setattr__`` that would track it
 for a while      on the target itself, within a ``with`` statement
@@ -139,8 +136,6 @@ class Patch:
     """The outermost handler comes first: it is called first, and calls the next one."""
     why: str
     how: How = "attribute"
-    but: tuple[str, ...] = ()
-    """If ``how`` is "each class": classes that have their own patch."""
 
     @property
     def path(self) -> str:
@@ -244,9 +239,6 @@ class Table:
     def _put(self, patch: Patch, handler: Around) -> None:
         if patch not in self.patches:
             raise LookupError(f"{patch.path} is in another table")
-        if patch.how == "each class":
-            self._put_on_each_class(patch, handler)
-            return
         self._wrap(patch.owner(), patch, handler)
 
     def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
@@ -266,35 +258,6 @@ class Table:
         setattr(owner, name, wrapper)
         if patch.how == "function":
             _replace_everywhere(patch, original, wrapper)
-
-    def _put_on_each_class(self, patch: Patch, handler: Around) -> None:
-        owner = patch.owner()
-        but = [resolve(path) for path in patch.but]
-
-        def put(cls: Any) -> None:
-            if patch.attribute in vars(cls) and cls not in but:
-                self._wrap(cls, patch, handler)
-
-        for cls in _with_subclasses(owner):
-            put(cls)
-        own = vars(owner).get("__init_subclass__")
-        followers = getattr(getattr(own, "__func__", None), _WRAPPED, None)
-        if followers is not None:
-            followers.append(put)
-            return
-        followers = [put]
-
-        # This is for classes that the program defines later.
-        def init_subclass(cls: Any, /, **kwargs: Any) -> None:
-            if own is None:
-                super(owner, cls).__init_subclass__(**kwargs)
-            else:
-                own.__func__(cls, **kwargs)
-            for follower in followers:
-                follower(cls)
-
-        setattr(init_subclass, _WRAPPED, followers)
-        owner.__init_subclass__ = classmethod(init_subclass)
 
     def replace(self, patch: Patch, one: Any, value: Any) -> None:
         """Set the attribute of one object of the patch's class.
@@ -392,17 +355,6 @@ def check(names: Iterable[Named], *, optional: bool = True) -> None:
     raise CollectiveError("\n".join(lines))
 
 
-def attached(one: object, name: str, make: Callable[[], _T]) -> _T:
-    """An object of our own that lives as long as ``one``; created if necessary.
-
-    Raises ValueError for a ``name`` that is not ours: see ``mark``.
-    """
-    if not hasattr(one, name):
-        mark(one, name, make())
-    found: _T = getattr(one, name)
-    return found
-
-
 def resolve(path: str) -> Any:
     """The object with a dotted name. Raises AttributeError if there is none."""
     package, *parts = path.split(".")
@@ -492,12 +444,6 @@ def _replace_everywhere(patch: Patch, original: Any, wrapper: Any) -> None:
             continue
         if vars(module).get(patch.attribute) is original:
             setattr(module, patch.attribute, wrapper)
-
-
-def _with_subclasses(cls: Any) -> Iterator[Any]:
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _with_subclasses(subclass)
 
 
 def _functions_of(path: str) -> Iterator[FunctionType]:

@@ -19,9 +19,6 @@ Nest: TypeAlias = object
 """Anything that ``tf.nest`` accepts: tensors, arrays or other values in nested tuples,
 lists and dictionaries. Only functions for nested structures can use it."""
 
-Leaf: TypeAlias = object
-"""A value in a nested structure: a tensor of any kind, an array, or something else."""
-
 
 class DType(Protocol):
     """A ``tf.DType``."""
@@ -104,11 +101,6 @@ class Tensor(Protocol):
         ...
 
     @property
-    def value_index(self) -> int:
-        """Which output of ``op`` it is; only tensors of a graph have it."""
-        ...
-
-    @property
     def graph(self) -> Graph:
         """Only tensors of a graph have it."""
         ...
@@ -186,15 +178,6 @@ bool."""
 Number: TypeAlias = int | Tensor
 """A count or an index: a Python number if it is known, else a scalar tensor."""
 
-Weight: TypeAlias = float | Tensor
-"""A Python number if it is known, else a scalar tensor."""
-
-Flag: TypeAlias = bool | Tensor
-"""A Python bool if it is known, else a scalar boolean tensor."""
-
-ShapeLike: TypeAlias = Tensor | Sequence[int]
-"""The shape of an array: a vector of integers."""
-
 
 class IndexedSlices(Protocol):
     """A ``tf.IndexedSlices``: a sparse gradient."""
@@ -232,10 +215,6 @@ class Operation(Protocol):
     @property
     def _is_stateful(self) -> bool: ...
 
-    def get_attr(self, name: str) -> Any:
-        """The value of an attribute. Raises ValueError if there is none."""
-        ...
-
     @property
     def traceback(self) -> Any: ...
 
@@ -268,9 +247,6 @@ class Graph(Protocol):
 
     def get_operation_by_name(self, name: str) -> Operation: ...
 
-    structured_outputs: Nest
-    """The results of the function; only graphs of a ``tf.function`` have them."""
-
     @property
     def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
         """Pairs of an outer tensor and the placeholder that represents it."""
@@ -281,19 +257,9 @@ class Graph(Protocol):
         """Only graphs of a ``tf.function`` have it."""
         ...
 
-    @property
-    def outer_graph(self) -> Graph:
-        """Only graphs of a ``tf.function`` have it."""
-        ...
-
     def as_default(self) -> AbstractContextManager[Graph]: ...
 
-    def get_operations(self) -> list[Operation]: ...
-
     def get_collection(self, name: str) -> list[Any]: ...
-
-    @property
-    def graph_def_versions(self) -> Message: ...
 
 
 class Message(Protocol):

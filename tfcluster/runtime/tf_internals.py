@@ -30,14 +30,10 @@ _CONTEXT = "tensorflow.python.eager.context.Context"
 _DATASET = "tensorflow.data.Dataset"
 _DATASETS = "tensorflow.python.data.ops"
 _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function"
-_GRAPH = "tensorflow.python.framework.func_graph.FuncGraph"
 _MANAGER = "tensorflow.train.CheckpointManager"
 _TRAIN_1 = "tensorflow.compat.v1.train"
 
-_DRAWS = "random numbers of functions that are traced again"
-_LOOP_NUMBERS = "the warning of numbers that a loop reads"
 _LOOPS = "the batches of loops"
-_OWN_LOSSES = "the check of custom losses"
 _TRANSPORT = "transport: tensorflow"
 _SERVERS = "parameter servers"
 
@@ -79,9 +75,6 @@ with or without the hooks on Keras."""
 
 NAMES = (
     *NAMES_WITHOUT_KERAS,
-    Name(_GRAPH, "captures", _LOOP_NUMBERS, "ends with an error"),
-    Name(f"{_GRAPH}.__init__", "structured_outputs", _LOOP_NUMBERS, "the same"),
-    Name(f"{_GRAPH}.__init__", "is_control_flow_graph", _DRAWS, "they differ"),
     Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
     Name(
         _DATASET,
@@ -116,15 +109,6 @@ NAMES = (
             "zip_op._ZipDataset",
         )
     ),
-    *(
-        Name(
-            f"{_DATASETS}.shard_op._ShardDataset.__init__",
-            name,
-            "the check of shard()",
-            "data that is sharded twice is not refused",
-        )
-        for name in ("_num_shards", "_index")
-    ),
     Name(f"{_FUNCTION}.__init__", "_jit_compile", "tf.function", "XLA stays enabled"),
     Name(_FUNCTION, "_clone", "tf.function", "XLA cannot be disabled"),
     Name(
@@ -134,33 +118,11 @@ NAMES = (
         "XLA is not refused",
     ),
     Name(
-        "tensorflow.python.eager.record",
-        "should_record_backprop",
-        "gradients from a tape",
-        "gradients of gradients are wrong",
-    ),
-    Name(
-        "tensorflow.python.framework.ops",
-        "_gradient_registry",
-        "gradients of few rows",
-        "gradients of large matrices are slow",
-    ),
-    Name(
-        "tensorflow.Operation", "_is_stateful", "state of layers", "its kind is unknown"
-    ),
-    Name(
         "tensorflow.python.util.tf_stack",
         "extract_stack",
         "messages",
         "the line in the program is not named",
     ),
-    *(
-        Name("tensorflow.python.framework.op_callbacks", name, _OWN_LOSSES, "no check")
-        for name in ("add_op_callback", "remove_op_callback")
-    ),
-    Name("tensorflow.python.framework.op_def_registry", "get", _OWN_LOSSES, "no check"),
-    Name("tensorflow.python.eager.execute", "quick_execute", _OWN_LOSSES, "no check"),
-    Name(_CONTEXT, "get_function_def", _OWN_LOSSES, "no check"),
     Name(
         _MANAGER, "_prefix", "CheckpointManager", "the names of the files are unknown"
     ),
@@ -279,9 +241,6 @@ class Function(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def python_function(self) -> Callable[..., Any]: ...
-
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -376,25 +335,6 @@ def kind_of(dataset: Dataset) -> str:
     return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
 
 
-def shard_of(dataset: Dataset) -> tuple[int | None, int | None] | None:
-    """The arguments ``num_shards`` and ``index`` of a dataset that ``shard`` returned.
-
-    Each is None if it is not known before the graph runs. Returns None for a dataset
-    of another kind.
-    """
-    if kind_of(dataset) != "Shard":
-        return None
-    return _number(dataset, "_num_shards"), _number(dataset, "_index")
-
-
-def _number(dataset: Dataset, name: str) -> int | None:
-    """The value of a dataset's attribute, a scalar tensor; None if it is not known."""
-    import tensorflow as tf
-
-    value = tf.get_static_value(getattr(dataset, name, None))
-    return None if value is None else int(value)
-
-
 # --- functions and graphs -------------------------------------------------------------
 
 
@@ -436,47 +376,6 @@ def plain_variable(_: Callable[..., Any], **settings: Any) -> Variable:
     return made
 
 
-def is_stateful(op: Operation) -> bool:
-    """Whether an operation may give another result for the same inputs."""
-    return op._is_stateful
-
-
-_READ_ONLY = "_read_only_resource_inputs"
-
-
-def may_write(op: Operation, handle: Tensor) -> bool:
-    """Whether an operation may change the variable whose handle is its input.
-
-    For an operation that calls functions, TensorFlow records which inputs they only
-    read. Other operations that change a variable are known by their names.
-    """
-    kind = op.type
-    changes = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
-    if kind.startswith(changes):
-        return True
-    if kind not in (
-        "If",
-        "While",
-        "Case",
-        "PartitionedCall",
-        "StatefulPartitionedCall",
-    ):
-        return False
-    try:
-        read = op.get_attr(_READ_ONLY)
-    except ValueError:
-        return True
-    places = [place for place, each in enumerate(op.inputs) if each is handle]
-    return not set(places) <= set(read)
-
-
-def is_handle(tensor: Tensor) -> bool:
-    """Whether a tensor is the handle of a variable, or of another resource."""
-    import tensorflow as tf
-
-    return bool(tensor.dtype == tf.resource)
-
-
 def user_frames(operation: Operation | None = None) -> list[Frame]:
     """The frames of the current call stack, the innermost last.
 
@@ -503,43 +402,7 @@ def is_of_autograph(error: BaseException) -> bool:
 # --- graphs of functions --------------------------------------------------------------
 
 
-def outermost_graph() -> Graph:
-    """The graph of the outermost ``tf.function`` that is being traced.
-
-    Outside of functions, this is TensorFlow 1's default graph, which has no outer one.
-    """
-    import tensorflow as tf
-
-    graph: Graph = tf.compat.v1.get_default_graph()
-    while (outer := getattr(graph, "outer_graph", None)) is not None:
-        if not outer.building_function:
-            break
-        graph = outer
-    return graph
-
-
-def function_graph() -> Graph:
-    """The graph of the innermost ``tf.function`` that is being traced.
-
-    Branches and bodies of loops, which have graphs of their own, belong to the function
-    around them.
-    """
-    import tensorflow as tf
-
-    graph: Graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "is_control_flow_graph", False):
-        graph = graph.outer_graph
-    return graph
-
-
 # --- tapes ----------------------------------------------------------------------------
-
-
-def should_record_backprop(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tape records operations on any of these tensors."""
-    from tensorflow.python.eager import record
-
-    return bool(record.should_record_backprop(tensors))
 
 
 def could_record() -> bool:
@@ -550,13 +413,6 @@ def could_record() -> bool:
     except ImportError:
         return True
     return bool(getattr(record, "could_possibly_record", lambda: True)())
-
-
-def is_of_gradients(registry: object) -> bool:
-    """Whether a registry has the functions that compute gradients."""
-    from tensorflow.python.framework import ops
-
-    return registry is ops._gradient_registry
 
 
 # --- eager operations -----------------------------------------------------------------
@@ -588,46 +444,6 @@ def executor_type(name: str | None) -> AbstractContextManager[None]:
 
     found: AbstractContextManager[None] = eager.function_executor_type(name)
     return found
-
-
-def execute(
-    kind: str, outputs: int, inputs: Sequence[Tensor], attrs: Sequence[Any]
-) -> Sequence[Tensor]:
-    """Execute an operation eagerly; return its ``outputs`` output tensors.
-
-    ``attrs`` alternates names and values. Raises tf.errors.OpError.
-    """
-    from tensorflow.python.eager import execute as eager
-
-    found: Sequence[Tensor] = eager.quick_execute(
-        kind, outputs, list(inputs), attrs, context()
-    )
-    return found
-
-
-def op_definition(kind: str) -> Message | None:
-    """The OpDef of a kind of operation; None if there is no such kind."""
-    from tensorflow.python.framework import op_def_registry
-
-    found: Message | None = op_def_registry.get(kind)
-    return found
-
-
-def observe_ops(callback: Callable[..., None]) -> None:
-    """Call ``callback`` after each op that this thread executes or adds to a graph.
-
-    The callback gets the operation's type, inputs, attributes, outputs, name and graph.
-    """
-    from tensorflow.python.framework import op_callbacks
-
-    op_callbacks.add_op_callback(callback)
-
-
-def stop_observing_ops(callback: Callable[..., None]) -> None:
-    """Undo ``observe_ops``."""
-    from tensorflow.python.framework import op_callbacks
-
-    op_callbacks.remove_op_callback(callback)
 
 
 # --- checkpoints ----------------------------------------------------------------------

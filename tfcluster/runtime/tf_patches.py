@@ -69,8 +69,7 @@ FUNCTION_CALL = Patch(
         in_keras("train.xla_fallback.XlaFallback._call", EACH),
         Handler("exchange.error_translation._call", "tfcluster is used", True),
     ),
-    "functions without XLA, unchanged errors of an exchange, "
-    "functions within functions",
+    "functions without XLA, unchanged errors of an exchange",
 )
 SCATTER_ADD = Patch(
     "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
@@ -100,9 +99,6 @@ ONE_CONTEXT_INITIALIZED = Patch(
     how="object's dict",
 )
 
-# TensorFlow replaces the methods in ResourceVariable after its definition. Variables
-# that a graph creates have another class. A call that passes both is handled once.
-
 _RECORD_CLIP = in_keras(
     "step_recorder.StepRecorder._clip", VERIFY, "before", always=True
 )
@@ -111,32 +107,6 @@ _GRADIENT_CLIPS = tuple(
     for name in ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
 )
 CLIP_BY_GLOBAL_NORM, CLIP_BY_NORM, CLIP_BY_VALUE = _GRADIENT_CLIPS
-
-# --- random numbers -------------------------------------------------------------------
-
-_DRAWS = "random.row_draws.RowDraws"
-
-
-def _stateless(name: str, function: str) -> Patch:
-    return Patch(
-        "tensorflow.python.ops.gen_stateless_random_ops_v2",
-        f"stateless_{name}",
-        (in_keras(f"{_DRAWS}.{function}", IN_STEP),),
-        "the random numbers of a rank's rows in the whole batch",
-    )
-
-
-_STATES = "random.stateful_draws.StatefulDraws"
-
-
-def _draw(module: str, name: str, function: str) -> Patch:
-    return Patch(
-        f"tensorflow.python.ops.{module}",
-        name,
-        (in_keras(function, IN_STEP),),
-        "the random numbers of a rank's rows in the whole batch",
-    )
-
 
 # --- data -----------------------------------------------------------------------------
 
@@ -150,14 +120,11 @@ DATASET_ITER = Patch(
     ),
     "division of the batches of loops, iterators that end at once",
 )
-ITERATOR_NEXT = tuple(
-    Patch(
-        "tensorflow.python.data.ops.iterator_ops.OwnedIterator",
-        name,
-        (in_keras("strategies.local_sgd.LocalSgd._next", LOCAL),),
-        "order of batches, and of what reads a rank's share of them, in graphs",
-    )
-    for name in ("__next__", "get_next", "get_next_as_optional")
+ITERATOR_NEXT = Patch(
+    "tensorflow.python.data.ops.iterator_ops.OwnedIterator",
+    "__next__",
+    (in_keras("strategies.local_sgd.LocalSgd._next", LOCAL),),
+    "an averaging at the end of a loop's batches",
 )
 DATASET_CACHE = Patch(
     "tensorflow.data.Dataset",
@@ -274,14 +241,15 @@ def _strategy(name: str, function: str) -> Patch:
     )
 
 
+# The experimental names of the first two are the same class, and a derived one.
 STRATEGIES_OF_CLUSTERS = tuple(
-    _strategy(f"{module}{name}", _REFUSE)
+    _strategy(name, _REFUSE)
     for name in (
         "MultiWorkerMirroredStrategy",
         "ParameterServerStrategy",
         "TPUStrategy",
+        "experimental.TPUStrategy",
     )
-    for module in ("", "experimental.")
 )
 STRATEGIES_OF_ONE_HOST = tuple(
     _strategy(name, f"{_REFUSE}_replicas")
@@ -290,7 +258,6 @@ STRATEGIES_OF_ONE_HOST = tuple(
 
 PATCHES = (
     *(each for each in list(vars().values()) if isinstance(each, Patch)),
-    *ITERATOR_NEXT,
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
 )

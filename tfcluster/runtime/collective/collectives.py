@@ -13,7 +13,6 @@ import numpy as np
 
 from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
-from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.group import CollectiveCall, Group
 from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.packing import reduced
@@ -34,27 +33,6 @@ def reduce_arrays(
     """
     with group.exchange(signature) as call:
         return reduced(call, arrays, op)
-
-
-def weighted_mean(
-    group: Group,
-    arrays: Sequence[Array],
-    weight: float,
-    signature: Signature,
-    bucket_bytes: int = DEFAULT_BYTES,
-) -> list[Array]:
-    """The mean of each array over the ranks: ``sum(weight_r * x_r) / sum(weight_r)``.
-
-    ``weight`` is this rank's; an array of a rank of weight 0 counts as zeros, even if
-    it has NaN. Arrays are floats or complex, of any shape, with equal shapes and dtypes
-    on all ranks; results are new arrays of the same, bitwise equal on all ranks. Half
-    precision is summed in float32. Small arrays are packed into buckets of about
-    ``bucket_bytes`` bytes. Raises what ``Group.exchange`` raises.
-    """
-    with group.exchange(signature, weight) as call:
-        return reduced(
-            call, arrays, ReduceOp.SUM, scale=call.share, bucket_bytes=bucket_bytes
-        )
 
 
 @dataclass(frozen=True, slots=True)

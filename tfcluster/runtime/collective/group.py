@@ -32,9 +32,8 @@ T = TypeVar("T")
 _HEADER = struct.Struct(">Q32sd8s")
 """The number of the exchange, the digest of its signature, the weight of this rank's
 contribution, and its note."""
-_OTHER_PROTOCOL = "a rank uses a different protocol version"
 _MOST_KEPT = 16
-"""Errors of ops that are kept: a program may have failed in several."""
+_OTHER_PROTOCOL = "a rank uses a different protocol version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +253,9 @@ class Group:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
                 )
-            number = self._phase.number + 1
-            phase = _Phase(number, signature.what, self._clock(), inside=True)
+            phase = _Phase(
+                self._phase.number + 1, signature.what, self._clock(), inside=True
+            )
             self._phase = phase
             tracer = self.tracer
             waited_s = self._transport.waited_s if tracer is not None else 0.0
@@ -467,7 +467,7 @@ class Group:
     def _agree(
         self, signature: Signature, weight: float, note: bytes
     ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
-        """Exchange headers; returns every rank's weight and note, in rank order.
+        """Exchange headers: every rank's weight and note, in rank order.
 
         Raises CollectiveMismatchError if the signatures differ.
         """

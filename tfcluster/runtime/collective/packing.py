@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective.buckets import DEFAULT_BYTES, Item, by_size
 from tfcluster.runtime.collective.group import CollectiveCall
 from tfcluster.runtime.collective.half_precision import (
     is_half_precision,
@@ -17,6 +16,8 @@ from tfcluster.runtime.collective.half_precision import (
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
+_PIECE_BYTES = 25 << 20
+"""The most bytes of a packed vector that are reduced at once."""
 ALONE_BYTES = 1 << 22
 """A larger array is not packed: that would only add a copy."""
 pool = Pool()
@@ -29,12 +30,11 @@ def reduced(
     op: ReduceOp,
     *,
     scale: float = 1.0,
-    bucket_bytes: int = DEFAULT_BYTES,
 ) -> list[Array]:
     """All-reduce ``scale`` times the arrays; returns new arrays.
 
-    Small arrays of one dtype are packed into one vector, which is all-reduced bucket by
-    bucket. A large array is all-reduced in a separate call. Results have the shapes and
+    Small arrays of one dtype are packed into one vector, which is all-reduced piece by
+    piece. A large array is all-reduced in a separate call. Results have the shapes and
     dtypes of ``arrays``, which are equal on all ranks. Raises what the methods of
     ``Transport`` raise.
     """
@@ -49,15 +49,15 @@ def reduced(
         vector, bounds = packed(
             [arrays[i] for i in chosen], dtype, 1.0 if half else scale
         )
-        items = [Item(str(dtype), arrays[i].nbytes) for i in chosen]
-        for bucket in by_size(items, bucket_bytes):
-            piece = vector[bounds[bucket[0]][0] : bounds[bucket[-1]][1]]
+        most = _PIECE_BYTES // dtype.itemsize
+        for start in range(0, len(vector), most):
+            piece = vector[start : start + most]
             if half:
                 # Scaled after the conversion to float32, not in half precision.
                 shares = None if scale == 1.0 else call.shares
                 reduce = partial(reduce_half_precision, call.transport)
                 piece[:] = call.part(piece.nbytes, partial(reduce, piece, op, shares))
-            elif piece.size:
+            else:
                 act = partial(call.transport.allreduce, piece, op)
                 call.part(piece.nbytes, act)
         for i, (start, end) in zip(chosen, bounds, strict=True):

@@ -14,11 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK_BYTES = 1 << 20
-CHUNK_TENSORS = 4
-"""Maximum bytes of weights read per comparison: a small part of a step's time."""
-
-ROUNDING, ROUNDING_OF_HALF_PRECISION = 1e-4, 2e-2
+ROUNDING = 1e-4
 """Relative to an array's largest value. Hosts with different processors may round
 differently: their weights differ by that much at most, and training does not amplify
 it, since all ranks apply the same gradients."""
@@ -34,52 +30,6 @@ ADVICE = (
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Elements ``start`` to ``stop`` of tensor number ``place`` in a list."""
-
-    place: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """The chunks to compare now, and where to continue the next time."""
-
-    chunks: tuple[Chunk, ...]
-    following: Chunk
-
-
-def next_chunks(sizes: Sequence[int], widths: Sequence[int], begin: Chunk) -> Chunks:
-    """The next chunks of tensors with ``sizes`` elements of ``widths`` bytes each.
-
-    They start at ``begin``, wrap around after the last tensor, hold each element at
-    most once, and have about ``CHUNK_BYTES`` bytes in total. Equal arguments give equal
-    chunks on all ranks.
-    """
-    chunks: list[Chunk] = []
-    left, remaining = CHUNK_BYTES, sum(sizes)
-    place, start = begin.place, begin.start
-    if place >= len(sizes) or start >= sizes[place]:
-        place, start = 0, 0
-    while remaining > 0 and left > 0 and len(chunks) < CHUNK_TENSORS:
-        count = min(sizes[place] - start, max(1, left // widths[place]), remaining)
-        if count:
-            chunks.append(Chunk(place, start, start + count))
-            left -= count * widths[place]
-            remaining -= count
-        start += count
-        if start >= sizes[place]:
-            place, start = (place + 1) % len(sizes), 0
-    return Chunks(tuple(chunks), Chunk(place, start, start))
-
-
-def rounding_of(itemsize: int) -> float:
-    """The relative rounding tolerance for floats of ``itemsize`` bytes."""
-    return ROUNDING if itemsize >= 4 else ROUNDING_OF_HALF_PRECISION
-
-
 def checksum(array: Array) -> int:
     """The sum of the array's bytes as 64-bit words, modulo 2**64.
 
@@ -92,35 +42,6 @@ def checksum(array: Array) -> int:
     with np.errstate(over="ignore"):
         total = int(np.add.reduce(data[:whole].view(np.uint64)))
     return (total + int.from_bytes(data[whole:].tobytes(), "little")) & _MASK
-
-
-def distance(one: Array, other: Array) -> float:
-    """The largest difference relative to the largest finite value of ``one``.
-
-    Both have one shape and a real dtype, and are compared in float64. NaNs at the same
-    position are equal; if only one array has a NaN or an infinity at a position, the
-    result is ``math.inf``.
-    """
-    a, b = one.astype(np.float64), other.astype(np.float64)
-    both = np.isnan(a) & np.isnan(b) | (a == b)
-    if both.all():
-        return 0.0
-    away = np.abs(np.where(both, 0.0, a - b)).max()
-    length = max(np.abs(a[np.isfinite(a)]).max(initial=0.0), 1e-30)
-    return float(away / length) if math.isfinite(away) else math.inf
-
-
-def differing(by_rank: Sequence[Mapping[str, str]]) -> str | None:
-    """The first label whose value is not the same on all ranks; None if there is none.
-
-    ``by_rank[r]`` has the values that rank r has sent. Labels that some ranks lack are
-    ignored.
-    """
-    for label, value in by_rank[0].items():
-        values = [found.get(label) for found in by_rank]
-        if None not in values and any(other != value for other in values[1:]):
-            return label
-    return None
 
 
 def hyperparameter_text(

@@ -56,14 +56,6 @@ def _dtype(name: str) -> np.dtype[Any]:
 class Residual:
     """What this rank still owes to the sum of one vector: float32, or None for nothing.
 
-    Error feedback: the rounding error of a contribution is added to the next
-    contribution, on the sender and on the rank that sums. See Seide et al., "1-Bit
-    Stochastic Gradient Descent", 2014, Karimireddy et al., arXiv:1901.09847, and for
-    both places Tang et al., "DoubleSqueeze", arXiv:1905.05957.
-
-    A residual is a part of the sum itself, after the multiplication by the rank's
-    share. So it stays correct if the shares change from step to step.
-
     ``sent`` comes from rounding the values that it sends, and ``total`` from rounding
     the sums that it computes for all ranks.
     """

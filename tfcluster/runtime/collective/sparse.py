@@ -1,4 +1,4 @@
-"""Sparse gradients: ``tf.IndexedSlices`` as numpy arrays, for example of embeddings."""
+"""Sparse gradients (``tf.IndexedSlices``, as of embeddings) as arrays. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Slices:
 
     values: Array
     indices: Array
+    rows: int | None = None
+    """The number of rows of the larger array; None if it is not known."""
 
 
 def are_distinct(indices: Array) -> bool:

@@ -156,24 +156,6 @@ class WireTensor:
     """The dtype in a signature."""
 
 
-def uncompressed(tensor: Tensor) -> WireTensor:
-    """Send ``tensor`` as it is; any shape and dtype."""
-    return WireTensor(tensor, lambda result: result, tensor.dtype.name)
-
-
-def widened(tensor: Tensor) -> WireTensor:
-    """Send ``tensor`` as it is, but half precision as float32, which sums need.
-
-    The shape stays; the result gets the original dtype again.
-    """
-    dtype = tensor.dtype
-    if dtype not in _HALF_PRECISION:
-        return uncompressed(tensor)
-    return WireTensor(
-        tf.cast(tensor, tf.float32), lambda result: tf.cast(result, dtype), dtype.name
-    )
-
-
 def to_wire(tensor: Tensor, reduction: Reduction, what: str) -> WireTensor:
     """Prepare ``tensor`` for ``reduction``: scale and compress it. Its shape stays.
 

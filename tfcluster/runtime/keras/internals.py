@@ -16,11 +16,9 @@ from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
     BackupAndRestore,
     BatchNormalization,
-    CallContext,
     EpochIterator,
     Layer,
     Logs,
-    Metric,
     Model,
     ModelCheckpoint,
     Optimizer,
@@ -29,10 +27,8 @@ from tfcluster.runtime.keras.types import (
 )
 from tfcluster.runtime.tensor_types import (
     Dataset,
-    DTypeLike,
     Gradient,
     Tensor,
-    TensorLike,
 )
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 
@@ -42,13 +38,11 @@ _MODEL = "keras.Model"
 _BATCH_NORM = "keras.layers.BatchNormalization"
 _ITERATOR = "keras.src.backend.tensorflow.trainer.TFEpochIterator"
 _BASE_ITERATOR = "keras.src.trainers.epoch_iterator.EpochIterator"
-_METRIC = "keras.metrics.MeanMetricWrapper"
 
 _SERVERS = "parameter servers"
 _STATE = "state of layers"
 _SHARDED = "sharded batches"
 _DATA = "data tasks"
-_ADDED = "the check of add_loss"
 _DECAY = "weight decay on ps tasks"
 
 NAMES = (
@@ -102,29 +96,6 @@ NAMES = (
     ),
     # Layers and models.
     Name(_LAYER, "_flatten_layers", "checks of models", "layers are not found"),
-    Name(_LAYER, "_get_own_losses", _ADDED, "sums are not refused"),
-    Name(_LAYER, "_get_regularization_losses", _ADDED, "sums are not refused"),
-    Name(
-        f"{_LAYER}.__init__", "_call_has_training_arg", _STATE, "layers are not tested"
-    ),
-    Name(
-        f"{_LAYER}._get_call_context",
-        "current_call_ctx",
-        _STATE,
-        "moving averages are not averaged: ranks drift apart",
-    ),
-    Name(
-        "keras.src.backend.common.global_state",
-        "get_global_attribute",
-        _STATE,
-        "moving averages are not averaged: ranks drift apart",
-    ),
-    Name(
-        "keras.src.backend.common.stateless_scope",
-        "in_stateless_scope",
-        _STATE,
-        "trials change variables",
-    ),
     Name(
         "keras.random.SeedGenerator.__init__",
         "seed_generator_state",
@@ -157,26 +128,6 @@ NAMES = (
         "ranks start at different epochs",
     ),
     Name(_MODEL, "_flatten_metrics_in_order", "train_on_batch", "no list of metrics"),
-    # Losses, metrics and random numbers.
-    Name(
-        "keras.losses.Loss.__call__",
-        "reduce_weighted_values",
-        "losses that are sums",
-        "they are scaled by the rows of one rank instead of all rows",
-    ),
-    Name(
-        "keras.src.losses.loss", "apply_mask", "masked losses", "masks have no weights"
-    ),
-    *(
-        Name(
-            "keras.src.backend.common.masking",
-            name,
-            "losses of the whole batch",
-            "masks of other ranks' rows are lost",
-        )
-        for name in ("get_keras_mask", "set_keras_mask")
-    ),
-    Name(f"{_METRIC}.__init__", "_fn", "metrics", "custom functions are not tested"),
     # The epochs of fit.
     Name(_ITERATOR, "", _SHARDED, "every rank trains on all batches"),
     Name(_ITERATOR, "reset", _SHARDED, "epochs end too late"),
@@ -339,65 +290,6 @@ def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
     return layer._flatten_layers(include_self=include_self)
 
 
-def has_operations(layer: Layer) -> bool:
-    """Whether this is a functional model with operations that are not layers.
-
-    These are calls of ``keras.ops``, which may use all rows of a batch.
-    """
-    import keras
-
-    found = getattr(layer, "operations", None)
-    return isinstance(found, list) and any(
-        not isinstance(operation, keras.layers.Layer) for operation in found
-    )
-
-
-def has_axis_of_rows(layer: Layer) -> bool:
-    """Whether a Keras layer is set to use the axis of the rows, as Softmax can be."""
-    axis = getattr(layer, "axis", None)
-    return 0 in axis if isinstance(axis, list | tuple) else axis == 0
-
-
-def own_losses(layer: Layer) -> Sequence[Tensor]:
-    """The losses, scalars, that a layer got by ``add_loss`` in its last call.
-
-    Normally they have the layer's dtype.
-    """
-    return layer._get_own_losses()
-
-
-def regularization_losses(layer: Layer) -> Sequence[Tensor]:
-    """The regularization losses, scalars, of a layer's weights and nested layers'."""
-    return layer._get_regularization_losses()
-
-
-def has_training_argument(layer: Layer) -> bool:
-    """Whether the layer's ``call`` has a ``training`` argument."""
-    return layer._call_has_training_arg
-
-
-def call_context() -> CallContext | None:
-    """The context of the layer call in progress, or None."""
-    from keras.src.backend.common import global_state
-
-    found: CallContext | None = global_state.get_global_attribute("current_call_ctx")
-    return found
-
-
-def training_of(context: CallContext) -> Any:
-    """The ``training`` argument of the outermost layer's call."""
-    if hasattr(context, "get_value"):
-        return context.get_value("training")
-    return context.training
-
-
-def in_stateless_scope() -> bool:
-    """Whether assignments are redirected, so that variables keep their values."""
-    from keras.src.backend.common import stateless_scope
-
-    return bool(stateless_scope.in_stateless_scope())
-
-
 def moments(
     layer: BatchNormalization, inputs: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -427,45 +319,6 @@ def set_initial_epoch(model: Model, epoch: int | None) -> None:
 def flat_metrics(model: Model, logs: Logs) -> list[float] | float:
     """The logs as ``train_on_batch`` returns them: a list or one number."""
     return model._flatten_metrics_in_order(logs)
-
-
-# --- losses and metrics ---------------------------------------------------------------
-
-
-def apply_mask(
-    sample_weight: TensorLike | None,
-    mask: Tensor | None,
-    dtype: DTypeLike,
-    reduction: str | None,
-) -> Tensor | None:
-    """The sample weights of a loss, combined with a mask: 0 for masked entries.
-
-    ``mask`` has the shape of the loss's values or broadcasts to it, as
-    ``sample_weight`` does; with a mask the result has dtype ``dtype``. ``reduction`` is
-    the loss's reduction. Returns None if both are None.
-    """
-    from keras.src.losses import loss
-
-    weights: Tensor | None = loss.apply_mask(sample_weight, mask, dtype, reduction)
-    return weights
-
-
-def keras_mask(tensor: TensorLike) -> Tensor | None:
-    """The mask, normally boolean, that layers have attached to a tensor, or None."""
-    masking = contract.resolve("keras.src.backend.common.masking")
-    mask: Tensor | None = masking.get_keras_mask(tensor)
-    return mask
-
-
-def set_keras_mask(tensor: Tensor, mask: Tensor) -> None:
-    """Attach a mask, normally boolean, to a tensor, as layers do."""
-    masking = contract.resolve("keras.src.backend.common.masking")
-    masking.set_keras_mask(tensor, mask)
-
-
-def function_of(metric: Metric) -> Callable[..., Any] | None:
-    """The function that a metric wraps, or None."""
-    return getattr(metric, "_fn", None)
 
 
 # --- the epochs of fit ----------------------------------------------------------------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 import tensorflow as tf
 
@@ -26,7 +23,6 @@ _LIBRARIES = (
     _folder(tf.__file__),
     _folder(tfcluster.__file__),
 )
-_OURS = _folder(tfcluster.__file__)
 
 
 def user_line(operation: Operation | None = None) -> str:
@@ -45,20 +41,6 @@ def is_of_the_user(file: str) -> bool:
     """Whether ``file`` belongs neither to tfcluster nor to Keras or TensorFlow."""
     generated = tf_internals.is_generated(file) or file.startswith("<")
     return not generated and not str(Path(file).resolve()).startswith(_LIBRARIES)
-
-
-def caller() -> FrameType | None:
-    """The frame of the innermost call that is not in tfcluster's own code."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-@cache
-def is_ours(file: str) -> bool:
-    """Whether code in ``file`` belongs to tfcluster."""
-    return str(Path(file).resolve()).startswith(_OURS)
 
 
 def shown(path: Path) -> Path:

@@ -11,11 +11,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import types
-from tfcluster.runtime.keras.object_map import ObjectMap
-from tfcluster.runtime.tensor_types import DTypeLike, Tensor, TensorLike, Variable
-
-_ours = ObjectMap[bool]()
-"""The handles of the variables that ``new_variable`` has created."""
+from tfcluster.runtime.tensor_types import DTypeLike, TensorLike, Variable
 
 
 def raw(variable: types.Variable | Variable) -> Variable:
@@ -36,9 +32,7 @@ def new_variable(
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
-        made = tf.Variable(value, trainable=False, dtype=dtype, name=name)
-    _ours[made.handle] = True
-    return made
+        return tf.Variable(value, trainable=False, dtype=dtype, name=name)
 
 
 @contextmanager
@@ -54,11 +48,6 @@ def made_at_once() -> Iterator[None]:
         return
     with tf.variable_creator_scope(tf_internals.plain_variable):
         yield
-
-
-def is_ours(handle: Tensor) -> bool:
-    """Whether ``handle`` belongs to a variable that ``new_variable`` has created."""
-    return handle in _ours
 
 
 def have_values(variables: Iterable[types.Variable | Variable]) -> bool:

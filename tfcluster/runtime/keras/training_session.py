@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.buckets import DEFAULT_BYTES
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.rounding import Rounding
@@ -30,7 +29,7 @@ class Session:
     """
     shards: int | None = None
     """The number of parts of every batch; None means one for each rank."""
-    bucket_bytes: int = DEFAULT_BYTES
+    bucket_bytes: int = 25 << 20
     """The approximate number of bytes per bucket in which gradients are exchanged."""
     rounding: Rounding | None = None
     """How the transport rounds gradients between hosts."""

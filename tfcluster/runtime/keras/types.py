@@ -53,11 +53,6 @@ class Variable(Protocol):
         ...
 
     @property
-    def aggregation(self) -> Any:
-        """A string for Keras's variables, an enum's value for TensorFlow's."""
-        ...
-
-    @property
     def trainable(self) -> bool: ...
 
     constraint: Callable[[Tensor], Tensor] | None
@@ -127,7 +122,6 @@ class Layer(Protocol):
 
     name: str
     built: bool
-    _call_has_training_arg: bool
 
     @property
     def variables(self) -> Sequence[Variable]: ...
@@ -139,35 +133,16 @@ class Layer(Protocol):
     def trainable_variables(self) -> Sequence[Variable]: ...
 
     @property
-    def non_trainable_variables(self) -> Sequence[Variable]: ...
-
-    def stateless_call(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    @property
     def losses(self) -> Sequence[Tensor]: ...
 
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
     ) -> Iterator[Layer]: ...
 
-    def _get_own_losses(self) -> Sequence[Tensor]: ...
-
-    def _get_regularization_losses(self) -> Sequence[Tensor]: ...
-
-
-class RNN(Layer, Protocol):
-    """A ``keras.layers.RNN``, such as ``LSTM``."""
-
-    stateful: bool
-    return_state: bool
-    states: Nest
-    """One variable of shape (rows, units) for each state; None before it is built."""
-
 
 class BatchNormalization(Layer, Protocol):
     """A ``keras.layers.BatchNormalization``."""
 
-    synchronized: bool
     _reduction_axes: Sequence[int]
 
     def _moments(
@@ -186,20 +161,8 @@ class Metric(Protocol):
     @property
     def variables(self) -> Sequence[Variable]: ...
 
-    def update_state(self, *args: Any, **kwargs: Any) -> Any: ...
-
-    def stateless_update_state(self, *args: Any, **kwargs: Any) -> Any: ...
-
     def result(self) -> Any:
         """A scalar tensor, normally; a metric of the program may return anything."""
-        ...
-
-
-class SeedGenerator(Protocol):
-    """A ``keras.random.SeedGenerator``."""
-
-    def next(self, ordered: bool = True) -> Tensor:
-        """A seed: shape ``(2,)``."""
         ...
 
 
@@ -211,14 +174,11 @@ class Model(Layer, Protocol):
     compiled: bool
     jit_compile: bool
     stop_training: bool
-    distribute_strategy: Strategy | None
     train_function: Callable[[Iterator[Nest]], Logs]
     _initial_epoch: int | None
 
     @property
     def metrics(self) -> list[Metric]: ...
-
-    def get_metrics_result(self) -> Logs: ...
 
     def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
 
@@ -291,29 +251,8 @@ class EpochIterator(Protocol):
     _num_batches: int | None
 
 
-class CallContext(Protocol):
-    """The context of an outermost layer's call."""
-
-    training: Any
-    """In Keras up to 3.9."""
-
-    def get_value(self, arg_name: str, default: Any = None) -> Any:
-        """In Keras 3.10 and later."""
-        ...
-
-
 class Strategy(Protocol):
     """A ``tf.distribute.Strategy``."""
 
     @property
     def num_replicas_in_sync(self) -> int: ...
-
-
-class Tape(Protocol):
-    """A ``tf.GradientTape``."""
-
-    def gradient(
-        self, target: Nest, sources: Nest, output_gradients: Nest | None = None
-    ) -> Any:
-        """Gradients in the structure of ``sources``."""
-        ...

@@ -194,4 +194,4 @@ class ShardedModel:
 
 def _with_own_indices(slices: Slices) -> Slices:
     """The slices with a copy of the indices, which are kept after this update."""
-    return Slices(slices.values, slices.indices.copy())
+    return Slices(slices.values, slices.indices.copy(), slices.rows)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.group import CollectiveCall
@@ -247,8 +246,3 @@ def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         found[index] = bytes(data[end - size : end])
     return found
-
-
-def supports(dtype: object) -> bool:
-    """Whether the host can exchange tensors of this dtype."""
-    return dtype not in (tf.resource, tf.variant)

@@ -25,11 +25,8 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.collectives import (
-    allgather_bytes,
-    reduce_arrays,
-    weighted_mean,
-)
+from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
+from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
@@ -155,7 +152,7 @@ class LocalSgd:
             {
                 tf_patches.CALL_FUNCTION: hook.call,
                 tf_patches.FLAT_CALL: hook.flat_call,
-                tf_patches.ITERATOR_NEXT[0]: self._next,
+                tf_patches.ITERATOR_NEXT: self._next,
             }
         )
         patches.TABLE.install(
@@ -368,13 +365,10 @@ class LocalSgd:
         )
         signature = Signature(f"mean of {what}", words)
         averaged = [i for i, kind in enumerate(kinds) if not _is_of_rows(kind)]
-        means = weighted_mean(
-            self._session.group,
-            [before[i] for i in averaged],
-            self._rows or 1.0,
-            signature,
-            self._session.bucket_bytes,
-        )
+        with self._session.group.exchange(signature, self._rows or 1.0) as call:
+            means = reduced(
+                call, [before[i] for i in averaged], ReduceOp.SUM, scale=call.share
+            )
         after = list(before)
         for index, mean in zip(averaged, means, strict=True):
             after[index] = mean

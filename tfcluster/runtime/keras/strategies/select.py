@@ -14,7 +14,6 @@ import tensorflow as tf
 from tfcluster.model import Runtime, Strategy
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
-from tfcluster.runtime.collective.buckets import MEGABYTE
 from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
@@ -153,7 +152,7 @@ def _session(context: Context) -> Session:
         reporter(),
         divides=options.divides,
         shards=options.shards,
-        bucket_bytes=int(options.bucket_mb * MEGABYTE),
+        bucket_bytes=int(options.bucket_mb * (1 << 20)),
         rounding=_rounding(options),
         feeds_errors_back=options.error_feedback,
     )

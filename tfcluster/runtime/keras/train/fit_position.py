@@ -17,9 +17,6 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     The reporter asks for the other data about once a second.
     """
 
-    # Keras calls it in another thread, unless the program has a callback for batches.
-    async_safe = True
-
     def __init__(self, reporter: Reporter) -> None:
         super().__init__()
         self._reporter = reporter

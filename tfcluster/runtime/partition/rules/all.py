@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tfcluster.runtime.partition.functions import BRANCHES, CALLS, LOOPS
-from tfcluster.runtime.partition.graph import Graph
 from tfcluster.runtime.partition.rules import (
     boxes,
     contractions,
@@ -47,7 +46,6 @@ __all__ = [
     "slices",
     "sparse",
     "strings",
-    "unknown_ops",
     "why_whole",
     "without_rule",
 ]
@@ -65,9 +63,3 @@ def is_known(op_type: str) -> bool:
         or random.is_draw(op_type)
         or why_whole(op_type) is not None
     )
-
-
-def unknown_ops(graph: Graph) -> list[str]:
-    """The types of the ops of a graph and of its bodies that nobody has classified."""
-    types = {node.type for node in graph.all_nodes()}
-    return sorted(each for each in types if not is_known(each))

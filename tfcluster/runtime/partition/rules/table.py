@@ -16,7 +16,6 @@ from tfcluster.runtime.partition.graph import Node, Value, elements_of, sizes_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,
-    Partial,
     Placement,
     Shape,
     Shard,
@@ -134,9 +133,6 @@ class Operation:
         """The first ``Shard`` among the placements of these inputs, or of all."""
         chosen = range(len(self.placements)) if indices is None else indices
         return next((s for i in chosen if (s := self.shard(i)) is not None), None)
-
-    def is_partial(self, index: int = 0) -> bool:
-        return isinstance(self.placements[index], Partial)
 
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)

@@ -1,18 +1,15 @@
-"""Sums that are rounded between hosts, and feedback of the rounding errors.
-
-Ranks are threads over real sockets, without TensorFlow. Ranks with equal host keys
-share memory; others count as ranks of another host.
-"""
+"""Means of gradients, exact and rounded between hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from tests.runtime.ranks import as_threads, results
-from tfcluster.runtime.collective import Group, Signature
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
+from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import Array
 
@@ -30,23 +27,40 @@ def gradients(rank: int, dtype: str = "float32") -> list[Array]:
 
 def mean(
     group: Group,
-    own: Array,
-    rounding: Rounding,
-    residual: Residual | None = None,
+    arrays: Sequence[Array],
+    rounding: Rounding | None = None,
     weight: float | None = None,
-) -> Array:
-    """The mean of the ranks' vectors, weighted by rank + 1."""
+    residual: Residual | None = None,
+) -> list[Array]:
+    """The mean of ``arrays``, weighted by ``weight`` or rank + 1."""
     weight = group.rank + 1.0 if weight is None else weight
     with group.exchange(SIGNATURE, weight) as call:
-        total: Array = own.copy()
-        call.transport.allreduce_rounded(total, total, call.shares, rounding, residual)
-    return total
+        if rounding is None:
+            return reduced(call, arrays, ReduceOp.SUM, scale=call.share)
+        found = [np.empty_like(array) for array in arrays]
+        for total, array in zip(found, arrays, strict=True):
+            if total.size:
+                call.transport.allreduce_rounded(
+                    total, array, call.shares, rounding, residual
+                )
+        return found
 
 
 def exact(size: int, of: Callable[[int], list[Array]]) -> list[Array]:
     weights = np.arange(1.0, size + 1)
     columns = zip(*(of(rank) for rank in range(size)), strict=True)
     return [np.average(np.array(c, "float64"), 0, weights=weights) for c in columns]
+
+
+@pytest.mark.parametrize("host_keys", HOSTS, ids="-".join)
+def test_means_are_by_weights(host_keys: list[str]) -> None:
+    def act(group: Group) -> list[Array]:
+        return mean(group, gradients(group.rank))
+
+    found = results(as_threads(len(host_keys), act, host_keys))
+    for place, expected in enumerate(exact(len(host_keys), gradients)):
+        assert len({ranks[place].tobytes() for ranks in found}) == 1
+        np.testing.assert_allclose(found[0][place], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("host_keys", HOSTS, ids="-".join)
@@ -59,7 +73,7 @@ def test_rounded_means_are_close_and_equal_on_all_ranks(
         return gradients(rank, own_dtype)
 
     def act(group: Group) -> list[Array]:
-        return [mean(group, each, Rounding(dtype)) for each in own(group.rank)]
+        return mean(group, own(group.rank), Rounding(dtype))
 
     found = results(as_threads(len(host_keys), act, host_keys))
     for place, expected in enumerate(exact(len(host_keys), own)):
@@ -71,12 +85,22 @@ def test_rounded_means_are_close_and_equal_on_all_ranks(
     assert not np.array_equal(found[0][-1], expected), "nothing was rounded"
 
 
+def test_nothing_is_rounded_within_a_host() -> None:
+    def act(group: Group) -> list[Array]:
+        found = mean(group, gradients(group.rank), Rounding("bfloat16"))
+        return [*found, *mean(group, gradients(group.rank))]
+
+    for found in results(as_threads(2, act, ["a", "a"])):
+        for one, other in zip(found[:5], found[5:], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("host_keys", [["", ""], ["a", "a", "b"]], ids="-".join)
 def test_a_rank_without_rows_counts_as_zeros(host_keys: list[str]) -> None:
     def act(group: Group) -> Array:
         last = group.rank == group.size - 1
         own = np.full(20_000, np.nan if last else 2.0, "float32")
-        return mean(group, own, Rounding("float16"), weight=0.0 if last else 3.0)
+        return mean(group, [own], Rounding("float16"), 0.0 if last else 3.0)[0]
 
     for found in results(as_threads(len(host_keys), act, host_keys)):
         np.testing.assert_array_equal(found, np.full(20_000, 2.0, "float32"))
@@ -120,7 +144,7 @@ def drift(host_keys: list[str], *, feeds_back: bool) -> float:
         total = np.zeros(3000)
         for step in range(STEPS):
             weight = float((step + group.rank) % size)
-            total += mean(group, own, rounding, residual, weight)
+            total += mean(group, [own], rounding, weight, residual)[0]
         return total
 
     found = results(as_threads(size, act, host_keys))
@@ -138,12 +162,13 @@ def test_errors_that_are_fed_back_do_not_add_up(host_keys: list[str]) -> None:
     assert drift(host_keys, feeds_back=False) > 8 * 2.0**-8
 
 
-def test_an_infinite_number_is_forgotten() -> None:
+def test_an_infinite_gradient_is_forgotten() -> None:
     def act(group: Group) -> tuple[Array, Array]:
         rounding, residual = Rounding("float16"), Residual()
         wrong = np.full(5000, np.inf if group.rank else 1e30, "float32")
-        first = mean(group, wrong, rounding, residual)
-        return first, mean(group, np.ones(5000, "float32"), rounding, residual)
+        first = mean(group, [wrong], rounding, residual=residual)[0]
+        right = np.ones(5000, "float32")
+        return first, mean(group, [right], rounding, residual=residual)[0]
 
     for first, second in results(as_threads(2, act, ["", ""])):
         assert np.isinf(first).all()
