@@ -217,6 +217,7 @@ CALL_FUNCTION = Patch(
     (
         Handler("partition.hook.Hook.call", IN_STEP),
         Handler("partition.watch.Watch.call", EXPLAIN),
+        in_keras("train.eager_gradients.OptimizerSteps.after_call", "one rank"),
     ),
     "division of functions among the ranks",
 )

@@ -40,7 +40,7 @@ OPTIMIZER_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras("strategies.partitioned.EagerGradients.apply", IN_STEP),
+        in_keras("train.eager_gradients.EagerGradients.apply", IN_STEP),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
         in_keras(f"{_SERVED_UPDATES}._apply", SERVED),
@@ -52,7 +52,7 @@ LOSS_SCALE_APPLY = Patch(
     "apply",
     (
         _RECORD_APPLY,
-        in_keras("strategies.partitioned.EagerGradients.apply", IN_STEP),
+        in_keras("train.eager_gradients.EagerGradients.apply", IN_STEP),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
@@ -100,7 +100,7 @@ ONE_OPTIMIZER_LOCAL = Patch(
 
 # --- models ---------------------------------------------------------------------------
 
-_PARTITIONED = "strategies.partitioned.PartitionedModels"
+_PARTITIONED = "train.partitioned_models.PartitionedModels"
 
 MODEL_FIT = Patch(
     "keras.Model",

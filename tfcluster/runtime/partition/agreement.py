@@ -81,7 +81,8 @@ class Agreement:
         self._warn(
             f"{program}: the ranks have different batches, so all of them compute the "
             "chief's. Is the data shuffled with a seed of its own, or read in another "
-            "order on each host?"
+            "order on each host? If the program shards it by rank, remove shard() or set "
+            "runtime.batch: per_worker"
         )
         dtypes = [each.dtype for each in inputs]
         return [tf.constant(*pair) for pair in zip(found, dtypes, strict=True)]
@@ -137,7 +138,8 @@ def _digest(arrays: Sequence[Array]) -> int:
     """A checksum of shapes, dtypes and values, 32 bits."""
     checksum = zlib.crc32(repr([(a.dtype.str, a.shape) for a in arrays]).encode())
     for array in arrays:
-        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        flat = np.ascontiguousarray(array).reshape(-1)
+        checksum = zlib.crc32(flat.view(np.uint8).data, checksum)
     return checksum
 
 

@@ -117,6 +117,8 @@ class Hook:
         self._parts: dict[int, tuple[object, Part]] = {}
         """The tensors that are parts, by ``id``, each with a reference that ends it."""
         self._gathers: dict[object, Written] = {}
+        self._most_functions = 256
+        """When there are so many functions, those that are gone are forgotten."""
         self.programs: list[Program] = []
         """All that have run, in the order of their first run."""
 
@@ -310,6 +312,8 @@ class Hook:
     def _programs_of(self, name: str) -> Programs | None:
         """The programs of a function; None if it cannot be read."""
         if name not in self._functions:
+            if len(self._functions) >= self._most_functions:
+                self._forget()
             try:
                 self._functions[name] = self._new_programs(name)
             except Exception as error:
@@ -318,6 +322,18 @@ class Hook:
                 self._functions[name] = None
                 sys.stderr.write(f"tfcluster: {name} is computed whole: {error}\n")
         return self._functions[name]
+
+    def _forget(self) -> None:
+        """Forget functions that TensorFlow has forgotten, and their programs."""
+        gone: set[Program] = set()
+        for name in list(self._functions):
+            if tf_functions.is_known(name):
+                continue
+            programs = self._functions.pop(name)
+            if programs is not None:
+                gone |= set(programs.forget())
+        self.programs = [each for each in self.programs if each not in gone]
+        self._most_functions = max(256, 2 * len(self._functions))
 
     def _new_programs(self, name: str) -> Programs | None:
         function = function_named(name)
@@ -337,7 +353,8 @@ class Hook:
         """The program, noted; raises why there is none if the hook is strict."""
         if program.error is not None and self._strict:
             raise program.error
-        if program not in self.programs:
+        if not program.is_noted:
+            program.is_noted = True
             self.programs.append(program)
             if program.error is not None:
                 reason = f"{program.label} is computed whole: {program.error}"

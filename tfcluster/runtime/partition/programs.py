@@ -107,6 +107,8 @@ class Program:
     """The original function's name."""
     on_own_rows: bool = False
     """Whether it trains on this rank's rows alone, without exchanges."""
+    is_noted: bool = False
+    """Whether it is among the hook's programs."""
     _trains: bool | None = None
 
     @property
@@ -343,6 +345,14 @@ class Programs:
             parts,
             on_own_rows=alone,
         )
+
+    def forget(self) -> list[Program]:
+        """Remove the definitions of all programs; returns the programs."""
+        found = [*self._programs.values(), *filter(None, [self._without_batches])]
+        for each in found:
+            if each.written is not None:
+                tf_functions.forget(each.written.name)
+        return found
 
     def takes_batches(self, program: Program) -> bool:
         """Whether a loop of the program takes batches, whose size it tells."""

@@ -80,6 +80,13 @@ def register(definition: Message) -> None:
     context.context().add_function_def(definition)
 
 
+def is_known(name: str) -> bool:
+    """Whether a function of this name is registered."""
+    from tensorflow.python.eager import context
+
+    return bool(context.context().has_function(name))
+
+
 def debug_info(name: str) -> Message | None:
     """The GraphDebugInfo of a registered function: which lines added its nodes.
 

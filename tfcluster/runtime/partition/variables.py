@@ -214,7 +214,8 @@ def digest(variables: Sequence[Watched]) -> int:
     """A checksum of the variables' values, 32 bits."""
     found = 0
     for each in variables:
-        found = zlib.crc32(np.ascontiguousarray(each.value()).tobytes(), found)
+        flat = np.ascontiguousarray(each.value()).reshape(-1)
+        found = zlib.crc32(flat.view(np.uint8).data, found)
     return found
 
 

@@ -203,14 +203,14 @@ def _is_asynchronous(context: Context) -> bool:
 
 
 def _refuse_late_claim(session: Session) -> None:
-    """Raise CollectiveError if batches have already been sharded for the program."""
-    if session.applies == 0 and not session.inside_keras:
+    """Raise CollectiveError if ranks have already trained on the same batches."""
+    if session.applies == 0:
         return
     from tfcluster.runtime.collective import CollectiveError
 
     raise CollectiveError(
-        "the program combines gradients over the ranks itself, but its batches are "
-        "already divided among the ranks: most of its data would not be used. Create "
+        "the program combines gradients over the ranks itself, but the ranks have "
+        "already trained on the same batches: most of its data was not used. Create "
         "DistributedOptimizer or DistributedGradientTape before the first training "
         "step, or name them (or 'import horovod.tensorflow') in the program's main "
         "file. Or remove the exchange: tfcluster averages the gradients. Or set "

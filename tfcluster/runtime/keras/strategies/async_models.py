@@ -21,9 +21,9 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
 from tfcluster.runtime.keras.strategies.async_callbacks import Epochs, FreshWeights
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_push import AsyncPush
-from tfcluster.runtime.keras.strategies.partitioned import PartitionedModels
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, Layer, Model

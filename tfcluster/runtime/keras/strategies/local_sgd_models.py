@@ -19,8 +19,8 @@ from tfcluster.runtime.collective import NotDistributedError, Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
-from tfcluster.runtime.keras.strategies.partitioned import PartitionedModels
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, Layer, Logs, Model
 from tfcluster.runtime.tensor_types import Array

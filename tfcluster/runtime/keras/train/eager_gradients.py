@@ -1,0 +1,170 @@
+"""Gradients that no function computes, and the count of training steps."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
+from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.exchange.reduced_tensors import reduced
+from tfcluster.runtime.keras import internals
+from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.types import Optimizer
+from tfcluster.runtime.partition.agreement import Agreement
+from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.tensor_types import Gradient
+
+_SUSPICIOUS = 3
+"""Warn after this many gradients in a row that every rank has computed."""
+
+
+class OptimizerSteps:
+    """Counts the steps of all optimizers, also those that run within functions."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        """By ``id``: an optimizer, and its steps that were counted."""
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Count the steps of this optimizer from now on."""
+        known = self._known.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            with tf.init_scope():
+                steps = _steps_of(optimizer)
+            self._known[id(optimizer)] = weakref.ref(optimizer), steps
+
+    def count(self, label: str | None = None) -> None:
+        """Count the steps since the last call.
+
+        If there are none, a function called ``label`` has trained without an optimizer.
+        """
+        session, found = self._session, False
+        for key, (ref, before) in list(self._known.items()):
+            optimizer = ref()
+            if optimizer is None:
+                del self._known[key]
+                continue
+            now = _steps_of(optimizer)
+            self._known[key] = ref, now
+            for _ in range(now - before):
+                found = True
+                session.applies += 1
+                session.step_rate.applied(session.optimizer_names.of(optimizer))
+        if label is not None and not found:
+            session.applies += 1
+            session.step_rate.applied(label)
+
+    def after_call(self, original: Callable[..., Any], *args: Any) -> Any:
+        """The hook on functions of a process that trains alone."""
+        result = original(*args)
+        if threading.current_thread() is threading.main_thread():
+            self.count()
+        return result
+
+
+def _steps_of(optimizer: Optimizer) -> int:
+    return int(raw(internals.iterations_of(optimizer)).numpy())
+
+
+class EagerGradients:
+    """Gradients that a program computes eagerly: every rank computes all of them.
+
+    So they are equal on all ranks, unless the ranks have different data.
+    """
+
+    def __init__(
+        self, session: Session, agreement: Agreement, steps: OptimizerSteps
+    ) -> None:
+        self._session = session
+        self._steps = steps
+        self._agreement = agreement
+        self.divided = 0
+        """How many divided programs that train have run."""
+        self._divided_before = 0
+        self._undivided = 0
+        """How many gradients were computed eagerly, one after another."""
+
+    def apply(
+        self,
+        original: Callable[..., Any],
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """The hook on an optimizer that applies gradients."""
+        if reduced.applied(grads):
+            program_kind.claim_distribution()
+        elif (
+            self._session.size > 1
+            and tf.executing_eagerly()
+            and not program_kind.distributes_itself()
+            and not self._session.within("applying")
+        ):
+            grads = self._agreed(optimizer, list(grads))
+        self._steps.watch(optimizer)
+        # A wrapped optimizer applies the same gradients.
+        with self._session.once("applying"):
+            result = original(optimizer, grads, *args, **kwargs)
+        if tf.executing_eagerly():
+            self._steps.count()
+        return result
+
+    def _agreed(
+        self, optimizer: Optimizer, gradients: list[Gradient]
+    ) -> list[Gradient]:
+        session = self._session
+        if self.divided > self._divided_before:
+            # A divided program has computed the gradients, or has trained since.
+            self._divided_before, self._undivided = self.divided, 0
+            return gradients
+        self._undivided += 1
+        if self._undivided == _SUSPICIOUS:
+            session.warn(
+                f"{user_line()}: every rank computed the same gradient, since it is "
+                "computed outside of a tf.function. The result is right, but no faster "
+                "than on one machine. Put a step into a function with @tf.function "
+                "(in fit: without run_eagerly)"
+            )
+        session.exchanged()
+        if not session.divides:
+            return self._means(optimizer, gradients)
+        found = [tf.nest.flatten(each, expand_composites=True) for each in gradients]
+        tensors = self._agreement.on(
+            f"gradients of {optimizer.name}", [t for each in found for t in each]
+        )
+        rest = iter(tensors)
+        return [
+            tf.nest.pack_sequence_as(
+                gradient, [next(rest) for _ in parts], expand_composites=True
+            )
+            for gradient, parts in zip(gradients, found, strict=True)
+        ]
+
+    def _means(self, optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
+        """The means over the ranks, each of which has a batch of its own."""
+        places = [i for i, each in enumerate(gradients) if each is not None]
+        tensors = [tf.convert_to_tensor(gradients[i]) for i in places]
+        size = self._session.size
+        arrays = [
+            np.asarray(each) / each.dtype.as_numpy_dtype(size) for each in tensors
+        ]
+        words = tuple(
+            tensor_words(f"gradient {i}", each.dtype.name, each.shape)
+            for i, each in zip(places, tensors, strict=True)
+        )
+        signature = Signature(f"gradients of {optimizer.name}", words)
+        means = reduce_arrays(self._session.group, arrays, ReduceOp.SUM, signature)
+        found = list(gradients)
+        for place, tensor, mean in zip(places, tensors, means, strict=True):
+            found[place] = tf.constant(mean, tensor.dtype)
+        return found

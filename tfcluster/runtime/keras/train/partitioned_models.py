@@ -1,0 +1,147 @@
+"""The hooks on the methods of a Keras model that print, take callbacks, or end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfcluster.runtime.collective import ReduceOp, Signature
+from tfcluster.runtime.collective.collectives import reduce_arrays
+from tfcluster.runtime.exchange.error_translation import translated
+from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.fit_position import FitPosition
+from tfcluster.runtime.keras.train.injected_callbacks import (
+    changed_callbacks,
+    for_evaluation,
+    looks_at_batches,
+    with_chief_only_files,
+)
+from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.types import Callback, Logs, Model
+from tfcluster.runtime.telemetry.tracer import KERAS, span
+
+
+class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """Begins with the chief's variables, and stops on all ranks at the same time.
+
+    A callback of the program may decide by a clock, and a file may be on one host only.
+    """
+
+    def __init__(
+        self, session: Session, renew: Callable[[], None], *, in_epochs: bool
+    ) -> None:
+        super().__init__()
+        self._session = session
+        self._renew = renew
+        self._in_epochs = in_epochs
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        first = str(internals.initial_epoch(self.model) or 0)
+        first = self._session.agreed(first, "first epoch")
+        internals.set_initial_epoch(self.model, int(first) or None)
+        self._renew()
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        if self._in_epochs:
+            self._stop_together()
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self._stop_together()
+
+    def _stop_together(self) -> None:
+        stops = np.array([bool(self.model.stop_training)], np.int64)
+        anywhere = reduce_arrays(
+            self._session.group, [stops], ReduceOp.MAX, Signature("whether to stop")
+        )
+        self.model.stop_training = bool(anywhere[0][0])
+
+
+class PartitionedModels:
+    """The hooks on the methods of a model that print or take callbacks.
+
+    ``renew`` is called when ``fit`` begins; without it, ranks may end at any time.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        files: ChiefOnlySaving,
+        renew: Callable[[], None] | None = None,
+    ) -> None:
+        self._session = session
+        self._files = files
+        self._renew = renew
+
+    def install(self) -> None:
+        """Install the hooks in Keras, once per process."""
+        patches.TABLE.install(
+            {
+                patches.MODEL_FIT: self._fit,
+                patches.MODEL_EVALUATE: self._evaluate,
+                patches.MODEL_PREDICT: self._predict,
+            }
+        )
+
+    def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.fit(original, *args, **kwargs)
+
+    def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.evaluate(original, *args, **kwargs)
+
+    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._session.once("predicting"):
+            return self.evaluate(original, *args, **kwargs)
+
+    def fit(
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run ``fit``, the function ``original``."""
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        arguments = bound.arguments
+
+        def change(callbacks: Sequence[Callback]) -> list[Callback]:
+            return [*self.around(callbacks), FitPosition(self._session.reporter)]
+
+        self._print_on_the_chief(arguments)
+        tracer = self._session.group.tracer
+        with (
+            changed_callbacks(arguments.get("callbacks"), model, change) as changed,
+            translated(),
+            self._session.entering(),
+            span(tracer, KERAS, f"fit of {model.name}") if tracer else nullcontext(),
+            self._session.reporter.keeping_position(),
+        ):
+            arguments["callbacks"] = changed
+            return original(*bound.args, **bound.kwargs)
+
+    def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
+        """The program's callbacks and the strategy's."""
+        found = with_chief_only_files(callbacks, self._session, self._files)
+        if self._renew is not None:
+            in_epochs = any(map(looks_at_batches, callbacks))
+            stop = StopAgreement(self._session, self._renew, in_epochs=in_epochs)
+            found.append(stop)
+        return found
+
+    def evaluate(
+        self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run ``evaluate`` or ``predict``, the function ``original``."""
+        bound = inspect.signature(original).bind(model, *args, **kwargs)
+        if not self._session.inside_keras:
+            callbacks = bound.arguments.get("callbacks")
+            bound.arguments["callbacks"] = for_evaluation(callbacks, self._session)
+            self._print_on_the_chief(bound.arguments)
+        with translated(), self._session.entering():
+            return original(*bound.args, **bound.kwargs)
+
+    def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
+        """Let only the chief print the progress of a call."""
+        if not self._session.chief:
+            arguments["verbose"] = 0
