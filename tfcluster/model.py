@@ -62,10 +62,6 @@ class Runtime:
     error_feedback: bool = False
     """Whether what compression removes from a gradient is added to the next one."""
     batch: str = "global"
-    batch_normalization: str = "global"
-    """global | local: the rows that BatchNormalization normalises over."""
-    on_difference: str = "refuse"
-    """refuse | warn: what happens to a result that would differ from one machine's."""
     shards: int | None = None
     """The number of parts of every batch, on any number of ranks; None: one part for
     each rank, and then the bits of the weights depend on the number of ranks."""

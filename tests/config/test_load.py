@@ -424,3 +424,19 @@ def test_the_time_grows_with_the_hosts_and_no_faster(item: str, tmp_path: Path) 
     load(write(tmp_path, SMALLEST, "first.yaml"), environ={})
     # The ratio is 10 if the time is linear in the hosts, and 100 if it is quadratic.
     assert least_s(10_000) < 40 * least_s(1000)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_keys_that_are_no_longer_needed_are_left_out(
+    *, flag: bool, tmp_path: Path
+) -> None:
+    keys = {"on_difference": "warn", "batch_normalization": "local"}
+    inner = "".join(f", {key}: {value}" for key, value in keys.items())
+    content = f"{SMALLEST}runtime: {{batch: global{'' if flag else inner}}}\n"
+    overrides = [f"runtime.{key}={value}" for key, value in keys.items()]
+    found = loaded(tmp_path, content, overrides=overrides if flag else [])
+    assert found.description.runtime == loaded(tmp_path).description.runtime
+    for key in keys:
+        (said,) = [each for each in found.warnings if repr(key) in each.message]
+        assert "no longer needed" in said.message
+        assert not any(key in place for place in found.description.origins)

@@ -42,7 +42,7 @@ def test_a_rank_that_takes_fewer_steps_is_named(
     ("what", "text"),
     [
         ("assigns last", "last/kernel differs between rank"),
-        ("sets a rate last", "the learning_rate of adam is 0.1 on rank 0 and 0.05 on"),
+        ("sets a rate last", "the adam/learning_rate is 0.1 on rank 0 and 0.05 on"),
     ],
 )
 def test_what_differs_at_the_end_is_an_error(

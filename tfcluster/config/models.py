@@ -233,22 +233,6 @@ class Runtime(_Section):
             "together or of each.",
         ),
     ]
-    batch_normalization: Annotated[
-        Literal["global", "local"],
-        Field(
-            default="global",
-            description="Whether BatchNormalization normalises over the rows of the "
-            "whole batch, or each task over its own.",
-        ),
-    ]
-    on_difference: Annotated[
-        Literal["refuse", "warn"],
-        Field(
-            default="refuse",
-            description="What happens if a script's result would differ from that of "
-            "one machine: the run ends with an error, or goes on with a warning.",
-        ),
-    ]
     shards: Annotated[
         int | None,
         Field(

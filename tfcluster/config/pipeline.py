@@ -21,6 +21,7 @@ from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
 from tfcluster.config.parse import parse
 from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
+from tfcluster.config.removed_keys import without_removed
 from tfcluster.config.rules import check_rules, check_unused
 from tfcluster.config.source import read_file
 from tfcluster.config.text import MAX_PATH, printable
@@ -93,7 +94,7 @@ def _read(path: str, report: Report) -> Map:
 def _overridden(
     root: Map, overrides: Sequence[str], name: str | None, report: Report
 ) -> Map:
-    root = override(root, overrides, report)
+    root = without_removed(override(root, overrides, report), report)
     return root if name is None else named(root, name)
 
 

@@ -220,6 +220,13 @@ FLAT_CALL = Patch(
     "division of functions whose gradients a tape computes",
 )
 
+TRACE = Patch(
+    "tensorflow.python.eager.polymorphic_function.tracing_compilation",
+    "_create_concrete_function",
+    (in_keras("data.unknown_rows._trace", "batch: per_worker"),),
+    "functions of any number of rows",
+)
+
 # --- strategies of TensorFlow's -------------------------------------------------------
 
 _REFUSE = "strategies.unsupported_strategies._refuse"

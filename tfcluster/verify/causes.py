@@ -98,7 +98,7 @@ def causes(
             + ", ".join(ranks.clips)
         )
     if found.kind in ("weight", "slot", "logs", "state"):
-        said += _of_layers(ranks, runtime)
+        said += _of_layers(ranks)
     return said
 
 
@@ -149,18 +149,12 @@ def _of_factor(factor: float, size: int) -> tuple[str, bool]:
     return words, False
 
 
-def _of_layers(ranks: Recorded, runtime: Runtime) -> list[str]:
+def _of_layers(ranks: Recorded) -> list[str]:
     said = []
     if drawing := sorted(ranks.layers & _RANDOM | _augmenting(ranks.layers)):
         said.append(
             f"{', '.join(drawing)} draw random numbers: results are equal only if the "
             "ranks divide the batch by rows, and if the seeds do not depend on the rank"
-        )
-    local = runtime.batch_normalization == "local"
-    if "BatchNormalization" in ranks.layers and local:
-        said.append(
-            "BatchNormalization: with runtime.batch_normalization: local, each rank "
-            "normalises by its own rows"
         )
     return said
 

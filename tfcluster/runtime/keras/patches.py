@@ -215,8 +215,9 @@ EPOCH_ITERATOR = Patch(
     (
         in_keras("data.round_robin_sharding.FitBatches._begin", ASYNC),
         in_keras("data.data_service_hooks.DataServiceHooks._epochs", DATA),
+        in_keras("data.unknown_rows._begin", "batch: per_worker"),
     ),
-    "sharded batches in fit, or batches from data tasks",
+    "sharded batches in fit, batches from data tasks, or batches per worker",
 )
 ONE_EPOCH_ITERATOR_RESET = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",

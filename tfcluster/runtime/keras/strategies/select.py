@@ -17,7 +17,7 @@ from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.data import disable_autotune
+from tfcluster.runtime.keras.data import disable_autotune, unknown_rows
 from tfcluster.runtime.keras.data.data_service_hooks import (
     DataServiceHooks,
     data_service_client,
@@ -66,6 +66,8 @@ def begin(context: Context) -> Session:
 def _divide(context: Context, session: Session) -> None:
     seed, strict = _partition_options(context)
     partitioned.install(session, seed=seed, strict=strict)
+    if not session.divides:
+        unknown_rows.install()
     _with_data_tasks(context, session)
 
 

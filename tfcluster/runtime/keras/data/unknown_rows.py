@@ -1,0 +1,98 @@
+"""Lets steps compute batches of any number of rows.
+
+With ``batch: per_worker``, a step that was traced for the rows of one rank's batch is
+to compute those of all ranks: no constant of the step may come from their number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster.runtime import tf_patches
+from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.types import EpochIterator
+from tfcluster.runtime.tensor_types import Dataset, Tensor
+
+
+def install() -> None:
+    """Install the hooks in Keras and TensorFlow, once per process."""
+    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin})
+    tf_patches.TABLE.install({tf_patches.TRACE: _trace})
+
+
+def _begin(
+    original: Callable[..., None], iterator: EpochIterator, *args: Any, **kwargs: Any
+) -> None:
+    original(iterator, *args, **kwargs)
+    dataset = internals.dataset_of(iterator)
+    if any(map(_is_known, tf.nest.flatten(dataset.element_spec))):
+        internals.set_dataset(iterator, of_any_rows(dataset))
+
+
+def _trace(
+    original: Callable[..., Any],
+    function_type: Any,
+    context: Any,
+    graph: Any,
+    options: Any,
+) -> Any:
+    """Trace a function that the program calls for arguments of any number of rows."""
+    if tf.executing_eagerly() and options.input_signature is None:
+        parameters = [
+            type(each)(
+                each.name,
+                each.kind,
+                each.optional,
+                _relaxed_type(each.type_constraint),
+            )
+            for each in function_type.parameters.values()
+        ]
+        relaxed = type(function_type)(parameters, function_type.captures)
+        if relaxed != function_type:
+            # A function that needs to know the number is traced for that number.
+            with contextlib.suppress(Exception):
+                return original(relaxed, context, type(graph)(graph.name), options)
+    return original(function_type, context, graph, options)
+
+
+def _relaxed_type(found: Any) -> Any:
+    """The type of an argument, which may be a tuple or a list of tensors."""
+    if isinstance(found, tf.TensorSpec) and _is_known(found):
+        return tf.TensorSpec([None, *found.shape[1:]], found.dtype, found.name)
+    if type(found).__name__ in ("Tuple", "List"):
+        return type(found)(*map(_relaxed_type, found.components))
+    return found
+
+
+def of_any_rows(dataset: Dataset) -> Dataset:
+    """The same elements, of which no dense tensor has a known first dimension."""
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def relaxed(*element: Any) -> Any:
+        found = tf.nest.map_structure(_relaxed, element)
+        return found if is_tuple else found[0]
+
+    found: Dataset = dataset.map(relaxed)
+    return found
+
+
+def _relaxed(tensor: Tensor) -> Tensor:
+    if not _is_known(tensor):
+        return tensor
+    found: Tensor = tf.compat.v1.placeholder_with_default(
+        tensor, [None, *tensor.shape[1:]]
+    )
+    return found
+
+
+def _is_known(tensor: Any) -> bool:
+    """Whether it is, or describes, a dense tensor with a known first dimension."""
+    return (
+        isinstance(tensor, tf.Tensor | tf.TensorSpec)
+        and bool(tensor.shape.rank)
+        and tensor.shape[0] is not None
+    )
