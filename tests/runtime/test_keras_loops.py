@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import pytest
 
 from tests.runtime.keras_checks import (
-    LOOPS_THAT_TELL_THEIR_ROWS,
     MARKS,
-    assert_equal_to_one,
     compare,
     equal_of,
 )
 from tests.runtime.keras_jobs import Compared, Outcomes, at_each_size
-from tfcluster.runtime.keras.batches.batch_sharding import trial_bounds
 
 pytestmark = MARKS
 
@@ -23,32 +19,6 @@ pytestmark = MARKS
 @at_each_size(equal_of("loops"))
 def test_ranks_train_what_one_process_trains(compared: Compared) -> None:
     compare(compared)
-
-
-@at_each_size(LOOPS_THAT_TELL_THEIR_ROWS)
-def test_tape_loops_are_divided_from_their_second_batch(
-    compared: Compared, request: pytest.FixtureRequest
-) -> None:
-    one, size = compared.one, compared.size
-    for rank, found in enumerate(compared.ranks):
-        others = {key: value for key, value in found.items() if key != "rows"}
-        assert_equal_to_one({k: v for k, v in one.items() if k != "rows"}, others)
-        # 96 rows in batches of 10, the last of 6; each epoch's first batch is whole.
-        start, end = (
-            rank * np.array([10, 6]) // size,
-            (rank + 1) * np.array([10, 6]),
-        )
-        share, last = end // size - start
-        whole = [10, *[share] * 8, last] * 3
-        # Each optimizer has one trial step, in which rank 1 has the rows of rank 0,
-        # each twice. It requires that at least as many batches are certain to follow
-        # as the last gradient took.
-        low, high = trial_bounds(10, rank, size)
-        tried = (high - low) * (2 if rank == 1 else 1)
-        at_once, later = [10, tried, *whole[2:]], [*whole[:2], tried, *whole[3:]]
-        rows = found["rows"].tolist()
-        eager = "tape_eager" in request.node.name
-        assert rows == at_once or (rows == later and not eager)
 
 
 @at_each_size(["tape_graph"])
@@ -82,9 +52,3 @@ def test_a_graph_that_a_session_trains_is_pointed_out(outcomes: Outcomes) -> Non
     said = outcomes.said("session_of_tensorflow_1")
     assert said.count("this graph of TensorFlow 1 is not distributed") == 1
     assert re.search(r"cases/loops\.py:\d+: this graph", said)
-
-
-@pytest.mark.slow
-def test_a_loss_of_ragged_rows_is_pointed_out(outcomes: Outcomes) -> None:
-    said = outcomes.said("tape_on_ragged_rows")
-    assert said.count("this loss cannot be checked") == 1
