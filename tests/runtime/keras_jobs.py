@@ -59,7 +59,7 @@ IN_DEFAULT_TIER = {
     "changed_gradients": [
         *("clipped_by_global_norm_in_a_graph", "step_that_clips", "of_inputs"),
     ],
-    "coupled_rows": ["mask", "selection", "similarities", "sum", "arrays"],
+    "coupled_rows": ["mask", "selection", "similarities", "sum_of_squares", "arrays"],
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
@@ -145,6 +145,8 @@ VARIANTS = {
     ],
 }
 """Cases whose mechanism another case of the theme shows, by theme."""
+STRICT = {"TFCLUSTER_PARTITION": "strict"}
+"""A function that cannot be divided is an error of its case."""
 PER_WORKER = {"TFCLUSTER_RUNTIME": '{"batch": "per_worker"}'}
 
 Values = Mapping[str, NDArray[Any]]
@@ -336,4 +338,5 @@ def _job(
     env: Mapping[str, str] | None = None,
 ) -> Job:
     words = (str(folder / name), *args)
-    return Job(name, size, script, words, env or {}, keep=size == 1)
+    env = {**(env or {}), **(STRICT if size > 1 else {})}
+    return Job(name, size, script, words, env, keep=size == 1)

@@ -6,7 +6,6 @@ import pytest
 
 from tests.runtime.keras_checks import (
     MARKS,
-    STRATEGIES,
     assert_refused,
     compare,
     equal_of,

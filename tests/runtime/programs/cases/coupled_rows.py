@@ -248,7 +248,7 @@ def summed(inner, x, y, *_):
     return tf.reduce_sum(errors_of(inner, x, y)) / 8.0
 
 
-def case_sum():
+def case_sum_of_squares():
     return in_both(summed)
 
 
