@@ -338,5 +338,5 @@ def _job(
     env: Mapping[str, str] | None = None,
 ) -> Job:
     words = (str(folder / name), *args)
-    env = {**(env or {}), **(STRICT if size > 1 else {})}
+    env = {**(env or {}), **(STRICT if size > 1 and not env else {})}
     return Job(name, size, script, words, env, keep=size == 1)

@@ -309,7 +309,8 @@ def case_sum_over_embeddings():
     """All gradients are sparse."""
     words = np.random.default_rng(0).integers(0, 20, (42, 3))
     inner = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(20, 1)])
-    return in_both(summed, lambda: inner, batches(words, words[..., None] / 20.0))
+    targets = words[..., None].astype("float32") / 20
+    return in_both(summed, lambda: inner, batches(words, targets))
 
 
 def case_sum_in_every_other_step():

@@ -64,7 +64,10 @@ def case_transformer_layer():
     class Block(keras.layers.Layer):
         def __init__(self):
             super().__init__()
-            self.attention = keras.layers.MultiHeadAttention(2, 3, dropout=0.1)
+            # The bias of the keys would have no gradient but rounding.
+            self.attention = keras.layers.MultiHeadAttention(
+                2, 3, dropout=0.1, use_bias=False
+            )
             self.normalization = keras.layers.LayerNormalization()
 
         def call(self, x):
