@@ -371,7 +371,7 @@ def case_moved_weights():
 
 
 def case_moved_rows():
-    """Trains on rows moved along the gradient of a number that is no mean and no sum."""
+    """Trains on rows moved along the gradient of a number that is no mean or sum."""
 
     def loss_of(inner, x, y, _):
         with tf.GradientTape() as tape:

@@ -78,7 +78,7 @@ def case_transformer_layer():
 
 
 def case_constant_number_of_rows():
-    """The model reshapes to a constant number of rows; a step has a state of so many."""
+    """The model reshapes to a constant number of rows, and the step adds so many."""
 
     class Translating(OwnStep):
         def train_step(self, data):
