@@ -21,7 +21,6 @@ TRAININGS = [
     "other_model",
     "leaves",
     "leaves_a_tape_loop",
-    "sums",
     "never_trains",
 ]
 
@@ -92,14 +91,6 @@ def test_a_loop_in_a_graph_learns_it_too(jobs: Mapping[str, Ranks]) -> None:
     assert ranks.exit_codes == [1, 0, 1]
     for rank in (0, 2):
         assert "has left" in ranks.outputs[rank]
-
-
-@pytest.mark.slow
-@pytest.mark.tensorflow
-def test_sums_are_refused(jobs: Mapping[str, Ranks]) -> None:
-    ranks = jobs["sums"]
-    assert ranks.exit_codes == [1, 1, 1]
-    assert all("returns the sum over the rows" in text for text in ranks.outputs)
 
 
 @pytest.mark.tensorflow
