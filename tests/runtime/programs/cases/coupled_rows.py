@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -296,7 +298,7 @@ def case_sum_of_ragged_and_sparse():
     x, y, _ = masked_data(40)
     ragged = tf.RaggedTensor.from_row_lengths(x.reshape(-1)[:60], [1, 2] * 20)
     sparse = tf.sparse.from_dense(np.where(x > 0, x, 0))
-    found = {}
+    found: dict[str, Any] = {}
     for name, rows in (("ragged", ragged), ("sparse", sparse)):
         inner = network()
         given = tf.data.Dataset.from_tensor_slices((rows, y)).batch(8)
@@ -317,7 +319,7 @@ def case_sum_in_every_other_step():
     """Adds up the gradients of two steps in variables that the first step creates."""
 
     class Accumulating(Stepping):
-        sums = ()
+        sums: Any = ()
 
         def train_step(self, batch):
             with tf.GradientTape() as tape:

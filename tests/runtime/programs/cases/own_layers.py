@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -203,7 +205,7 @@ def case_kept_and_used_in_one_step():
 def case_states_of_rows():
     """An LSTM whose states are those of the rows of the last batch."""
     x = data(40)[0].reshape(20, 6, 2)
-    found = {}
+    found: dict[str, Any] = {}
     for name, kind in (("keras", keras.Sequential), ("own", OwnStep)):
         recurrent = keras.layers.LSTM(2, stateful=True)
         given = keras.Input((6, 2), batch_size=4)
@@ -351,7 +353,7 @@ def case_drawn_for_each_row():
         return x
 
     x = np.random.default_rng(4).normal(size=(24, 5, 3)).astype("float32")
-    found = {}
+    found: dict[str, Any] = {}
     for change in (mapped, vectorized, of_keras, iterated, counted):
         layers = [Draws(change), keras.layers.Flatten(), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((5, 3)), *layers])
