@@ -80,7 +80,7 @@ IN_DEFAULT_TIER = {
     "optimizers": ["clipped", "mixed_precision"],
     "own_layers": [
         *("added_losses", "kept_and_used_in_one_step", "queue_in_variables"),
-        "reported_by_a_step",
+        *("reported_by_a_step", "weights_changed_by_hand"),
     ],
     "own_loops": [
         *("rate_by_the_loss", "noise_of_numpy", "unlike_data"),

@@ -17,7 +17,6 @@ from tfcluster.runtime.process_identity import RankInfo
 from tfcluster.runtime.task.injection import common_seed, refuse_other_backends
 
 TRAININGS = [
-    "by_hand",
     "other_model",
     "leaves",
     "leaves_a_tape_loop",
@@ -49,14 +48,6 @@ def seconds(output: str) -> float:
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
-def test_a_training_without_exchange_is_stopped(jobs: Mapping[str, Ranks]) -> None:
-    ranks = jobs["by_hand"]
-    assert ranks.exit_codes == [1, 1, 1]
-    for output in ranks.outputs:
-        assert "NotDistributedError: the script was not distributed" in output
-
-
-@pytest.mark.tensorflow
 def test_a_second_model_has_its_own_proof_to_give(jobs: Mapping[str, Ranks]) -> None:
     ranks = jobs["second_model"]
     assert ranks.exit_codes == [1, 1]

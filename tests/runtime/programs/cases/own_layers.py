@@ -234,6 +234,22 @@ def case_counted_in_a_step():
     return fitting(keras.layers.Dense(4), kind=Counting)
 
 
+def case_weights_changed_by_hand():
+    """A step without a tape or an optimizer, by finite differences."""
+
+    class ByHand(OwnStep):
+        def train_step(self, data):
+            x, y = data
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+            for weight in self.trainable_variables:
+                weight.assign_add(tf.fill(weight.shape, 0.1))
+                slope = (tf.reduce_mean((self(x) - y) ** 2) - loss) / 0.1
+                weight.assign_sub(tf.fill(weight.shape, 0.1 + 0.01 * slope))
+            return {"loss": loss}
+
+    return fitting(kind=ByHand)
+
+
 class Contrast(keras.Model):
     """Compares two views of a row with a queue of earlier rows, and counts."""
 
