@@ -41,11 +41,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     )
 
 
-def seconds(output: str) -> float:
-    (line,) = [x for x in output.splitlines() if x.startswith("seconds ")]
-    return float(line.split()[1])
-
-
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
 def test_a_second_model_has_its_own_proof_to_give(jobs: Mapping[str, Ranks]) -> None:
