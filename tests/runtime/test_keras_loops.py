@@ -32,14 +32,6 @@ def test_a_loop_without_a_function_is_pointed_out(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_in_one_function_is_pointed_out(outcomes: Outcomes) -> None:
-    said = outcomes.said("tape_in_one_function")
-    (warning,) = [line for line in said.splitlines() if "the same gradient" in line]
-    assert "every rank computed the same gradient" in warning
-    assert "outside of a tf.function" in warning
-
-
-@pytest.mark.slow
 def test_a_graph_that_a_session_trains_is_pointed_out(outcomes: Outcomes) -> None:
     said = outcomes.said("session_of_tensorflow_1")
     assert said.count("this graph of TensorFlow 1 is not distributed") == 1
