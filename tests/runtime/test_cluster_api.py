@@ -169,16 +169,20 @@ def test_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
 
 
 def test_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
-    shared = [rank["seen"] for rank in found.of("collective", "fit")]
-    # The very first step is a trial: rank 1 has the rows of rank 0, each twice.
-    tried = [rank.pop(0) for rank in shared]
-    assert sorted(tried[1]) == sorted(tried[0] * 2)
-    for begun, epoch in ((tried[0], slice(0, 2)), ([], slice(2, 5))):
-        parts = [row for rank in shared for batch in rank[epoch] for row in batch]
-        assert sorted(begun + parts) == list(range(24))
-    ranks = found.of("offset", "fit")
+    # A step sees the whole batch, on every rank.
+    shared, other = [rank["seen"] for rank in found.of("collective", "fit")]
+    assert shared == other
     for epoch in (slice(0, 3), slice(3, 6)):
-        orders = [[x for batch in rank["seen"][epoch] for x in batch] for rank in ranks]
+        rows = [row for batch in shared[epoch] for row in batch]
+        assert sorted(rows) == list(range(24))
+    ranks = found.of("offset", "fit")
+    assert ranks[0]["seen"] == ranks[1]["seen"]
+    for epoch in (slice(0, 3), slice(3, 6)):
+        batches = ranks[0]["seen"][epoch]
+        orders = [
+            [row for batch in batches for row in batch[start : start + 8]]
+            for start in (0, 8)
+        ]
         # Each rank has all of the rows, in a different order.
         assert all(sorted(order) == list(range(24)) for order in orders)
         assert orders[0] != orders[1]

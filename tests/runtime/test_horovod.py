@@ -22,8 +22,6 @@ EXAMPLES = {
     "horovod_keras.py": ("--epochs", "5"),
     "horovod_tape.py": ("--steps", "240"),
 }
-WARNED = {"TFCLUSTER_RUNTIME": '{"on_difference": "warn"}'}
-"""Before its library claims the distribution, the ranks read different batches."""
 COMPRESSED = {"TFCLUSTER_RUNTIME": '{"compression": "fp16"}'}
 DIGITS = (str(ROOT / "examples" / "digits.py"), "--epochs", "1")
 TRAININGS = {
@@ -49,7 +47,7 @@ def jobs(folder: Path) -> Mapping[str, Ranks]:
         for name, (script, words) in TRAININGS.items()
         for how, env in (("plain", {}), ("fp16", COMPRESSED))
     ]
-    late = Job("late", 2, "late_claims.py", (), WARNED)
+    late = Job("late", 2, "late_claims.py")
     return Jobs(folder, [*examples, *trainings, late], timeout_s=280)
 
 
@@ -110,7 +108,7 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
 def test_nothing_is_rounded_on_one_host(
     jobs: Mapping[str, Ranks], folder: Path, training: str
 ) -> None:
-    """``compression`` rounds where gradients leave a host: see ``test_overlap.py``."""
+    """``compression`` rounds where gradients leave a host: see ``test_several_hosts.py``."""
     for how in ("plain", "fp16"):
         ranks = jobs[f"{training}-{how}"]
         assert ranks.exit_codes == [0, 0], ranks.outputs

@@ -198,13 +198,10 @@ def test_a_wrapped_program_is_recorded_alone_as_on_the_ranks(cluster: Cluster) -
 
 
 @pytest.mark.slow
-def test_what_the_chief_prints_is_compared(cluster: Cluster) -> None:
+def test_what_the_chief_prints_is_equal(cluster: Cluster) -> None:
     printed = DATA + MODEL + LOOP.replace("LOSS", MEAN) + "print(float(step(a, b)))\n"
     code, found = verified(cluster, printed)
-    assert code == 1
-    assert found["first_difference"]["kind"] == "printed"
-    assert "train.py:21 reads a number that the step at" in found["causes"][0]
-    assert "covers only that rank's rows" in found["causes"][1]
+    assert (code, found["first_difference"]) == (0, None)
 
 
 def v1_graph(**words: str) -> str:

@@ -86,13 +86,13 @@ def test_ranks_listen_on_no_port_once_they_train(
 @pytest.mark.tensorflow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("gbit", [1])
-def test_a_training_on_two_hosts_overlaps(cluster: RigCluster, gbit: int) -> None:
+def test_a_training_on_two_hosts_over_a_slow_cable(cluster: RigCluster, gbit: int) -> None:
     hosts = cluster.rig.nodes[:2]
     for host in hosts:
         host.cable.limit(gbit * 1_000_000, burst_kib=256)
     found = cluster.folder / "found"
     where = ("-n", "2", "--hosts", "node1,node2", "--set", "backend=ssh")
-    program = ("python", str(PROGRAMS / "overlapped.py"), str(found), "fit")
+    program = ("python", str(PROGRAMS / "several_hosts.py"), str(found), "fit")
     try:
         running = cluster.start(*where, *PATHS, "--", *program)
         assert running.end(180) == 0, running.err
@@ -100,7 +100,6 @@ def test_a_training_on_two_hosts_overlaps(cluster: RigCluster, gbit: int) -> Non
         for host in hosts:
             host.cable.unlimit()
     here, there = (np.load(f"{found}-{rank}.npz") for rank in range(2))
-    assert here["fit/begun"] == there["fit/begun"] == 12
     for name in here.files:
         np.testing.assert_array_equal(here[name], there[name])
     assert here["fit/history_loss"][-1] < here["fit/history_loss"][0]
