@@ -13,7 +13,8 @@ import numpy as np
 
 from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
-from tfcluster.runtime.collective.group import CollectiveCall, Group
+from tfcluster.runtime.collective.collective_call import CollectiveCall
+from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.signature import Signature

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.failure_reports import ExitReport, Position
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -27,51 +28,11 @@ from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
-T = TypeVar("T")
-
 _HEADER = struct.Struct(">Q32sd8s")
 """The number of the exchange, the digest of its signature, the weight of this rank's
 contribution, and its note."""
 _MOST_KEPT = 16
 _OTHER_PROTOCOL = "a rank uses a different protocol version"
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """An exchange in progress, on whose signature all ranks have agreed.
-
-    ``weights`` has every rank's weight, in rank order.
-    """
-
-    transport: Transport
-    weights: tuple[float, ...]
-    notes: tuple[bytes, ...] = ()
-    """The note that each rank has sent along, in rank order: eight bytes."""
-    tracer: Tracer | None = None
-    how: str = ""
-    """The transport's name, for the tracer."""
-
-    def part(self, nbytes: int, act: Callable[[], T]) -> T:
-        """Call ``act``, which transfers ``nbytes`` bytes of a rank: a bucket."""
-        tracer = self.tracer
-        if tracer is None:
-            return act()
-        began_s, waited_s = tracer.clock(), self.transport.waited_s
-        result = act()
-        ended_s, waited_s = tracer.clock(), self.transport.waited_s - waited_s
-        tracer.add(EXCHANGES, "bucket", began_s, ended_s, nbytes, self.how, waited_s)
-        return result
-
-    @property
-    def share(self) -> float:
-        """This rank's fraction of the total weight, 0..1; 0 if all weights are 0."""
-        return self.shares[self.transport.rank]
-
-    @property
-    def shares(self) -> list[float]:
-        """Every rank's fraction of the total weight, in rank order."""
-        total = sum(self.weights)
-        return [weight / total if total else 0.0 for weight in self.weights]
 
 
 def copied(error: CollectiveError) -> CollectiveError:

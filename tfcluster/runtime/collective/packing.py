@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective.group import CollectiveCall
+from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.half_precision import (
     is_half_precision,
     reduce_half_precision,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective.group import CollectiveCall
+from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.packing import packed
 from tfcluster.runtime.collective.shard_tree import (
     Node,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.group import CollectiveCall
+from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.packing import packed, reduced
 from tfcluster.runtime.collective.rounding import Residual, Rounding
 from tfcluster.runtime.collective.transports.base import Transport
