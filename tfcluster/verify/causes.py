@@ -68,12 +68,6 @@ def causes(
     said = list(warnings)
     if (method := of_method(runtime, ranks, size)) is not None:
         return [*said, method]
-    if found.kind == "printed":
-        said.append(
-            "a number that the program computes from its batch covers only that rank's "
-            "rows; the loss printed by the chief's loop is that of the chief's rows "
-            "(tfc.allreduce averages it over the ranks)"
-        )
     if found.kind == "run":
         said.append(
             "a number that a session returns covers only that worker's rows; after "

@@ -49,12 +49,12 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._in_epochs:
-            self._stop_together()
+            self._tfcluster_stop_together()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._stop_together()
+        self._tfcluster_stop_together()
 
-    def _stop_together(self) -> None:
+    def _tfcluster_stop_together(self) -> None:
         stops = np.array([bool(self.model.stop_training)], np.int64)
         anywhere = reduce_arrays(
             self._session.group, [stops], ReduceOp.MAX, Signature("whether to stop")
