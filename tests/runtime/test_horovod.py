@@ -108,11 +108,7 @@ def test_examples_run_under_the_launcher(script: str, tmp_path: Path) -> None:
 def test_nothing_is_rounded_on_one_host(
     jobs: Mapping[str, Ranks], folder: Path, training: str
 ) -> None:
-<<<<<<< HEAD
-    """``compression`` rounds between hosts: see ``test_several_hosts.py``."""
-=======
     """``compression`` rounds only between hosts: see ``test_several_hosts.py``."""
->>>>>>> v-tests2
     for how in ("plain", "fp16"):
         ranks = jobs[f"{training}-{how}"]
         assert ranks.exit_codes == [0, 0], ranks.outputs
