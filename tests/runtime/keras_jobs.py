@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _pytest.mark import ParameterSet
 from numpy.typing import NDArray
 
 from tests.runtime.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
@@ -32,12 +31,15 @@ TURNS = (2, 3, 2, 2)
 THEMES = (
     "callbacks",
     "changed_gradients",
+    "coupled_rows",
     "inputs",
     "loops",
     "losses",
     "metrics",
     "models",
     "optimizers",
+    "own_layers",
+    "own_loops",
     "states",
     "step_metrics",
 )
@@ -57,6 +59,7 @@ IN_DEFAULT_TIER = {
     "changed_gradients": [
         *("clipped_by_global_norm_in_a_graph", "step_that_clips", "of_inputs"),
     ],
+    "coupled_rows": ["mask", "selection", "similarities", "sum_of_squares", "arrays"],
     "inputs": ["fit", "batches_of_one", "cached_in_files"],
     "loops": [
         *("tape_graph", "tape_on_arrays", "on_batch", "tape_compiled_by_xla"),
@@ -75,23 +78,16 @@ IN_DEFAULT_TIER = {
         "custom_step_that_calls_functions",
     ],
     "optimizers": ["clipped", "mixed_precision"],
-    "refused": [
-        *("strategies_of_clusters", "parameter_servers", "two_replicas"),
-        *("states_of_rows", "function_that_sums", "rate_by_its_own_loss"),
-        *("added_sum", "changed_gradients_of_a_graph", "spread_kept_by_a_layer"),
-        *("unlike_data", "counted_in_a_step", "counted_as_declared"),
-        *("endless_epoch", "masked_loss"),
+    "own_layers": [
+        *("added_losses", "kept_and_used_in_one_step", "queue_in_variables"),
+        *("reported_by_a_step", "weights_changed_by_hand"),
     ],
-    "row_terms": [
-        *("step_with_a_mask", "loop_with_a_selection_eagerly", "reported_by_a_step"),
-        "no_step_with_a_mask_in_each_row_eagerly",
+    "own_loops": [
+        *("rate_by_the_loss", "noise_of_numpy", "unlike_data"),
+        *("strategies_of_clusters", "parameter_servers", "two_replicas"),
     ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
     "step_metrics": ["as_in_the_guide"],
-    "sums": [
-        *("step_that_sums", "step_of_a_mean", "loop_that_sums_eagerly"),
-        *("loop_that_sums_a_part", "loop_of_sums_that_are_divided"),
-    ],
 }
 """Cases by theme. Themes that are not named here run all of their cases."""
 VARIANTS = {
@@ -147,30 +143,10 @@ VARIANTS = {
         *("as_in_the_guide_in_a_function", "custom_results"),
         *("as_in_the_guide_several_steps", "derived"),
     ],
-    "refused": [
-        *("function_that_sums_eagerly", "added_sum_eagerly", "added_mean"),
-        *("added_root", "added_sum_in_training_only", "one_replica"),
-        "clipped_backwards_eagerly",
-    ],
-    "row_terms": [
-        *("step_with_a_mask_eagerly", "loop_with_a_mask_eagerly"),
-        *("no_adversary_eagerly", "loop_of_a_function", "no_fit_of_rows"),
-        *("halves_in_an_eager_loop", "loop_with_a_detached_ratio_eagerly"),
-        *("no_loop_over_arrays", "no_step_with_a_mask_in_each_row"),
-        *("loop_with_a_mask", "loop_with_a_selection", "no_loop_of_means"),
-        "reported_by_a_step_eagerly",
-    ],
-    "sums": [
-        *("step_that_sums_eagerly", "step_that_sums_equal_batches_with_dropout"),
-        *("step_that_sums_eagerly_with_dropout", "step_of_a_mean_with_dropout"),
-        *("step_that_sums_sparse_eagerly", "loop_that_sums_with_dropout"),
-        *("loop_that_sums_eagerly_with_dropout", "loop_of_a_mean_with_dropout"),
-        *("step_that_sums_in_every_other", "loop_that_sums_sparse"),
-        *("step_that_sums_with_dropout", "step_that_sums_ragged"),
-        *("step_that_sums_equal_batches", "second_loop_that_sums"),
-    ],
 }
 """Cases whose mechanism another case of the theme shows, by theme."""
+STRICT = {"TFCLUSTER_PARTITION": "strict"}
+"""A function that cannot be divided is an error of its case."""
 PER_WORKER = {"TFCLUSTER_RUNTIME": '{"batch": "per_worker"}'}
 
 Values = Mapping[str, NDArray[Any]]
@@ -224,15 +200,6 @@ CASES = {
 PER_WORKER_CASES = cases_of("per_worker")
 
 
-REFUSED_THEMES = ("refused", "row_terms", "sums")
-"""Themes whose tests check whether a case ends with an error or a warning."""
-REFUSED_SIZE = 2
-WARNED = {"TFCLUSTER_RUNTIME": '{"on_difference": "warn"}'}
-"""For the theme of which each case tests the words, not the end of the program."""
-REFUSED_CASES = {case: theme for theme in REFUSED_THEMES for case in cases_of(theme)}
-"""The theme of each of these cases."""
-
-
 def at_each_size(cases: Sequence[str]) -> pytest.MarkDecorator:
     """Parametrize ``compared`` with each case on each of its numbers of ranks."""
     return pytest.mark.parametrize(
@@ -246,15 +213,6 @@ def at_each_size(cases: Sequence[str]) -> pytest.MarkDecorator:
     )
 
 
-def in_tiers(rows: Sequence[str | tuple[str, ...]]) -> list[ParameterSet]:
-    """Parameter sets of rows whose first item is a case of ``REFUSED_CASES``."""
-    as_tuples = [(row,) if isinstance(row, str) else row for row in rows]
-    return [
-        pytest.param(*row, id=row[0], marks=_marks(row[0], REFUSED_SIZE))
-        for row in as_tuples
-    ]
-
-
 def _marks(case: str, size: int) -> Sequence[pytest.MarkDecorator]:
     return _tier(case, size).marks
 
@@ -265,7 +223,7 @@ def _tier(case: str, size: int) -> Tier:
         theme, (first, *_) = CASES[case]
         tier, is_first = tier_of(theme, case), size in (1, first)
     else:
-        tier, is_first = tier_of(REFUSED_CASES.get(case, "per_worker"), case), size == 2
+        tier, is_first = tier_of("per_worker", case), size == 2
     if is_first or tier is Tier.EXHAUSTIVE:
         return tier
     return Tier.SLOW if size < max(SIZES) else Tier.EXHAUSTIVE
@@ -274,11 +232,6 @@ def _tier(case: str, size: int) -> Tier:
 def job_of(case: str, size: int) -> str:
     """The name of the job that runs a case; size 1 is the one-process baseline."""
     return _job_of(CASES[case][0], size, _tier(case, size))
-
-
-def refused_job_of(case: str) -> str:
-    theme = REFUSED_CASES[case]
-    return _job_of(theme, REFUSED_SIZE, _tier(case, REFUSED_SIZE))
 
 
 def _job_of(theme: str, size: int, tier: Tier) -> str:
@@ -313,14 +266,9 @@ class Outcomes:
         """The results of a case in one process, which runs only this case."""
         return self._values(f"only-{case}", 0, case)
 
-    def refused(self, case: str) -> list[Values]:
-        job = refused_job_of(case)
-        return [self._values(job, rank, case) for rank in range(REFUSED_SIZE)]
-
     def said(self, case: str) -> str:
         """What the chief printed in a case, on the first of its numbers of ranks."""
-        known = case in CASES
-        job = job_of(case, CASES[case][1][0]) if known else refused_job_of(case)
+        job = job_of(case, CASES[case][1][0])
         said, _, _ = self.jobs[job].outputs[0].partition(f"case_{case} done after")
         return said.rpartition(" done after ")[2]
 
@@ -375,18 +323,6 @@ def outcomes_in(folder: Path) -> Outcomes:
         name = f"per_worker-{size}"
         parts |= PER_WORKER
         jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
-    for theme in REFUSED_THEMES:
-        for tier in Tier:
-            name = _job_of(theme, REFUSED_SIZE, tier)
-            chosen = tuple(
-                case
-                for case, found in REFUSED_CASES.items()
-                if found == theme and refused_job_of(case) == name
-            )
-            if chosen:
-                script = f"cases/{theme}.py"
-                env = WARNED if theme == "row_terms" else {}
-                jobs.append(_job(folder, name, REFUSED_SIZE, script, chosen, env))
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):
         jobs.append(_job(folder, f"digits-{size}", size, "final_weights.py", digits))
@@ -402,4 +338,5 @@ def _job(
     env: Mapping[str, str] | None = None,
 ) -> Job:
     words = (str(folder / name), *args)
-    return Job(name, size, script, words, env or {}, keep=size == 1)
+    env = {**(env or {}), **(STRICT if size > 1 and not env else {})}
+    return Job(name, size, script, words, env, keep=size == 1)

@@ -36,7 +36,7 @@ THEMES = {
     "optimizers": 3,
     "loops": 3,
     "changed_gradients": 2,
-    "sums": 2,
+    "coupled_rows": 2,
 }
 """The themes of ``programs/cases`` that run here, and on how many ranks."""
 TIERS: dict[Tier, dict[str, list[str]]] = {
@@ -54,7 +54,7 @@ TIERS: dict[Tier, dict[str, list[str]]] = {
             "several_batches_in_a_step",
         ],
         "changed_gradients": ["clipped_by_global_norm_in_a_graph"],
-        "sums": ["loop_that_sums", "step_that_sums"],
+        "coupled_rows": ["sum_of_squares"],
     },
     Tier.EXHAUSTIVE: {
         "inputs": ["fit"],
@@ -132,9 +132,6 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Jobs]:
             words = (str(folder / name), *chosen)
             script = f"cases/{theme}.py"
             found.append(Job(name, THEMES[theme], script, words, environment()))
-            if theme in keras_jobs.REFUSED_THEMES:
-                words = (str(folder / f"one-{theme}"), *chosen)
-                found.append(Job(f"one-{theme}", 1, script, words, keep=True))
     return folder, Jobs(folder, found, keras_jobs.LIMIT_S, must_succeed=True)
 
 
@@ -180,11 +177,7 @@ def test_ranks_train_what_one_process_trains(
     ranks = [values(f"{tier.value}-{theme}", rank) for rank in range(THEMES[theme])]
     assert_equal_on_all_ranks(ranks)
     tolerance = 2e-2 if case in HALF_PRECISION else None
-    if theme in keras_jobs.REFUSED_THEMES:
-        alone = values(f"one-{theme}", 0)
-    else:
-        alone = outcomes.alone(case)
-    assert_equal_to_one(alone, ranks[0], tolerance=tolerance)
+    assert_equal_to_one(outcomes.alone(case), ranks[0], tolerance=tolerance)
 
 
 @pytest.mark.parametrize(

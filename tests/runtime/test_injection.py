@@ -17,11 +17,9 @@ from tfcluster.runtime.process_identity import RankInfo
 from tfcluster.runtime.task.injection import common_seed, refuse_other_backends
 
 TRAININGS = [
-    "by_hand",
     "other_model",
     "leaves",
     "leaves_a_tape_loop",
-    "sums",
     "never_trains",
 ]
 
@@ -43,21 +41,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ranks]:
     )
 
 
-def seconds(output: str) -> float:
-    (line,) = [x for x in output.splitlines() if x.startswith("seconds ")]
-    return float(line.split()[1])
-
-
 @pytest.mark.tensorflow
 @pytest.mark.timeout(180)
-def test_a_training_without_exchange_is_stopped(jobs: Mapping[str, Ranks]) -> None:
-    ranks = jobs["by_hand"]
-    assert ranks.exit_codes == [1, 1, 1]
-    for output in ranks.outputs:
-        assert "NotDistributedError: the script was not distributed" in output
-
-
-@pytest.mark.tensorflow
 def test_a_second_model_has_its_own_proof_to_give(jobs: Mapping[str, Ranks]) -> None:
     ranks = jobs["second_model"]
     assert ranks.exit_codes == [1, 1]
@@ -92,14 +77,6 @@ def test_a_loop_in_a_graph_learns_it_too(jobs: Mapping[str, Ranks]) -> None:
     assert ranks.exit_codes == [1, 0, 1]
     for rank in (0, 2):
         assert "has left" in ranks.outputs[rank]
-
-
-@pytest.mark.slow
-@pytest.mark.tensorflow
-def test_sums_are_refused(jobs: Mapping[str, Ranks]) -> None:
-    ranks = jobs["sums"]
-    assert ranks.exit_codes == [1, 1, 1]
-    assert all("returns the sum over the rows" in text for text in ranks.outputs)
 
 
 @pytest.mark.tensorflow

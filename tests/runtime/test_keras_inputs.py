@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.runtime.keras_checks import (
     MARKS,
     assert_equal_on_all_ranks,
@@ -32,31 +30,3 @@ def test_datasets_are_saved_by_the_chief_and_cached_by_each(outcomes: Outcomes) 
     others = {f"cached.rank{rank}.index" for rank in range(1, size)}
     assert caches == {"cached.index", *others}
     assert not list(folder.glob("saved.rank*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "batches"),
-    [
-        (
-            "graph_as_a_batch",
-            "graph are not divided among the ranks: "
-            "their tensors ((24, 6), (24, 24), (24,), (24,)) differ",
-        ),
-        (
-            "sparse_graph_as_a_batch",
-            "sparse_graph are not divided among the ranks: "
-            "their tensors ((24, 6), (24, 24), (24,), (24,)) differ",
-        ),
-        (
-            "table_beside_the_rows",
-            "with_table are not divided among the ranks: "
-            "their tensors ((None, 6), (None,), (3,)) differ",
-        ),
-    ],
-    ids=["graph", "sparse graph", "table"],
-)
-def test_batches_that_cannot_be_divided_are_pointed_out(
-    outcomes: Outcomes, case: str, batches: str
-) -> None:
-    assert outcomes.said(case).count(f"warning: batches of {batches}") == 1

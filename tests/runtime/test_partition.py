@@ -14,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OWN_PROCESS
-from tests.runtime.keras_jobs import REFUSED_THEMES, THEMES
-from tests.runtime.ranks import PROGRAMS, ROOT
 
 FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600
-CASES_LIMIT_S = 2700
 
 
 def _files() -> list[Path]:
@@ -38,22 +35,6 @@ def test_of_partition(path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.tensorflow
-@pytest.mark.exhaustive
-@pytest.mark.timeout(CASES_LIMIT_S + 60)
-@pytest.mark.parametrize("theme", [*THEMES, *REFUSED_THEMES, "per_worker"])
-def test_cases_are_equal_on_simulated_ranks(theme: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAMS / "partition_cases.py"), theme, "2,3"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PARTS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=CASES_LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -376,16 +376,13 @@ def plain_variable(_: Callable[..., Any], **settings: Any) -> Variable:
     return made
 
 
-def user_frames(operation: Operation | None = None) -> list[Frame]:
+def user_frames() -> list[Frame]:
     """The frames of the current call stack, the innermost last.
 
-    A frame of code that AutoGraph has generated refers to the original source. With
-    ``operation``, returns the frames of the call that added it to its graph.
+    A frame of code that AutoGraph has generated refers to the original source.
     """
     from tensorflow.python.util import tf_stack
 
-    if operation is not None:
-        return list(operation.traceback.get_user_frames())
     return list(tf_stack.extract_stack().get_user_frames())
 
 

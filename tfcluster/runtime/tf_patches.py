@@ -99,14 +99,6 @@ ONE_CONTEXT_INITIALIZED = Patch(
     how="object's dict",
 )
 
-_RECORD_CLIP = in_keras(
-    "step_recorder.StepRecorder._clip", VERIFY, "before", always=True
-)
-_GRADIENT_CLIPS = tuple(
-    Patch("tensorflow", name, (_RECORD_CLIP,), "the line of a clip in a report")
-    for name in ("clip_by_global_norm", "clip_by_norm", "clip_by_value")
-)
-CLIP_BY_GLOBAL_NORM, CLIP_BY_NORM, CLIP_BY_VALUE = _GRADIENT_CLIPS
 
 # --- data -----------------------------------------------------------------------------
 

@@ -86,7 +86,9 @@ def test_ranks_listen_on_no_port_once_they_train(
 @pytest.mark.tensorflow
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("gbit", [1])
-def test_a_training_over_a_slow_cable(cluster: RigCluster, gbit: int) -> None:
+def test_a_training_on_two_hosts_over_a_slow_cable(
+    cluster: RigCluster, gbit: int
+) -> None:
     hosts = cluster.rig.nodes[:2]
     for host in hosts:
         host.cable.limit(gbit * 1_000_000, burst_kib=256)

@@ -74,12 +74,6 @@ def leaves_a_tape_loop():
         step()
 
 
-def sums():
-    model = model_of()
-    model.compile("sgd", lambda y, found: keras.ops.sum((y - found) ** 2))
-    model.fit(X, Y, verbose=0)
-
-
 def never_trains():
     print("prediction", model_of().predict(X, verbose=0).shape)
 

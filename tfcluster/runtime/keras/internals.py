@@ -285,9 +285,9 @@ def is_of_keras(written: object) -> bool:
 # --- layers and models ----------------------------------------------------------------
 
 
-def layers_of(layer: Layer, *, include_self: bool = True) -> Iterator[Layer]:
-    """All layers within a layer, and the layer itself if ``include_self``."""
-    return layer._flatten_layers(include_self=include_self)
+def layers_of(layer: Layer) -> Iterator[Layer]:
+    """A layer and all layers within it."""
+    return layer._flatten_layers()
 
 
 def moments(

@@ -17,11 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.model import Strategy
-from tfcluster.runtime import tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
 from tfcluster.runtime.recording_files import RecordingFiles
@@ -48,7 +46,7 @@ class StepRecorder:
         """The trained models, by the number of the optimizer."""
 
     def install(self) -> None:
-        """Install the hooks in Keras and TensorFlow, once per process."""
+        """Install the hooks in Keras, once per process."""
         patches.TABLE.install(
             {
                 patches.OPTIMIZER_APPLY: self._apply,
@@ -57,13 +55,6 @@ class StepRecorder:
                 patches.MODEL_EVALUATE: self._result,
                 patches.MODEL_TRAIN_ON_BATCH: self._result,
                 patches.MODEL_TEST_ON_BATCH: self._result,
-            }
-        )
-        tf_patches.TABLE.install(
-            {
-                tf_patches.CLIP_BY_GLOBAL_NORM: self._clip,
-                tf_patches.CLIP_BY_NORM: self._clip,
-                tf_patches.CLIP_BY_VALUE: self._clip,
             }
         )
 
@@ -112,10 +103,6 @@ class StepRecorder:
         result = original(model, *args, **kwargs)
         self.logs(original.__name__, self._number_of(model), _named(result))
         return result
-
-    def _clip(self, *_: Any, **__: Any) -> None:
-        if not getattr(self._inside, "apply", False):
-            self._files.note_once({"kind": "clip", "line": user_line()})
 
     # --- records ----------------------------------------------------------------------
 

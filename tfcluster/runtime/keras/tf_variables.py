@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.keras import types
-from tfcluster.runtime.tensor_types import DTypeLike, TensorLike, Variable
+from tfcluster.runtime.tensor_types import TensorLike, Variable
 
 
 def raw(variable: types.Variable | Variable) -> Variable:
@@ -21,18 +21,16 @@ def raw(variable: types.Variable | Variable) -> Variable:
     return cast("Variable", variable)
 
 
-def new_variable(
-    value: TensorLike, dtype: DTypeLike | None = None, *, name: str | None = None
-) -> Variable:
+def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:
     """A non-trainable tf.Variable of ours, created at once outside of any graph.
 
-    It has the shape of ``value``, and its dtype is ``dtype`` or the dtype of ``value``.
-    It can be created at any time, even in the second trace of a ``tf.function``, which
-    does not allow the program to create variables.
+    It has the shape and the dtype of ``value``. It can be created at any time, even in
+    the second trace of a ``tf.function``, which does not allow the program to create
+    variables.
     """
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
-        return tf.Variable(value, trainable=False, dtype=dtype, name=name)
+        return tf.Variable(value, trainable=False, name=name)
 
 
 @contextmanager

@@ -102,17 +102,19 @@ class Session:
 
     def within(self, what: str) -> bool:
         """Whether this thread is inside ``once(what)``."""
-        return bool(getattr(self._local, what, False))
+        return what in self._marks
 
     @contextmanager
     def once(self, what: str) -> Iterator[None]:
         """Mark this thread, so that a hook does not run again within itself."""
-        before = self.within(what)
-        setattr(self._local, what, True)
+        marks = self._marks
+        before = marks & {what}
+        marks.add(what)
         try:
             yield
         finally:
-            setattr(self._local, what, before)
+            marks.discard(what)
+            marks |= before
 
     @contextmanager
     def saving(self, what: str) -> Iterator[None]:
@@ -126,8 +128,16 @@ class Session:
     def take(self, what: str) -> bool:
         """Whether this thread is inside ``once(what)``. Removes the mark."""
         inside = self.within(what)
-        setattr(self._local, what, False)
+        self._marks.discard(what)
         return inside
+
+    @property
+    def _marks(self) -> set[str]:
+        """The marks of this thread."""
+        if not hasattr(self._local, "marks"):
+            self._local.marks = set()
+        found: set[str] = self._local.marks
+        return found
 
     def exchanged(self) -> None:
         """Report that weights or gradients have been exchanged with the other ranks."""

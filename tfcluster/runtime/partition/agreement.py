@@ -81,8 +81,8 @@ class Agreement:
         self._warn(
             f"{program}: the ranks have different batches, so all of them compute the "
             "chief's. Is the data shuffled with a seed of its own, or read in another "
-            "order on each host? If the program shards it by rank, remove shard() or set "
-            "runtime.batch: per_worker"
+            "order on each host? If the program shards it by rank, remove shard(), or "
+            "set runtime.batch: per_worker"
         )
         dtypes = [each.dtype for each in inputs]
         return [tf.constant(*pair) for pair in zip(found, dtypes, strict=True)]

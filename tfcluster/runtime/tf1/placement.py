@@ -8,15 +8,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from tfcluster.runtime.tensor_types import Message, Operation
-from tfcluster.runtime.tf1.shapes import dtype_and_shape
+import tensorflow as tf
+
+from tfcluster.runtime.tensor_types import DType, Message, Operation
 
 _SHARE_SLACK = 1.1
 """The promised balance: within a tenth of an even share."""
 
 _MIN_SAID_BYTES = 1 << 20
 """Warn only about larger variables: smaller ones do not matter."""
+
+
+def dtype_and_shape(
+    op: Operation | Message,
+) -> tuple[DType | None, tuple[int, ...] | None]:
+    """A variable op's dtype and shape, each None if unknown.
+
+    ``op`` is an operation or its ``NodeDef``.
+    """
+    node: Any = getattr(op, "node_def", op)
+    if "dtype" not in node.attr or "shape" not in node.attr:
+        return None, None
+    shape = tf.TensorShape(node.attr["shape"].shape)
+    known = shape.is_fully_defined()
+    return (
+        tf.as_dtype(node.attr["dtype"].type),
+        tuple(int(size) for size in shape.as_list()) if known else None,
+    )
 
 
 def byte_size(op: Operation | Message) -> int:

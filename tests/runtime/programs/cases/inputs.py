@@ -295,7 +295,7 @@ class WithTable(keras.Sequential):
 
 
 def case_table_beside_the_rows():
-    """A tensor's length is not the batch size, so every rank computes whole batches."""
+    """A tensor's length is not the batch size."""
     x, y = data(60)
     y = y.astype("float32")
     rows = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)

@@ -193,7 +193,7 @@ def case_tape_on_arrays_of_a_dataset():
 
 
 def case_tape_in_one_function():
-    """One call of a ``tf.function`` is a whole epoch: its batches are not divided."""
+    """One call of a ``tf.function`` is a whole epoch."""
     x, y = data(90)
     batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).prefetch(2)
     model = classifier()
@@ -690,7 +690,7 @@ def case_tape_that_draws_a_fixed_number_eagerly():
 
 
 def case_tape_that_draws_for_batches_of_two_sizes():
-    """A rank's part of the larger batches has as many rows as a smaller batch."""
+    """Half of a larger batch has as many rows as a smaller batch."""
     tf.random.set_seed(5)
     model = classifier()
     optimizer = keras.optimizers.SGD(0.05)
@@ -972,7 +972,7 @@ def case_tape_takes_batches_until_it_has_four():
 
 
 def case_tape_on_ragged_rows():
-    """A mean over rows, which cannot be checked, because the rows are ragged."""
+    """A mean over rows that are ragged."""
     lengths = [1 + each % 4 for each in range(40)]
     values = np.random.default_rng(1).normal(size=sum(lengths)).astype("float32")
     rows = tf.RaggedTensor.from_row_lengths(values, lengths)

@@ -49,7 +49,7 @@ def case_class_weights_and_validation():
 
 
 def case_mean_by_weights():
-    """A mean divided by the sum of the weights, which differs between ranks."""
+    """A mean divided by the sum of the weights, which are not the same in all rows."""
     x, y = data(ROWS)
     weights = np.random.default_rng(4).uniform(0.1, 3.0, ROWS)
     weights[3:9] = 0.0

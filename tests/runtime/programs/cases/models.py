@@ -350,7 +350,7 @@ class Denoises(keras.Sequential):
 
 
 def case_custom_step_that_draws_with_a_state():
-    """The step is traced once more for a trial, but its numbers go on."""
+    """Traces of other shapes continue its numbers."""
     x, y = data()
     model = Denoises(classifier().layers)
     model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tfcluster.runtime import tf_internals, tf_patches
@@ -34,15 +33,10 @@ def without_xla(model: Model) -> bool:
 
 
 class XlaFallback:
-    """The hook on ``tf.function``, which is called within ``around()``."""
+    """The hook on ``tf.function``."""
 
-    def __init__(
-        self,
-        session: Session,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._around = around
         self._plain: weakref.WeakKeyDictionary[Function, Function] = (
             weakref.WeakKeyDictionary()
         )
@@ -53,16 +47,6 @@ class XlaFallback:
         tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: self._call})
 
     def _call(
-        self,
-        original: Callable[..., object],
-        function: Function,
-        *args: Any,
-        **kwargs: Any,
-    ) -> object:
-        with self._around():
-            return self._with_or_without_xla(original, function, *args, **kwargs)
-
-    def _with_or_without_xla(
         self,
         original: Callable[..., object],
         function: Function,

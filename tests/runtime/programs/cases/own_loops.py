@@ -1,0 +1,223 @@
+# Written like user scripts: without type annotations.
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-subclassing-any
+"""Loops that read what their steps return, decide by it, or draw numbers by numpy."""
+
+from __future__ import annotations
+
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.programs.cases.tools import RANK, data, main, raised_by, results
+
+
+def looped(after_step=None, noise=None, function=tf.function):
+    """A loop that gives ``noise`` of a batch to its step, and calls ``after_step``."""
+    x, y = data(60)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, name="last")])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+
+    @function
+    def step(rows, labels, added):
+        with tf.GradientTape() as tape:
+            outputs = model(rows + added, training=True)
+            loss = tf.reduce_mean((outputs - labels) ** 2)
+        weights = model.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return {"loss": loss, "norm": tf.linalg.global_norm(gradients)}
+
+    given = tf.data.Dataset.from_tensor_slices((x, y.astype("float32")[:, None]))
+    losses = []
+    for _ in range(4):
+        for rows, labels in given.batch(8):
+            found = step(rows, labels, noise(rows) if noise else 0.0)
+            losses.append([float(found["loss"]), found["norm"].numpy()])
+            if after_step:
+                after_step(model, optimizer, found["loss"])
+    return results(model) | {"losses": np.array(losses)}
+
+
+def case_rate_by_the_loss():
+    """And a metric outside of the step, a sum of tensors, and a best loss."""
+    outside, kept = keras.metrics.Mean(), [tf.constant(np.inf), tf.constant(0.0)]
+
+    def decide(model, optimizer, loss):
+        outside.update_state(loss)
+        kept[1] += loss
+        if loss < kept[0]:
+            kept[0] = loss
+        else:
+            optimizer.learning_rate = 0.1 * float(loss)
+
+    found = looped(decide)
+    return found | {"kept": np.array([float(outside.result()), *map(float, kept)])}
+
+
+def case_momentum_by_the_loss():
+    """The momentum is a plain Python number; traced graphs do not see the change."""
+
+    def decide(model, optimizer, loss):
+        if int(optimizer.iterations) == 20:
+            optimizer.momentum = float(loss)
+
+    return looped(decide)
+
+
+def case_weights_by_the_loss():
+    def decide(model, optimizer, loss):
+        if int(optimizer.iterations) == 20:
+            model.layers[-1].kernel.assign_add(float(loss) * tf.ones((6, 1)))
+
+    return looped(decide)
+
+
+def case_rate_by_the_loss_eagerly():
+    def decide(model, optimizer, loss):
+        optimizer.learning_rate = 0.1 * float(loss)
+
+    return looped(decide, function=lambda step: step)
+
+
+def case_noise_of_numpy():
+    """Of numpy's and Python's common generators, and of one of the script's own."""
+    generator = np.random.default_rng(0)
+
+    def noise(rows):
+        drawn = np.random.normal(size=(len(rows), 6)) + generator.normal(size=(6,))
+        return (drawn * random.random() + np.sin(rows.numpy())).astype("float32")
+
+    return looped(noise=noise)
+
+
+def case_noise_of_numpy_in_a_step():
+    """In a step that is traced, it is drawn once for each trace."""
+
+    class Noisy(keras.Sequential):
+        def train_step(self, batch):
+            x, y = batch
+            return super().train_step((x + np.random.normal(), y * random.random()))
+
+    x, y = data(64)
+    model = Noisy([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    y = y.astype("float32")[:, None]
+    return results(model, model.fit(x, y, batch_size=16, epochs=2, verbose=0))
+
+
+def case_loss_averaged_by_an_eager_step():
+    class Averaged(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.out, self.average = keras.layers.Dense(1), 1.0
+
+        def call(self, x):
+            return self.out(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+                self.average = 0.9 * self.average + 0.1 * float(loss)
+                scaled = loss / self.average
+            gradients = tape.gradient(scaled, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    x, y = data(32)
+    model = Averaged()
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    return results(model, model.fit(x, y[:, None], batch_size=8, verbose=0))
+
+
+def case_learned_classes():
+    """Classes are sampled by how often the batches had them."""
+    words = np.random.default_rng(6).integers(0, 20, (40, 1))
+    weights, biases = tf.Variable(tf.ones([20, 3])), tf.Variable(tf.zeros([20]))
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(words):
+        x = tf.one_hot(words[:, 0] % 3, 3)
+        with tf.GradientTape() as tape:
+            sampled = tf.random.learned_unigram_candidate_sampler(words, 1, 5, True, 20)
+            losses = tf.nn.nce_loss(
+                weights, biases, words, x, 5, 20, sampled_values=sampled
+            )
+            loss = tf.reduce_mean(losses)
+        gradients = tape.gradient(loss, [weights, biases])
+        optimizer.apply_gradients(zip(gradients, [weights, biases], strict=True))
+
+    for batch in tf.data.Dataset.from_tensor_slices(words).batch(8):
+        step(batch)
+    return {"weights": weights.numpy(), "biases": biases.numpy()}
+
+
+def case_variable_without_an_optimizer():
+    """The step moves it by its gradient itself."""
+    x, _ = data(42)
+    weight, moved = tf.Variable(tf.ones((6, 1))), tf.Variable(tf.zeros((6,)))
+    optimizer = keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(((x + moved) @ weight - 1.0) ** 2)
+        gradients = tape.gradient(loss, [weight, moved])
+        optimizer.apply(gradients[:1], [weight])
+        moved.assign_add(-0.01 * gradients[1])
+
+    for batch in tf.data.Dataset.from_tensor_slices(x).batch(8):
+        step(batch)
+    return {"weight": weight.numpy(), "moved": moved.numpy()}
+
+
+def case_one_replica():
+    """A strategy of TensorFlow with one replica is harmless."""
+    x, y = data(40)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return results(model, model.fit(x, y[:, None], verbose=0))
+
+
+# --- what cannot be equal to one process ----------------------------------------------
+
+
+def case_unlike_data():
+    """The data come from a random generator without a common seed."""
+    x = np.random.default_rng(RANK).normal(size=(40, 6))
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return results(
+        model, model.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0)
+    )
+
+
+# --- strategies of TensorFlow that divide the training themselves ---------------------
+
+
+def case_strategies_of_clusters():
+    return raised_by(tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def case_experimental_strategies():
+    return raised_by(tf.distribute.experimental.MultiWorkerMirroredStrategy)
+
+
+def case_parameter_servers():
+    return raised_by(lambda: tf.distribute.ParameterServerStrategy(None))
+
+
+def case_two_replicas():
+    return raised_by(lambda: tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+
+
+if __name__ == "__main__":
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    main(globals())
