@@ -33,7 +33,6 @@ _LONGEST_FIRST = (
     "runtime/test_returnn.py",
     "runtime/test_local_sgd.py",
     "runtime/test_horovod.py",
-    "runtime/test_keras_refused.py",
     "runtime/test_keras_inputs.py",
     "runtime/test_keras_losses.py",
     "runtime/test_keras_changed_gradients.py",

@@ -134,7 +134,7 @@ def test_a_sum_is_recognised_by_its_factor(tmp_path: Path) -> None:
     )
     assert said == [
         "the update of the weights is 2 times that of one process, the number of "
-        "ranks: the loss is a sum over rows, not a mean"
+        "ranks: the program adds gradients up, without a mean"
     ]
 
 

@@ -135,10 +135,10 @@ def _of_factor(factor: float, size: int) -> tuple[str, bool]:
     """What a constant factor between the updates means, and whether that is certain."""
     words = f"the update of the weights is {factor:.4g} times that of one process"
     if abs(factor - size) < _CLOSE * size:
-        sum_of_rows = "the number of ranks: the loss is a sum over rows, not a mean"
-        return f"{words}, {sum_of_rows}", True
+        added = "the number of ranks: the program adds gradients up, without a mean"
+        return f"{words}, {added}", True
     if abs(factor * size - 1) < _CLOSE:
-        twice = "one over the number of ranks: the loss is divided twice"
+        twice = "one over the number of ranks: the program averages gradients twice"
         return f"{words}, {twice}", True
     return words, False
 
@@ -147,8 +147,8 @@ def _of_layers(ranks: Recorded) -> list[str]:
     said = []
     if drawing := sorted(ranks.layers & _RANDOM | _augmenting(ranks.layers)):
         said.append(
-            f"{', '.join(drawing)} draw random numbers: results are equal only if the "
-            "ranks divide the batch by rows, and if the seeds do not depend on the rank"
+            f"{', '.join(drawing)} draw random numbers: a program that divides its data "
+            "itself draws the same numbers for other rows"
         )
     return said
 

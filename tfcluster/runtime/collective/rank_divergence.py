@@ -22,9 +22,9 @@ _SAME_NORM = 1e-6
 _MASK = (1 << 64) - 1
 
 ADVICE = (
-    "A rank based a decision on values that differ between ranks: the loss of its own "
-    "rows, a clock, random numbers. Use values that are equal on all ranks: "
-    "metric.result(), or tfcluster.runtime.allreduce(loss)"
+    "A rank based a decision on values that differ between ranks: its rank, a clock, "
+    "files of its host, random numbers without a seed. Use values that are equal on "
+    "all ranks"
 )
 
 Array = NDArray[Any]

@@ -45,7 +45,7 @@ OPTIMIZER_APPLY = Patch(
         in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
         in_keras(f"{_SERVED_UPDATES}._apply", SERVED),
     ),
-    "exchange of gradients",
+    "eager gradients, steps, updates on ps tasks, averaging",
 )
 LOSS_SCALE_APPLY = Patch(
     "keras.optimizers.LossScaleOptimizer",
@@ -56,7 +56,7 @@ LOSS_SCALE_APPLY = Patch(
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
         in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
-    "exchange of gradients before the check for infinities",
+    "eager gradients before the check for infinities",
 )
 OPTIMIZER_SAVE = Patch(
     "keras.optimizers.Optimizer",
@@ -110,7 +110,7 @@ MODEL_FIT = Patch(
         in_keras(f"{_PARTITIONED}._fit", EACH),
         _WITHOUT_XLA,
     ),
-    "training on a part of each batch, callbacks in step",
+    "callbacks in step, files and progress of the chief only",
     how="inherited",
 )
 MODEL_EVALUATE = Patch(
@@ -120,7 +120,7 @@ MODEL_EVALUATE = Patch(
         _RECORD_RESULT,
         in_keras(f"{_PARTITIONED}._evaluate", EACH),
     ),
-    "evaluation on a part of each batch",
+    "progress of the chief only, files of callbacks",
     how="inherited",
 )
 MODEL_PREDICT = Patch(
@@ -130,7 +130,7 @@ MODEL_PREDICT = Patch(
         in_keras("data.data_service_hooks.DataServiceHooks._predict", DATA),
         in_keras(f"{_PARTITIONED}._predict", EACH),
     ),
-    "prediction of all rows on each rank",
+    "progress of the chief only, files of callbacks",
     how="inherited",
 )
 MODEL_TRAIN_ON_BATCH = Patch(
@@ -142,14 +142,14 @@ MODEL_TRAIN_ON_BATCH = Patch(
         in_keras(f"{_ASYNC}._train_on_batch", ASYNC),
         _WITHOUT_XLA,
     ),
-    "training on a part of a batch",
+    "batches of asynchronous ranks, means of local_sgd",
     how="inherited",
 )
 MODEL_TEST_ON_BATCH = Patch(
     "keras.Model",
     "test_on_batch",
     (_RECORD_RESULT,),
-    "evaluation on a part of a batch",
+    "batches of asynchronous ranks",
     how="inherited",
 )
 MODEL_COMPILE = Patch(
@@ -177,7 +177,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
         _WITHOUT_XLA,
         Handler("horovod.load_model.load_model", OWN, True),
     ),
-    "check in the first step that gradients are exchanged",
+    "a step that is traced again without XLA",
     how="object",
 )
 ONE_MODEL_TEST_FUNCTION = Patch(
