@@ -86,7 +86,7 @@ class Clipped(keras.Sequential):
         self.optimizer.apply(gradients, weights)
         return {"loss": loss}
 clipped = Clipped([keras.Input((8,)), keras.layers.Dense(1)])
-clipped.compile(keras.optimizers.SGD(0.01 * (1 + rank)))
+clipped.compile(keras.optimizers.SGD(0.01))
 clipped.fit(x, y, batch_size=20, verbose=0)
 batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
 optimizer = keras.optimizers.SGD(0.1)
@@ -270,7 +270,7 @@ def test_what_differs_in_tensorflow_1(
 
 @pytest.mark.slow
 def test_what_is_equal_by_now(cluster: Cluster) -> None:
-    """Clipping by hand, a rate by the rank, layers that keep states of their rows."""
+    """Clipping by hand, layers that keep states of their rows."""
     rank = 'import os\nrank = int(os.environ.get("TFCLUSTER_RANK", "0"))\n'
     program = rank + DATA + MENDED
     code, found = verified(cluster, program, "-n", "2", "--steps", "0")
@@ -313,19 +313,6 @@ def test_what_differs_by_design(cluster: Cluster, words: Sequence[str]) -> None:
 
 
 PLANTED = {
-    "a sum loss": (
-        DATA + MODEL + LOOP.replace("LOSS", MEAN.replace("mean", "sum")),
-        "refused",
-        "the loss is a sum over the rows",
-    ),
-    "a sum loss in fit": (
-        DATA
-        + MODEL
-        + "def total(a, b): return tf.reduce_sum((a - b) ** 2)\n"
-        + FIT.replace('"mse"', "total"),
-        "refused",
-        "the loss total returns the sum over the rows",
-    ),
     "a rate by the rank, later": (
         DATA
         + MODEL
@@ -335,7 +322,7 @@ PLANTED = {
             "lambda epoch: 0.01 * (1 + rank * epoch))]",
         ),
         "refused",
-        "learning",
+        "differs between rank 0 and rank 1",
     ),
     "unseeded data in a loop": (
         DATA.replace("default_rng(0)", "default_rng()")
@@ -351,28 +338,24 @@ PLANTED = {
     ),
     "unseeded data": (
         DATA.replace("default_rng(0)", "default_rng()") + MODEL + FIT,
-        "refused",
-        "the ranks read different batches",
-    ),
-    "a stateful layer": (
-        DATA
-        + "x = x.reshape(100, 4, 2)\n"
-        + CUSTOM_STEP
-        + "model = CustomStep([keras.Input(batch_shape=(20, 4, 2)), "
-        "keras.layers.LSTM(3, stateful=True), keras.layers.Dense(1)])\n"
-        + FIT.replace("validation_split=0.2, ", "").replace(', metrics=["mae"]', ""),
-        "refused",
-        "it keeps a state for each row",
+        "weight",
+        "the program is not deterministic",
     ),
 }
 
 
 VARIANTS = {
-    "a sum loss in fit",
     "unseeded data in a loop",
     "a rate by the number of ranks",
 }
 """They find what others of PLANTED find in another kind of program."""
+
+
+@pytest.mark.slow
+def test_a_sum_over_the_rows_is_equal(cluster: Cluster) -> None:
+    summed = DATA + MODEL + LOOP.replace("LOSS", MEAN.replace("mean", "sum"))
+    code, found = verified(cluster, summed)
+    assert (code, found["first_difference"]) == (0, None)
 
 
 @pytest.mark.slow

@@ -147,8 +147,8 @@ def _of_layers(ranks: Recorded) -> list[str]:
     said = []
     if drawing := sorted(ranks.layers & _RANDOM | _augmenting(ranks.layers)):
         said.append(
-            f"{', '.join(drawing)} draw random numbers: a program that divides its data "
-            "itself draws the same numbers for other rows"
+            f"{', '.join(drawing)} draw random numbers: a program that divides its "
+            "data itself draws the same numbers for other rows"
         )
     return said
 

@@ -26,6 +26,7 @@ from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
@@ -34,6 +35,7 @@ from tfcluster.runtime.partition.op_runs import OpRuns
 from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 
 
@@ -115,7 +117,14 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
     patches.TABLE.install(eager)
     saving = ChiefOnlySaving(session)
     saving.install()
-    PartitionedModels(session, saving, agreement.variables.renew).install()
+
+    def begin(model: Model) -> None:
+        agreement.variables.renew()
+        variables = variables_of(model)
+        if variables:
+            agreement.on("variables at the beginning of fit", (), variables)
+
+    PartitionedModels(session, saving, begin).install()
     refuse_strategies()
 
 
@@ -130,6 +139,17 @@ def variable_paths() -> dict[int, str]:
         for each in found
         if isinstance(each.value, tf.Variable)
     }
+
+
+def variables_of(model: Model) -> list[Watched]:
+    """The variables of a model and its optimizer."""
+    optimizer = getattr(model, "optimizer", None)
+    found = [*model.variables, *([] if optimizer is None else optimizer.variables)]
+    return [
+        Watched(each.path, each.value.handle, each.value.dtype, 0, tuple(each.shape))
+        for each in found
+        if isinstance(each.value, tf.Variable) and each.value.dtype != tf.string
+    ]
 
 
 class WholeWork:

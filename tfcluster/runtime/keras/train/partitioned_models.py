@@ -34,18 +34,18 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """
 
     def __init__(
-        self, session: Session, renew: Callable[[], None], *, in_epochs: bool
+        self, session: Session, begin: Callable[[Model], None], *, in_epochs: bool
     ) -> None:
         super().__init__()
         self._session = session
-        self._renew = renew
+        self._begin = begin
         self._in_epochs = in_epochs
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         first = str(internals.initial_epoch(self.model) or 0)
         first = self._session.agreed(first, "first epoch")
         internals.set_initial_epoch(self.model, int(first) or None)
-        self._renew()
+        self._begin(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self._in_epochs:
@@ -65,18 +65,18 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 class PartitionedModels:
     """The hooks on the methods of a model that print or take callbacks.
 
-    ``renew`` is called when ``fit`` begins; without it, ranks may end at any time.
+    ``begin`` is called when ``fit`` begins; without it, ranks may end at any time.
     """
 
     def __init__(
         self,
         session: Session,
         files: ChiefOnlySaving,
-        renew: Callable[[], None] | None = None,
+        begin: Callable[[Model], None] | None = None,
     ) -> None:
         self._session = session
         self._files = files
-        self._renew = renew
+        self._begin = begin
 
     def install(self) -> None:
         """Install the hooks in Keras, once per process."""
@@ -123,9 +123,9 @@ class PartitionedModels:
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks and the strategy's."""
         found = with_chief_only_files(callbacks, self._session, self._files)
-        if self._renew is not None:
+        if self._begin is not None:
             in_epochs = any(map(looks_at_batches, callbacks))
-            stop = StopAgreement(self._session, self._renew, in_epochs=in_epochs)
+            stop = StopAgreement(self._session, self._begin, in_epochs=in_epochs)
             found.append(stop)
         return found
 
