@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_internals
+from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.strategies.optimizer_slots import (
@@ -136,6 +136,10 @@ def packer(
     return pack
 
 
+IS_REPLICA = "_tfcluster_replica"
+"""Set on optimizers whose update is only traced."""
+
+
 class _OptimizerReplica:
     """A replica of an optimizer, for pieces of that optimizer's variables."""
 
@@ -147,6 +151,7 @@ class _OptimizerReplica:
             _piece_of(originals[piece.variable], piece) for piece in pieces
         ]
         self._optimizer = _like(optimizer, clips_here=clips_here)
+        contract.mark(self._optimizer, IS_REPLICA, True)
         _exclude_alike(optimizer, self._optimizer, originals, pieces, self._variables)
         with keras.name_scope(optimizer.name, caller=self._optimizer):
             self._optimizer.build(self._variables)
