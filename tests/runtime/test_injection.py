@@ -70,15 +70,6 @@ def test_who_still_trains_learns_who_has_left(jobs: Mapping[str, Ranks]) -> None
         assert "rank 1 ended its program" in ranks.outputs[rank]
 
 
-@pytest.mark.slow
-@pytest.mark.tensorflow
-def test_a_loop_in_a_graph_learns_it_too(jobs: Mapping[str, Ranks]) -> None:
-    ranks = jobs["leaves_a_tape_loop"]
-    assert ranks.exit_codes == [1, 0, 1]
-    for rank in (0, 2):
-        assert "has left" in ranks.outputs[rank]
-
-
 @pytest.mark.tensorflow
 def test_a_program_that_never_trains_is_left_to_its_agent(
     jobs: Mapping[str, Ranks],
