@@ -19,7 +19,6 @@ from tfcluster.runtime.task.injection import common_seed, refuse_other_backends
 TRAININGS = [
     "other_model",
     "leaves",
-    "leaves_a_tape_loop",
     "never_trains",
 ]
 

@@ -59,21 +59,6 @@ def leaves():
     model_of().fit(X, Y, epochs=1 if RANK == 1 else 3, verbose=0)
 
 
-def leaves_a_tape_loop():
-    model = model_of()
-    optimizer = keras.optimizers.SGD()
-
-    @tf.function
-    def step():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(X) - Y) ** 2)
-        weights = model.trainable_variables
-        optimizer.apply(tape.gradient(loss, weights), weights)
-
-    for _ in range(2 if RANK == 1 else 5):
-        step()
-
-
 def never_trains():
     print("prediction", model_of().predict(X, verbose=0).shape)
 
