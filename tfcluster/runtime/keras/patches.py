@@ -126,10 +126,7 @@ MODEL_EVALUATE = Patch(
 MODEL_PREDICT = Patch(
     "keras.Model",
     "predict",
-    (
-        in_keras("data.data_service_hooks.DataServiceHooks._predict", DATA),
-        in_keras(f"{_PARTITIONED}._predict", EACH),
-    ),
+    (in_keras(f"{_PARTITIONED}._predict", EACH),),
     "progress of the chief only, files of callbacks",
     how="inherited",
 )

@@ -146,7 +146,7 @@ class Service:
         """Answer with the values, or tell the first task to define the model.
 
         Other tasks wait here until the first task has done so. The ranks of a
-        synchronous model are to train the chief's values, so only the chief is told to.
+        synchronous model train the chief's values, so only the chief defines it.
         """
         name = request.header["model"]
         others_may = rank == 0 or not request.header["facts"]["synchronous"]

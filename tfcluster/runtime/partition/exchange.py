@@ -202,13 +202,14 @@ def _reduced_by_op(
             i for i, p in enumerate(placements) if p == Partial(name) and i not in done
         ]
         if chosen:
-            found = reduced(call, [_numbers(arrays[i]) for i in chosen], op)
+            found = reduced(call, [numbers(arrays[i]) for i in chosen], op)
             for index, array in zip(chosen, found, strict=True):
                 results[index] = array.astype(arrays[index].dtype, copy=False)
     return results
 
 
-def _numbers(array: Array) -> Array:
+def numbers(array: Array) -> Array:
+    """The array in a dtype that can be reduced: booleans become integers."""
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
 
 

@@ -16,6 +16,7 @@ from tfcluster.runtime.partition.exchange import (
     BUCKET_BYTES,
     Request,
     gathered,
+    numbers,
     words_of,
 )
 from tfcluster.runtime.partition.placement import Partial, Shard
@@ -77,8 +78,8 @@ class OrderedExchanger:
                     for place, each in enumerate(requests)
                     if each.placement == Partial(op.value)
                 ]
-                numbers = [[_numbers(term) for term in terms[i]] for i in places]
-                found = reduced_in_order(call, numbers, op, self._ranks)
+                given = [[numbers(term) for term in terms[i]] for i in places]
+                found = reduced_in_order(call, given, op, self._ranks)
                 for place, array in zip(places, found, strict=True):
                     results[place] = array.astype(results[place].dtype, copy=False)
             for place, each in enumerate(requests):
@@ -86,7 +87,3 @@ class OrderedExchanger:
                     rows = terms[place][0]
                     results[place] = gathered(call.transport, rows, each.placement)
         return results
-
-
-def _numbers(array: Array) -> Array:
-    return array.astype(np.uint8) if array.dtype == np.bool_ else array

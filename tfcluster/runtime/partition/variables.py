@@ -184,7 +184,7 @@ class VariableCheck:
         return {each.label: each.equal_in for each in self._compared.values()}
 
     def _settle_one(self, program: str, variable: Watched) -> None:
-        own = np.ascontiguousarray(variable.value())
+        own = variable.value()
         words = tensor_words(variable.name, variable.dtype.name, own.shape)
         signature = Signature("comparison of variables", (words,))
         with self._group.exchange(signature) as call:

@@ -84,15 +84,9 @@ class DataServiceHooks:
         patches.TABLE.install(
             {
                 patches.EPOCH_ITERATOR: self._epochs,
-                patches.MODEL_PREDICT: self._predict,
             }
         )
         tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
-
-    def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # One rank may predict without the others.
-        with self._session.once("predicting"):
-            return original(*args, **kwargs)
 
     def _epochs(
         self,
@@ -105,6 +99,7 @@ class DataServiceHooks:
         if not internals.reads_dataset(iterator):
             return
         if self._session.within("predicting"):
+            # One rank may predict without the others.
             return
         # The program's dataset; Keras derives others from it (class weights).
         dataset = internals.dataset_of(iterator)

@@ -123,11 +123,9 @@ class EagerGradients:
         self, optimizer: Optimizer, gradients: list[Gradient]
     ) -> list[Gradient]:
         session = self._session
-        if self.divided > self._divided_before:
-            # A divided program has computed the gradients, or has trained since.
-            self._divided_before, self._undivided = self.divided, 0
-            return gradients
-        self._undivided += 1
+        was_divided = self.divided > self._divided_before
+        self._divided_before = self.divided
+        self._undivided = 0 if was_divided else self._undivided + 1
         if self._undivided == _SUSPICIOUS:
             session.warn(
                 f"{user_line()}: every rank computed the same gradient, since it is "
@@ -137,18 +135,21 @@ class EagerGradients:
             )
         session.exchanged()
         if not session.divides:
+            # Also of gradients that are equal already, since that changes nothing.
             return self._means(optimizer, gradients)
-        found = [tf.nest.flatten(each, expand_composites=True) for each in gradients]
-        tensors = self._agreement.on(
-            f"gradients of {optimizer.name}", [t for each in found for t in each]
+        if was_divided:
+            # A divided program has computed the gradients, or has trained since.
+            return gradients
+        tensors = tf.nest.flatten(gradients, expand_composites=True)
+        places = [i for i, each in enumerate(tensors) if each is not None]
+        what = f"gradients of {optimizer.name}"
+        found = self._agreement.on(what, [tensors[i] for i in places])
+        for place, tensor in zip(places, found, strict=True):
+            tensors[place] = tensor
+        agreed: list[Gradient] = tf.nest.pack_sequence_as(
+            gradients, tensors, expand_composites=True
         )
-        rest = iter(tensors)
-        return [
-            tf.nest.pack_sequence_as(
-                gradient, [next(rest) for _ in parts], expand_composites=True
-            )
-            for gradient, parts in zip(gradients, found, strict=True)
-        ]
+        return agreed
 
     def _means(self, optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
         """The means over the ranks, each of which has a batch of its own."""
