@@ -84,6 +84,7 @@ IN_DEFAULT_TIER = {
     ],
     "own_loops": [
         *("rate_by_the_loss", "noise_of_numpy", "unlike_data"),
+        "eagerly_with_an_unused_weight",
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
     ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],

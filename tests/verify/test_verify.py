@@ -86,7 +86,7 @@ class Clipped(keras.Sequential):
         self.optimizer.apply(gradients, weights)
         return {"loss": loss}
 clipped = Clipped([keras.Input((8,)), keras.layers.Dense(1)])
-clipped.compile(keras.optimizers.SGD(0.01))
+clipped.compile(keras.optimizers.SGD(0.01 * (1 + rank)))
 clipped.fit(x, y, batch_size=20, verbose=0)
 batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
 optimizer = keras.optimizers.SGD(0.1)
@@ -270,7 +270,7 @@ def test_what_differs_in_tensorflow_1(
 
 @pytest.mark.slow
 def test_what_is_equal_by_now(cluster: Cluster) -> None:
-    """Clipping by hand, layers that keep states of their rows."""
+    """Clipping by hand, a rate by the rank, layers that keep states of their rows."""
     rank = 'import os\nrank = int(os.environ.get("TFCLUSTER_RANK", "0"))\n'
     program = rank + DATA + MENDED
     code, found = verified(cluster, program, "-n", "2", "--steps", "0")

@@ -96,6 +96,15 @@ def test_new_variables_get_the_chiefs_values() -> None:
     assert on_two_ranks(act) == ([[1.0, 2.0]] * 2, [])
 
 
+def test_a_scalar_that_gets_the_chiefs_value_stays_a_scalar() -> None:
+    def act(agreement: Agreement, rank: int) -> object:
+        made, watched = variable(0.5 + rank)
+        agreement.on("step", [], [watched])
+        return float(made.numpy())
+
+    assert on_two_ranks(act) == ([0.5, 0.5], [])
+
+
 def changed_by(change: float) -> tuple[list[object], list[str]]:
     """Variables that rank 1 changes after the first call."""
 

@@ -40,6 +40,21 @@ def looped(after_step=None, noise=None, function=tf.function):
     return results(model) | {"losses": np.array(losses)}
 
 
+def case_eagerly_with_an_unused_weight():
+    """An eager step gives its optimizer a gradient that is None."""
+    x, y = data(24)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    unused = keras.Variable(np.ones(2, "float32"))
+    optimizer = keras.optimizers.Adam(0.1)
+    weights = [*model.trainable_variables, unused]
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y[:, None]) ** 2)
+        gradients = tape.gradient(loss, [weight.value for weight in weights])
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
+    return results(model) | {"loss": loss.numpy()}
+
+
 def case_rate_by_the_loss():
     """And a metric outside of the step, a sum of tensors, and a best loss."""
     outside, kept = keras.metrics.Mean(), [tf.constant(np.inf), tf.constant(0.0)]

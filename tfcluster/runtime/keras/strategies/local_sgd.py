@@ -33,6 +33,7 @@ from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
+from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.partition.agreement import Agreement
@@ -99,6 +100,7 @@ class LocalSgd:
         self._agreement = Agreement(session.group, session.warn)
         self._schedule = Schedule(every=every, seconds=seconds)
         self._drift = Drift()
+        self._optimizer_steps = OptimizerSteps(session)
         self._clock = clock
         self._since_s = clock()
         """When the last averaging ended."""
@@ -134,8 +136,7 @@ class LocalSgd:
         def ran(program: Program) -> None:
             whole_work.ran(program)
             if program.trains:
-                session.applies += 1
-                session.step_rate.applied(program.label)
+                self._optimizer_steps.count(program.label)
 
         hook = Hook(
             ranks,
@@ -222,9 +223,12 @@ class LocalSgd:
         """Count a step; one of a LossScaleOptimizer counts even if it is skipped."""
         if self._session.within("apply"):
             return original(optimizer, grads, trainable_variables)
+        self._optimizer_steps.watch(getattr(optimizer, "inner_optimizer", optimizer))
         with self._session.once("apply"):
             result = original(optimizer, grads, trainable_variables)
         self._count(optimizer, trainable_variables)
+        if tf.executing_eagerly():
+            self._optimizer_steps.count()
         return result
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
