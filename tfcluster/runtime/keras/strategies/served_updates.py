@@ -18,7 +18,6 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
-from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.object_map import ObjectMap
@@ -34,6 +33,7 @@ from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.partition.exchange import IN_ORDER
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
 from tfcluster.runtime.tensors import is_sparse
 
@@ -89,7 +89,9 @@ class ServedUpdates:
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Any:
         grads = list(grads)
-        if not grads or self._session.within("apply") or reduced.applied(grads):
+        # The hook before this one has claimed gradients that the program has combined.
+        own = self._session.within("apply") or program_kind.distributes_itself()
+        if not grads or own:
             return original(optimizer, grads, trainable_variables)
         variables = self._built(optimizer, trainable_variables)
         if variables is None or len(grads) != len(variables):
