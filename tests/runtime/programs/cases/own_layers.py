@@ -343,28 +343,37 @@ class Draws(keras.layers.Layer):
 
 
 def case_drawn_for_each_row():
-    """Loops over rows, and loops over steps of time."""
+    """Loops over rows, and loops over steps of time.
+
+    One iteration at a time: otherwise one process may draw in another order every time.
+    """
+    in_order = {"parallel_iterations": 1}
     seeds = keras.random.SeedGenerator(3)
 
     def mapped(x):
-        return tf.map_fn(lambda row: row * tf.random.uniform([]), x)
+        return tf.map_fn(lambda row: row * tf.random.uniform([]), x, **in_order)
 
     def vectorized(x):
         return tf.vectorized_map(lambda row: row * tf.random.uniform([]), x)
 
     def of_keras(x):
-        return tf.map_fn(lambda row: row * keras.random.uniform([], seed=seeds), x)
+        def drawn(row):
+            return row * keras.random.uniform([], seed=seeds)
+
+        return tf.map_fn(drawn, x, **in_order)
 
     @tf.function
     def iterated(x):
         total = tf.zeros([5, 3])
         for row in x:
+            tf.autograph.experimental.set_loop_options(**in_order)
             total += row * tf.random.uniform([])
         return x + total
 
     @tf.function
     def counted(x):
         for time in tf.range(5):
+            tf.autograph.experimental.set_loop_options(**in_order)
             x += x[:, time, None] * tf.random.uniform([])
         return x
 
