@@ -347,11 +347,12 @@ def case_drawn_for_each_row():
 
     One iteration at a time: otherwise one process may draw in another order every time.
     """
-    in_order = {"parallel_iterations": 1}
     seeds = keras.random.SeedGenerator(3)
 
     def mapped(x):
-        return tf.map_fn(lambda row: row * tf.random.uniform([]), x, **in_order)
+        return tf.map_fn(
+            lambda row: row * tf.random.uniform([]), x, parallel_iterations=1
+        )
 
     def vectorized(x):
         return tf.vectorized_map(lambda row: row * tf.random.uniform([]), x)
@@ -360,20 +361,20 @@ def case_drawn_for_each_row():
         def drawn(row):
             return row * keras.random.uniform([], seed=seeds)
 
-        return tf.map_fn(drawn, x, **in_order)
+        return tf.map_fn(drawn, x, parallel_iterations=1)
 
     @tf.function
     def iterated(x):
         total = tf.zeros([5, 3])
         for row in x:
-            tf.autograph.experimental.set_loop_options(**in_order)
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             total += row * tf.random.uniform([])
         return x + total
 
     @tf.function
     def counted(x):
         for time in tf.range(5):
-            tf.autograph.experimental.set_loop_options(**in_order)
+            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
             x += x[:, time, None] * tf.random.uniform([])
         return x
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -109,12 +108,11 @@ class PartitionedModels:
             return [*self.around(callbacks), FitPosition(self._session.reporter)]
 
         self._print_on_the_chief(arguments)
-        tracer = self._session.group.tracer
         with (
             changed_callbacks(arguments.get("callbacks"), model, change) as changed,
             translated(),
             self._session.entering(),
-            span(tracer, KERAS, f"fit of {model.name}") if tracer else nullcontext(),
+            span(self._session.group.tracer, KERAS, f"fit of {model.name}"),
             self._session.reporter.keeping_position(),
         ):
             arguments["callbacks"] = changed
@@ -134,11 +132,14 @@ class PartitionedModels:
     ) -> Any:
         """Run ``evaluate`` or ``predict``, the function ``original``."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
+        tracer = None
         if not self._session.inside_keras:
+            tracer = self._session.group.tracer
             callbacks = bound.arguments.get("callbacks")
             bound.arguments["callbacks"] = for_evaluation(callbacks, self._session)
             self._print_on_the_chief(bound.arguments)
-        with translated(), self._session.entering():
+        what = f"{original.__name__} of {model.name}"
+        with translated(), self._session.entering(), span(tracer, KERAS, what):
             return original(*bound.args, **bound.kwargs)
 
     def _print_on_the_chief(self, arguments: dict[str, Any]) -> None:
