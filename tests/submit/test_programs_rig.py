@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 TRAINING_S = 200.0
 PROGRAM = REPOSITORY / "tests" / "runtime" / "programs" / "final_weights.py"
 DIGITS = REPOSITORY / "examples" / "digits.py"
-EPOCHS = 2
-"""46 steps; in a longer training the rounding errors would grow too large."""
+EPOCHS = 1
+"""23 steps; in a longer training the rounding errors would grow too large."""
 
 
 @pytest.fixture
