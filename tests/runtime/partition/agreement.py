@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
@@ -169,3 +170,17 @@ def test_ranks_go_on_after_a_mismatch() -> None:
         return len(agreement.on("step", [tf.constant(1.0)]))
 
     assert results(on_two_ranks(act)[0]) == [1, 1]
+
+
+def test_ranks_need_not_have_traced_equally_many_functions() -> None:
+    weights = tf.Variable(np.linspace(-1.0, 1.0, 3))
+
+    def labels() -> list[str]:
+        product = tf.function(lambda x: tf.linalg.matvec(x, weights) ** 2)
+        with simulated_ranks(2) as hook:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(product(tf.ones((6, 3), tf.float64)))
+            tape.gradient(loss, weights)
+        return [program.label for program in hook.programs]
+
+    assert labels() == labels() == ["__forward_<lambda>", "__backward_<lambda>"]

@@ -42,7 +42,7 @@ from tfcluster.runtime.tensor_types import Array, DType, Tensor
 _HANDLES = (tf.resource, tf.variant)
 _DRAWS = OWN_STATE | STATEFUL.keys()
 _READING = re.compile(r"(/Cast(_\d+)?)?/?ReadVariableOp(_\d+)?(__\d+)?$")
-_TRACE = re.compile(r"^__inference_|_\d+$")
+_TRACE = re.compile(r"^__inference_|(_\d+)+$")
 _OF_TAPES = ("__forward_", "__backward_")
 """Beginnings of the names of functions that compute a step together."""
 
