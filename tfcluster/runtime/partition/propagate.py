@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tfcluster.runtime.partition import moments
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Graph, Node, Value, elements_of
 from tfcluster.runtime.partition.placement import (
@@ -80,18 +81,25 @@ class _Propagation:
         """How many exchanges, one after another, must end before a value is there."""
 
     def result(self) -> Placed:
+        placed = self._placed
+        self._settle()
+        if moments.join(placed.graph, placed.placements):
+            placed.nodes = needed(placed.graph)
+            self._settle()
+        return placed
+
+    def _settle(self) -> None:
         for _ in range(_MOST_ROUNDS):
             self._pass()
             more = self._needed_whole() - self._reduced
             if not more:
                 break
             self._reduced |= more
-        return self._placed
 
     def _pass(self) -> None:
         placed = self._placed
         placed.placements = dict(zip(placed.graph.inputs, placed.inputs, strict=True))
-        placed.whole = set()
+        placed.plans, placed.bodies, placed.whole = {}, {}, set()
         self._rounds = dict.fromkeys(placed.graph.inputs, 0)
         for node in placed.nodes:
             plan = placed.plans[node] = self._plan(node)
@@ -174,7 +182,9 @@ class _Propagation:
             outputs: list[Placement] = [Shard(0, n) if n else REPLICATE for n in rows]
             return Plan(placements, outputs, made=[REPLICATE] * len(outputs))
         # Even if nothing is divided yet, random numbers for the rows can be.
-        plan = random_rules.by_rows(node, self._placed.rows)
+        plan = random_rules.by_rows(node, self._placed.rows) or moments.plan_of(
+            node, placements
+        )
         if plan is not None:
             return plan
         if all(map(is_whole, placements)) and not list_rules.handles_lists(node):
