@@ -41,8 +41,7 @@ from tfcluster.runtime.collective.collectives import (
     meet,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.packing import reduced
-from tfcluster.runtime.collective.transports.base import Array, ScaledVector
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
 from tfcluster.runtime.net.rendezvous import listen
@@ -134,21 +133,6 @@ def test_arrays_of_several_dtypes_keep_their_shapes() -> None:
     for found in results(as_threads(3, act)):
         assert [array.shape for array in found] == [(2, 3), (), (0, 4), (5,)]
         assert all((array == 3).all() for array in found)
-
-
-@pytest.mark.parametrize("length", [3, 1_000_001])
-@pytest.mark.parametrize("host_keys", [["a", "a", "a"], ["", "", ""], ["a", "a", "b"]])
-def test_means_are_weighted_and_weight_zero_counts_as_nothing(
-    host_keys: list[str], length: int
-) -> None:
-    def act(group: Group) -> list[Array]:
-        value = [1.0, 4.0, np.nan][group.rank]
-        with group.exchange(SIGNATURE, [1.0, 2.0, 0.0][group.rank]) as call:
-            own = [np.full(length, value)]
-            return reduced(call, own, ReduceOp.SUM, scale=call.share)
-
-    for (mean,) in results(as_threads(3, act, host_keys)):
-        np.testing.assert_allclose(mean, [3.0] * length)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -450,7 +434,7 @@ def test_each_rank_sends_as_little_as_a_ring_can() -> None:
     from tfcluster.runtime.collective.transports.ring import Ring
 
     vector = np.ones(1_000_000, "float32")
-    ring = Ring(1, range(4), vector, np.add, ScaledVector(vector))
+    ring = Ring(1, range(4), vector, np.add, vector)
     (source,) = ring.sources
     total = sum(end - start for start, end in source._parts)
     assert total == pytest.approx(vector.nbytes * 2 * 3 / 4, abs=64)

@@ -7,7 +7,6 @@ the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -33,16 +32,15 @@ def is_half_precision(dtype: Any) -> bool:
 
 
 def reduce_half_precision(
-    transport: Transport, vector: Array, op: ReduceOp, shares: Sequence[float] | None
+    transport: Transport, vector: Array, op: ReduceOp, divisor: int = 1
 ) -> Array:
     """All-reduce a float16 or bfloat16 vector, of equal length on all ranks.
 
-    ``vector`` has shape (n,). ``op`` is one of ``UFUNCS``. ``shares[r]`` multiplies the
-    values of rank r, in float32; a rank with share 0 counts as zeros, even if it has
-    NaN. Returns a new vector of the same length and dtype; values out of range become
-    infinite. Raises what ``Transport.alltoall`` raises. The algorithm is Rabenseifner's
-    (Thakur et al., "Optimization of Collective Communication Operations in MPICH",
-    2005), by direct exchange.
+    ``vector`` has shape (n,). ``op`` is one of ``UFUNCS``. The result is divided by
+    ``divisor`` before it is rounded. Returns a new vector of the same length and dtype;
+    values out of range become infinite. Raises what ``Transport.alltoall`` raises. The
+    algorithm is Rabenseifner's (Thakur et al., "Optimization of Collective
+    Communication Operations in MPICH", 2005), by direct exchange.
     """
     size = transport.size
     bounds = [len(vector) * part // size for part in range(size + 1)]
@@ -51,16 +49,14 @@ def reduce_half_precision(
     received = transport.alltoall(sent)
     total: Array | None = None
     rounding = Rounding(vector.dtype.name)
-    for rank, data in enumerate(received):
+    for data in received:
         values = np.frombuffer(data, np.uint16).view(vector.dtype)
         part = np.empty(len(values), np.float32)
         rounding.to_float(values, part)
-        if shares is not None and shares[rank] == 0.0:
-            part[:] = 0  # Not 0 * x, which is NaN for an infinite x.
-        elif shares is not None:
-            part *= np.float32(shares[rank])
         total = part if total is None else UFUNCS[op](total, part)
     assert total is not None
+    if divisor != 1:
+        total /= np.float32(divisor)
     # A value out of range becomes infinite, as in TensorFlow.
     rounded = rounding.empty(len(total))
     with np.errstate(over="ignore"):

@@ -62,16 +62,11 @@ class DelegatingTransport(Generic[Host]):
         """Connect if necessary; called before each use of ``host``."""
 
     def allreduce_rounded(
-        self,
-        buffer: Array,
-        source: Array,
-        shares: Sequence[float],
-        rounding: Rounding,
-        residual: Residual | None = None,
+        self, buffer: Array, rounding: Rounding, residual: Residual | None
     ) -> None:
         """See ``Transport``; through ``host``."""
         self.prepare()
-        self._host.allreduce_rounded(buffer, source, shares, rounding, residual)
+        self._host.allreduce_rounded(buffer, rounding, residual)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         self.prepare()

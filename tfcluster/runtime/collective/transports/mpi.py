@@ -25,7 +25,6 @@ from tfcluster.runtime.collective.transports.base import (
     Array,
     ReduceOp,
     Transport,
-    fill,
 )
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
@@ -93,18 +92,15 @@ class MpiTransport(DelegatingTransport[Transport]):
         self._interrupted = False
 
     def allreduce(
-        self,
-        buffer: Array,
-        op: ReduceOp,
-        source: Array | None = None,
-        scale: float = 1.0,
+        self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
         """See ``Transport``; dtypes that MPI does not know are sent over ``host``.
 
         An MPI error also raises PeerLostError.
         """
         mpi = self._joined()
-        fill(buffer, source, scale)
+        if source is not None:
+            buffer[:] = source
         if mpi is None or not reducible(buffer.dtype, op):
             self._host.allreduce(buffer, op)
             return

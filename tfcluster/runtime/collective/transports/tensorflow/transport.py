@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.transports.base import Array, ReduceOp, fill
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.hierarchical import (
     STALL_TIMEOUT_S,
@@ -130,17 +130,14 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
 
     def allreduce(
-        self,
-        buffer: Array,
-        op: ReduceOp,
-        source: Array | None = None,
-        scale: float = 1.0,
+        self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
         """See ``Transport``; above 1 MiB uses TensorFlow's ops and ``to_supported``."""
         if buffer.nbytes <= _DIRECT_BYTES or not self.uses_ops:
-            self._joined().allreduce(buffer, op, source, scale)
+            self._joined().allreduce(buffer, op, source)
             return
-        fill(buffer, source, scale)
+        if source is not None:
+            buffer[:] = source
         vector = to_supported(buffer, op)
         if vector is None:
             self._joined().allreduce(buffer, op)
