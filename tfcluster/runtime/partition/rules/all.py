@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from tfcluster.runtime.partition.functions import BRANCHES, CALLS, LOOPS
 from tfcluster.runtime.partition.rules import (
-    boxes,
     contractions,
     elementwise,
     gathers,
     images,
     linear,
     lists,
-    matrices,
     quantization,
     random,
     reductions,
@@ -28,7 +26,6 @@ from tfcluster.runtime.partition.rules.table import RULES, WHOLE, why_whole
 __all__ = [
     "RULES",
     "WHOLE",
-    "boxes",
     "contractions",
     "elementwise",
     "gathers",
@@ -36,7 +33,6 @@ __all__ = [
     "is_known",
     "linear",
     "lists",
-    "matrices",
     "quantization",
     "random",
     "reductions",

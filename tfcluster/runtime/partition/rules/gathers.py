@@ -65,13 +65,20 @@ def scatter_nd(op: Operation) -> Plan | None:
     return Plan([shard, shard, REPLICATE], [SUM])
 
 
-@rule("UnsortedSegmentSum")
-def unsorted_segment_sum(op: Operation) -> Plan | None:
-    """Every rank adds its rows to their segments; others are zero."""
-    data, segments = op.shape(0), op.shape(1)
-    if data is None or segments is None:
+@rule(
+    *("UnsortedSegmentSum", "UnsortedSegmentProd"),
+    *("UnsortedSegmentMax", "UnsortedSegmentMin"),
+)
+def unsorted_segments(op: Operation) -> Plan | None:
+    """Every rank adds its rows to their segments; others are zero.
+
+    An empty segment has the lowest (or highest) number, on each rank as well.
+    """
+    segments = op.shape(1)
+    if op.shape(0) is None or segments is None:
         return None
-    if op.placements[0] == SUM and op.placements[1] == REPLICATE:
+    is_sum = op.type == "UnsortedSegmentSum"
+    if is_sum and op.placements[0] == SUM and op.placements[1] == REPLICATE:
         return Plan(op.wants(i0=SUM), [SUM])
     shard = op.first_shard([0, 1])
     if shard is None:
@@ -79,29 +86,11 @@ def unsorted_segment_sum(op: Operation) -> Plan | None:
     if shard.dim >= len(segments):
         target = shard.at(shard.dim - len(segments) + 1)
         return Plan(op.wants(i0=shard), [target])
-    return Plan(op.wants(i0=shard, i1=shard), [SUM]) if _can_be_added(op) else None
-
-
-@rule("UnsortedSegmentMax", "UnsortedSegmentMin")
-def unsorted_segment_extremum(op: Operation) -> Plan | None:
-    """An empty segment has the lowest (or highest) number, on each rank as well."""
-    data, segments = op.shape(0), op.shape(1)
-    shard = op.first_shard([0, 1])
-    if data is None or segments is None or shard is None:
-        return None
-    if shard.dim >= len(segments):
-        target = shard.at(shard.dim - len(segments) + 1)
-        return Plan(op.wants(i0=shard), [target])
-    kind = "max" if op.type.endswith("Max") else "min"
-    return Plan(op.wants(i0=shard, i1=shard), [Partial(kind)])
-
-
-@rule("UnsortedSegmentProd")
-def unsorted_segment_product(op: Operation) -> Plan | None:
-    segments, shard = op.shape(1), op.first_shard([0])
-    if segments is None or shard is None or shard.dim < len(segments):
-        return None
-    return Plan(op.wants(i0=shard), [shard.at(shard.dim - len(segments) + 1)])
+    want = op.wants(i0=shard, i1=shard)
+    if is_sum:
+        return Plan(want, [SUM]) if _can_be_added(op) else None
+    kind = op.type.removeprefix("UnsortedSegment").lower()
+    return None if kind == "prod" else Plan(want, [Partial(kind)])
 
 
 @rule("DenseBincount")

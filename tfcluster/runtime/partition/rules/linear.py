@@ -69,11 +69,7 @@ def ensure_shape(op: Operation) -> Plan | None:
     return Plan([shard], [shard], build)
 
 
-@rule("Conj", "Imag", "Neg", "Real")
-def linear(op: Operation) -> Plan | None:
-    if op.placements[0] == SUM:
-        return Plan([SUM], [SUM])
-    return elementwise(op)
+rule("Conj", "Imag", "Neg", "Real", linear=0)(elementwise)
 
 
 @rule("Cast")

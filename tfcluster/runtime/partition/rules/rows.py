@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfcluster.runtime.partition.graph import elements_of
-from tfcluster.runtime.partition.placement import REPLICATE, Placement
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement
+from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, rule
 
 
 def _outer_dimensions(op: Operation, own: int) -> Plan | None:
@@ -70,57 +72,55 @@ def unravel_index(op: Operation) -> Plan | None:
     return None if shard is None else Plan([shard, REPLICATE], [shard.at(1)])
 
 
-@rule("CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve")
-def on_two_stacks(op: Operation) -> Plan | None:
-    """Both inputs are stacks of matrices, with the same outer dimensions."""
-    first, second = op.shape(0), op.shape(1)
-    if first is None or second is None or first[:-2] != second[:-2]:
-        return None
-    return _two_stacks(op, len(first) - 2)
+def _stacks(op: Operation, inputs: Sequence[int], own: int) -> Plan | None:
+    """Each input, and each output, has ``own`` dimensions beside the outer ones."""
+    outer = []
+    for index in inputs:
+        shape = op.shape(index)
+        if shape is None:
+            return None
+        outer.append(shape[: len(shape) - own])
+    same = all(each == outer[0] for each in outer)
+    return op.alike(inputs, len(outer[0])) if same else None
+
+
+@rule("Cross", "IsotonicRegression")
+def on_stacks_of_vectors(op: Operation) -> Plan | None:
+    return _stacks(op, range(len(op.inputs)), 1)
+
+
+@rule(
+    *("BandedTriangularSolve", "CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve"),
+    *("TridiagonalMatMul", "TridiagonalSolve"),
+)
+def on_stacks_of_matrices(op: Operation) -> Plan | None:
+    return _stacks(op, range(len(op.inputs)), 2)
+
+
+@rule("MatrixSolveLs")
+def solve_least_squares(op: Operation) -> Plan | None:
+    """The last input is a number."""
+    return _stacks(op, [0, 1], 2)
 
 
 @rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 def set_diagonals(op: Operation) -> Plan | None:
     """A matrix and one or several diagonals, with the same outer dimensions."""
     first = op.shape(0)
-    return None if first is None else _two_stacks(op, len(first) - 2)
-
-
-def _two_stacks(op: Operation, outer: int) -> Plan | None:
-    shard = op.first_shard([0, 1])
-    if shard is None or shard.dim >= outer:
-        return None
-    return Plan(op.want([0, 1], shard), [shard])
+    return None if first is None else op.alike([0, 1], len(first) - 2)
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def cross_entropy(op: Operation) -> Plan | None:
     """Logits and labels have the same rows, unless one of them is broadcast."""
-    shard = op.first_shard()
-    if shard is None or shard.dim != 0:
+    first, second = op.shape(0), op.shape(1)
+    if first is None or second is None or first[0] != second[0]:
         return None
-    for index in (0, 1):
-        shape = op.shape(index)
-        if shape is None or shape[0] != shard.size:
-            return None
-    return Plan([shard, shard], [shard, shard])
+    return op.alike([0, 1], 1)
 
 
-@rule("InTopK", "InTopKV2")
-def in_top_k(op: Operation) -> Plan | None:
-    shard = op.first_shard([0, 1])
-    if shard is None or shard.dim != 0:
-        return None
-    return Plan(op.want([0, 1], shard), [shard])
-
-
-@rule("LowerBound", "UpperBound")
-def search(op: Operation) -> Plan | None:
-    """Each row of the second input is looked up in the same row of the first."""
-    shard = op.first_shard([0, 1])
-    if shard is None or shard.dim != 0:
-        return None
-    return Plan([shard, shard], [shard])
+# In the latter two, each row of the second input is looked up in that of the first.
+rule("InTopK", "InTopKV2", "LowerBound", "UpperBound")(by_rows(0, 1))
 
 
 @rule("ReverseSequence")
@@ -141,3 +141,13 @@ def fused_batch_norm(op: Operation) -> Plan | None:
         return None
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 1)
     return Plan(op.wants(i0=shard), [shard, *rest])
+
+
+@rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def fused_batch_norm_gradient(op: Operation) -> Plan | None:
+    """Without training, the statistics do not depend on the rows."""
+    shard = op.first_shard([0, 1])
+    if shard is None or shard.dim != 0 or op.attribute("is_training"):
+        return None
+    rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 3)
+    return Plan(op.want([0, 1], shard), [shard, SUM, SUM, *rest])

@@ -77,10 +77,8 @@ def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
     return build
 
 
-@rule("Transpose", "ConjugateTranspose")
+@rule("Transpose", "ConjugateTranspose", linear=0)
 def transpose(op: Operation) -> Plan | None:
-    if op.placements[0] == SUM:
-        return Plan([SUM, REPLICATE], [SUM])
     shard, order = op.shard(), op.constant(1)
     if shard is None or order is None:
         return None
@@ -165,13 +163,11 @@ def pack(op: Operation) -> Plan | None:
     return Plan([shard] * len(op.inputs), [target])
 
 
-@rule("Unpack")
+@rule("Unpack", linear=0)
 def unpack(op: Operation) -> Plan | None:
     shape = op.shape()
     if shape is None:
         return None
-    if op.placements[0] == SUM:
-        return Plan([SUM], [SUM] * len(op.outputs))
     shard = op.shard()
     axis = op.attribute("axis") % len(shape)
     if shard is None or axis == shard.dim:
@@ -180,11 +176,9 @@ def unpack(op: Operation) -> Plan | None:
     return Plan([shard], [target] * len(op.outputs))
 
 
-@rule("Tile")
+@rule("Tile", linear=0)
 def tile(op: Operation) -> Plan | None:
     """Tiles of rows are blocks of rows."""
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
     shard, multiples = op.shard(), op.constant(1)
     if shard is None or multiples is None:
         return None
@@ -210,27 +204,24 @@ def broadcast_to(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [target], _with_shape(1, output, target))
 
 
-@rule("ReverseV2", "Roll")
+@rule("ReverseV2", "Roll", linear=0)
 def reverse(op: Operation) -> Plan | None:
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
     axes_input = 1 if op.type == "ReverseV2" else 2
     shape, shard, axes = op.shape(), op.shard(), op.constant(axes_input)
     if shape is None or shard is None or axes is None:
         return None
     if shard.dim in {int(axis) % len(shape) for axis in np.atleast_1d(axes)}:
         return None
-    return Plan(op.wants(i0=shard), [shard])
+    return op.alike([0])
 
 
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+@rule("Pad", linear=0)
+@rule("PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(op: Operation) -> Plan | None:
     """Along the rows, only whole blocks of zeros can be added."""
     widths, shape = op.constant(1), op.shape()
     if widths is None or shape is None:
         return None
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM]) if op.type == "Pad" else None
     shard = op.shard()
     if shard is None:
         return None
@@ -251,11 +242,9 @@ def pad(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [target], build)
 
 
-@rule("SpaceToBatchND", "BatchToSpaceND")
+@rule("SpaceToBatchND", "BatchToSpaceND", linear=0)
 def blocks_to_rows(op: Operation) -> Plan | None:
     """Space goes into the outermost part of the rows' dimension, and back."""
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
     shard, block, sizes = op.shard(), op.constant(1), op.output_sizes()
     if shard is None or block is None or sizes is None or shard.dim != 0:
         return None
@@ -267,9 +256,7 @@ def blocks_to_rows(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer // count)])
 
 
-@rule("Fill")
+@rule("Fill", linear=1)
 def fill(op: Operation) -> Plan | None:
-    """A sum's term fills a term."""
-    if op.placements[1] == SUM:
-        return Plan([REPLICATE, SUM], [SUM])
+    """Only a sum's term fills a term."""
     return None

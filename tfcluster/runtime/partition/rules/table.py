@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 from tfcluster.runtime.partition.graph import Node, Value, elements_of, sizes_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    SUM,
     ListOf,
     Placement,
     Shape,
@@ -134,6 +135,16 @@ class Operation:
         chosen = range(len(self.placements)) if indices is None else indices
         return next((s for i in chosen if (s := self.shard(i)) is not None), None)
 
+    def alike(self, inputs: Sequence[int], before: int | None = None) -> Plan | None:
+        """A plan that divides these inputs, and all outputs, along one dimension.
+
+        It is one of the first ``before`` dimensions. Other inputs are whole.
+        """
+        shard = self.first_shard(inputs)
+        if shard is None or (before is not None and shard.dim >= before):
+            return None
+        return Plan(self.want(inputs, shard), [shard] * len(self.outputs))
+
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
 
@@ -162,17 +173,35 @@ WHOLE_FAMILIES: dict[str, str] = {}
 """The same for all ops that have no entry and whose names begin so."""
 
 
-def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of these ops."""
+def rule(*op_types: str, linear: int | None = None) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of these ops.
+
+    With ``linear``, the ops are linear in this input: terms of it become terms of the
+    outputs. The function then gets the op with other placements only.
+    """
 
     def register(function: Rule) -> Rule:
         for op_type in op_types:
             if op_type in RULES:
                 raise ValueError(f"{op_type} has two rules")
-            RULES[op_type] = function
+            RULES[op_type] = function if linear is None else _of_terms(function, linear)
         return function
 
     return register
+
+
+def _of_terms(otherwise: Rule, index: int) -> Rule:
+    def of_terms(op: Operation) -> Plan | None:
+        if op.placements[index] != SUM:
+            return otherwise(op)
+        return Plan(op.want([index], SUM), [SUM] * len(op.outputs))
+
+    return of_terms
+
+
+def by_rows(*inputs: int) -> Rule:
+    """A rule that divides these inputs, and all outputs, along their dimension 0."""
+    return lambda op: op.alike(inputs, 1)
 
 
 def whole(reason: str, *op_types: str) -> None:
