@@ -26,7 +26,7 @@ from tfcluster.runtime.collective.collectives import (
     combine,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.half_precision import reduce_half_precision
+from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")

@@ -253,7 +253,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
     with held_addresses(2) as addresses:
         transport = HostTransport(Member(0, 2, TOKEN), addresses, join_timeout_s=0.2)
         with pytest.raises(CollectiveTimeoutError, match=r"rank 1 \(127\.0\.0\.1:"):
-            transport.barrier()
+            transport.allgather(b"")
 
 
 _DYING_RANK = """
@@ -261,7 +261,7 @@ import sys
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 transport = HostTransport(Member(1, 3, bytes(range(32))), sys.argv[1:])
-transport.barrier()
+transport.allgather(b"")
 print("met", flush=True)
 sys.stdin.read()
 """
@@ -278,7 +278,7 @@ def test_a_killed_rank_is_noticed_within_a_second() -> None:
 
         def run(rank: int) -> float:
             transport = HostTransport(Member(rank, 3, TOKEN), addresses)
-            transport.barrier()
+            transport.allgather(b"")
             if rank == 0:
                 assert dying.stdout is not None
                 assert dying.stdout.readline() == b"met\n"
@@ -324,7 +324,7 @@ def test_unauthenticated_connections_are_ignored() -> None:
             transport = HostTransport(Member(number, 2, TOKEN), addresses)
             if number == 1:
                 results(in_threads([intruder] * 5))
-            transport.barrier()
+            transport.allgather(b"")
             transport.close()
 
         assert in_threads([partial(rank, 0), partial(rank, 1)]) == [None, None]
@@ -338,7 +338,7 @@ def test_a_rank_with_another_token_is_refused(wrong: int) -> None:
             token = b"another" if rank == wrong else TOKEN
             HostTransport(
                 Member(rank, 2, token), addresses, join_timeout_s=2.0
-            ).barrier()
+            ).allgather(b"")
 
         outcomes = in_threads([partial(run, 0), partial(run, 1)])
     assert all(isinstance(outcome, CollectiveTimeoutError) for outcome in outcomes)
@@ -362,7 +362,9 @@ def test_a_refusal_is_named_when_the_peer_is_gone_by_the_end() -> None:
             listener.close()
 
         def dial() -> None:
-            HostTransport(Member(1, 2, TOKEN), addresses, join_timeout_s=1.0).barrier()
+            HostTransport(Member(1, 2, TOKEN), addresses, join_timeout_s=1.0).allgather(
+                b""
+            )
 
         _, outcome = in_threads([refuse, dial])
     assert "does not know this run's token" in str(outcome)

@@ -140,11 +140,6 @@ class Group:
         return self._transport.size
 
     @property
-    def several_hosts(self) -> bool:
-        """Whether ranks wait for a network; see ``Transport``."""
-        return self._transport.several_hosts
-
-    @property
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
         return self._transport.waited_s

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfcluster.runtime.collective.collective_call import CollectiveCall
-from tfcluster.runtime.collective.half_precision import (
-    is_half_precision,
-    reduce_half_precision,
-)
+from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
+from tfcluster.runtime.collective.rounding import is_half_precision
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 

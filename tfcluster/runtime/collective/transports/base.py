@@ -116,10 +116,6 @@ class Transport(Protocol):
         """The data of rank ``root``; the data of other ranks is ignored."""
         ...
 
-    def barrier(self) -> None:
-        """Return when all ranks have called."""
-        ...
-
     def interrupt(self) -> None:
         """Make operations fail that wait for other ranks, here and on other ranks.
 

@@ -68,6 +68,10 @@ class DelegatingTransport(Generic[Host]):
         self.prepare()
         self._host.allreduce_rounded(buffer, rounding, residual)
 
+    def allgather(self, data: bytes) -> list[bytes]:
+        self.prepare()
+        return self._host.allgather(data)
+
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         self.prepare()
         return self._host.alltoall(parts)
@@ -75,10 +79,6 @@ class DelegatingTransport(Generic[Host]):
     def broadcast(self, data: bytes, root: int) -> bytes:
         self.prepare()
         return self._host.broadcast(data, root)
-
-    def barrier(self) -> None:
-        self.prepare()
-        self._host.barrier()
 
     def interrupt(self) -> None:
         self._host.interrupt()

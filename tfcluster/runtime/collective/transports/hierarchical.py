@@ -242,9 +242,6 @@ class HostTransport:
         sockets.transfer([], [sink], self._stall_timeout_s)
         return bytes(sink.data)
 
-    def barrier(self) -> None:
-        self.allgather(b"")
-
     def interrupt(self) -> None:
         """See ``Transport``; the connections can no longer be used."""
         self._interrupted.set()

@@ -113,11 +113,6 @@ class MpiTransport(DelegatingTransport[Transport]):
         except mpi.Exception as error:
             raise PeerLostError(f"MPI: {error}") from error
 
-    def allgather(self, data: bytes) -> list[bytes]:
-        """See ``Transport``; starts MPI first."""
-        self._joined()
-        return self._host.allgather(data)
-
     def prepare(self) -> None:
         """Start MPI on first use. Raises CollectiveError: see the class."""
         self._joined()
@@ -184,7 +179,7 @@ class MpiTransport(DelegatingTransport[Transport]):
                 f"{self.size} as rank {world.rank} of {world.size}"
             )
         world.Set_errhandler(mpi.ERRORS_RETURN)
-        self._host.barrier()
+        self._host.allgather(b"")
         _forget(_shared_files() - files)
         return mpi
 
