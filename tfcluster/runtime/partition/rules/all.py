@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfcluster.runtime.partition.functions import BRANCHES, CALLS, LOOPS
-from tfcluster.runtime.partition.rules import (
+from tfcluster.runtime.partition.rules import (  # noqa: F401 - registers its rules
     contractions,
     elementwise,
     gathers,
@@ -23,29 +23,7 @@ from tfcluster.runtime.partition.rules import (
 )
 from tfcluster.runtime.partition.rules.table import RULES, WHOLE, why_whole
 
-__all__ = [
-    "RULES",
-    "WHOLE",
-    "contractions",
-    "elementwise",
-    "gathers",
-    "images",
-    "is_known",
-    "linear",
-    "lists",
-    "quantization",
-    "random",
-    "reductions",
-    "rows",
-    "scatters",
-    "shapes",
-    "slices",
-    "sparse",
-    "strings",
-    "why_whole",
-    "without_rule",
-]
-
+__all__ = ["RULES", "WHOLE", "is_known", "why_whole"]
 
 _STRUCTURE = frozenset((*CALLS, *LOOPS, *BRANCHES, "NoOp", "ControlTrigger"))
 """Ops that the passes themselves treat: they are inlined, or have bodies."""
