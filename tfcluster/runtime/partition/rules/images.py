@@ -38,8 +38,7 @@ rule("ResizeNearestNeighborGrad")(by_rows(0))
 )
 def filter_gradient(op: Operation) -> Plan | None:
     """The gradient of a filter is a sum over all rows."""
-    plan = op.alike([0, 2], 1)
-    return None if plan is None else Plan(plan.want, [SUM])
+    return Plan(op.alike([0, 2], 1).want, [SUM])
 
 
 def _input_gradient(sizes: int, image: int) -> Rule:
@@ -47,7 +46,7 @@ def _input_gradient(sizes: int, image: int) -> Rule:
 
     def gradient(op: Operation) -> Plan | None:
         shard, known, shape = op.shard(image), op.shape(image), op.constant(sizes)
-        if shard is None or known is None or shape is None or shard.dim != 0:
+        if shard.dim != 0:
             return None
         want = op.want([image], shard)
         if len(shape) == len(known) - 2:
@@ -75,16 +74,12 @@ rule("AvgPoolGrad", "AvgPool3DGrad")(_input_gradient(0, 1))
 def projective_transform(op: Operation) -> Plan | None:
     """One transform for all rows, or one for each."""
     transforms = op.shape(1)
-    if transforms is None:
-        return None
     return op.alike([0] if transforms[0] == 1 else [0, 1], 1)
 
 
 @rule("BiasAdd")
 def bias_add(op: Operation) -> Plan | None:
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
     is_channels = shard.dim == _channels(op, len(shape))
     return Plan([shard, shard.at(0) if is_channels else REPLICATE], [shard])
 
@@ -93,8 +88,6 @@ def bias_add(op: Operation) -> Plan | None:
 def bias_add_gradient(op: Operation) -> Plan | None:
     """A sum along all dimensions but the channels."""
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
     is_channels = shard.dim == _channels(op, len(shape))
     return Plan([shard], [shard.at(0) if is_channels else SUM])
 
@@ -114,8 +107,7 @@ rule("DrawBoundingBoxes", "DrawBoundingBoxesV2", "CombinedNonMaxSuppression")(
 @rule("CropAndResizeGradImage")
 def crop_gradient(op: Operation) -> Plan | None:
     """Boxes are divided, and each adds to its image."""
-    plan = op.alike([0, 1, 2], 1)
-    return None if plan is None else Plan(plan.want, [SUM])
+    return Plan(op.alike([0, 1, 2], 1).want, [SUM])
 
 
 @rule("ExtractGlimpse", "ExtractGlimpseV2")

@@ -15,13 +15,11 @@ def _outer_dimensions(op: Operation, own: int) -> Plan | None:
     Outputs have the same outer dimensions, or are empty because nobody asked for them.
     """
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None or shard.dim >= len(shape) - own:
+    if shard.dim >= len(shape) - own:
         return None
     outputs: list[Placement] = []
     for index in range(len(op.outputs)):
         output = op.output_shape(index)
-        if output is None:
-            return None
         if shard.dim < len(output) and output[shard.dim] == shard.size:
             outputs.append(shard)
         elif elements_of(output) == 0:
@@ -60,8 +58,6 @@ def on_cubes(op: Operation) -> Plan | None:
 def matrix_diagonals(op: Operation) -> Plan | None:
     """One diagonal is a vector, and a band of diagonals is a matrix."""
     band = op.constant(1)
-    if band is None:
-        return None
     return _outer_dimensions(op, 1 if len(set(band.reshape(-1))) == 1 else 2)
 
 
@@ -69,17 +65,12 @@ def matrix_diagonals(op: Operation) -> Plan | None:
 def unravel_index(op: Operation) -> Plan | None:
     """The coordinates of an index are a column of the output."""
     shard = op.shard()
-    return None if shard is None else Plan([shard, REPLICATE], [shard.at(1)])
+    return Plan([shard, REPLICATE], [shard.at(1)])
 
 
 def _stacks(op: Operation, inputs: Sequence[int], own: int) -> Plan | None:
     """Each input, and each output, has ``own`` dimensions beside the outer ones."""
-    outer = []
-    for index in inputs:
-        shape = op.shape(index)
-        if shape is None:
-            return None
-        outer.append(shape[: len(shape) - own])
+    outer = [op.shape(index)[: len(op.shape(index)) - own] for index in inputs]
     same = all(each == outer[0] for each in outer)
     return op.alike(inputs, len(outer[0])) if same else None
 
@@ -106,15 +97,14 @@ def solve_least_squares(op: Operation) -> Plan | None:
 @rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 def set_diagonals(op: Operation) -> Plan | None:
     """A matrix and one or several diagonals, with the same outer dimensions."""
-    first = op.shape(0)
-    return None if first is None else op.alike([0, 1], len(first) - 2)
+    return op.alike([0, 1], len(op.shape(0)) - 2)
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def cross_entropy(op: Operation) -> Plan | None:
     """Logits and labels have the same rows, unless one of them is broadcast."""
     first, second = op.shape(0), op.shape(1)
-    if first is None or second is None or first[0] != second[0]:
+    if first[0] != second[0]:
         return None
     return op.alike([0, 1], 1)
 
@@ -127,7 +117,7 @@ rule("InTopK", "InTopKV2", "LowerBound", "UpperBound")(by_rows(0, 1))
 def reverse_sequence(op: Operation) -> Plan | None:
     """The lengths belong to the entries of one dimension; another is reversed."""
     shard = op.shard()
-    if shard is None or op.attribute("seq_dim") == shard.dim:
+    if op.attribute("seq_dim") == shard.dim:
         return None
     has_lengths = op.attribute("batch_dim") == shard.dim
     return Plan([shard, shard.at(0) if has_lengths else REPLICATE], [shard])
@@ -137,7 +127,7 @@ def reverse_sequence(op: Operation) -> Plan | None:
 def fused_batch_norm(op: Operation) -> Plan | None:
     """Without training, the statistics are inputs."""
     shard = op.shard()
-    if shard is None or shard.dim != 0 or op.attribute("is_training"):
+    if shard.dim != 0 or op.attribute("is_training"):
         return None
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 1)
     return Plan(op.wants(i0=shard), [shard, *rest])
@@ -147,7 +137,7 @@ def fused_batch_norm(op: Operation) -> Plan | None:
 def fused_batch_norm_gradient(op: Operation) -> Plan | None:
     """Without training, the statistics do not depend on the rows."""
     shard = op.first_shard([0, 1])
-    if shard is None or shard.dim != 0 or op.attribute("is_training"):
+    if shard.dim != 0 or op.attribute("is_training"):
         return None
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 3)
     return Plan(op.want([0, 1], shard), [shard, SUM, SUM, *rest])

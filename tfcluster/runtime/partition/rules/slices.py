@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.graph import Node, sizes_of
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
 from tfcluster.runtime.partition.writer import Ref
@@ -16,10 +16,7 @@ from tfcluster.runtime.partition.writer import Ref
 @rule("Slice", linear=0)
 def slice_(op: Operation) -> Plan | None:
     """Along the rows, whole blocks of rows can be taken."""
-    shard, shape = op.shard(), op.shape()
-    begin, size = op.constant(1), op.constant(2)
-    if shard is None or shape is None:
-        return None
+    shard, begin, size = op.shard(), op.inputs[1].constant, op.inputs[2].constant
     dim, block = shard.dim, shard.block
     if begin is None or size is None:
         return _if_rows_stay(op, shard)
@@ -44,7 +41,7 @@ def _if_rows_stay(op: Operation, shard: Shard) -> Plan | None:
     That is known from its size: then it begins with the first row.
     """
     output, size = op.output_shape(), op.constant(2)
-    if output is None or size is None or output[shard.dim] != shard.size:
+    if output[shard.dim] != shard.size:
         return None
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -158,7 +155,7 @@ def _own(
 
 
 def _numbers(op: Operation, indices: Sequence[int]) -> list[list[int]] | None:
-    found = [op.constant(index) for index in indices]
+    found = [op.inputs[index].constant for index in indices]
     known = [[int(number) for number in each] for each in found if each is not None]
     return known if len(known) == len(found) else None
 
@@ -171,10 +168,8 @@ def _vectors(local: Local, vectors: Sequence[Sequence[int]]) -> list[Ref]:
 def strided_slice(op: Operation) -> Plan | None:
     """Along the rows, whole blocks of rows can be taken."""
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
     want = op.wants(i0=shard)
-    numbers, sizes = _numbers(op, [1, 2, 3]), op.sizes()
+    numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape))
         return None if place is None else Plan(want, [shard.at(place)])
@@ -197,8 +192,6 @@ def strided_slice(op: Operation) -> Plan | None:
 def strided_slice_gradient(op: Operation) -> Plan | None:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
     shard, shape = op.shard(4), op.constant(0)
-    if shard is None or shape is None:
-        return None
     want = op.wants(i4=shard)
     sizes = [int(size) for size in shape]
     numbers = _numbers(op, [1, 2, 3])
@@ -250,9 +243,9 @@ def _place_of_whole_dimension(op: Operation, dim: int, rank: int) -> int | None:
 
     None if it does not, or if that is not known.
     """
-    count = next((s[0] for i in (1, 2, 3) if (s := op.shape(i))), None)
+    count = next((s[0] for i in (1, 2, 3) if (s := op.inputs[i].shape)), None)
     step = op.constant(3)
-    if count is None or step is None:
+    if count is None:
         return None
     entry, _, output = next(e for e in _entries(op, count, rank) if e[1] == dim)
     if entry is None:

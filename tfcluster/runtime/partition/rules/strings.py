@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tfcluster.runtime.partition.graph import elements_of
 from tfcluster.runtime.partition.rules.elementwise import elementwise
 from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, rule
 
@@ -29,8 +28,6 @@ def first_input(op: Operation) -> Plan | None:
 def join(op: Operation) -> Plan | None:
     """Strings are joined in order, so along the rows by everyone."""
     shape, shard, axes = op.shape(), op.shard(), op.constant(1)
-    if shape is None or shard is None or axes is None:
-        return None
     dropped = {int(axis) % len(shape) for axis in axes.reshape(-1)}
     if shard.dim in dropped or not dropped:
         return None
@@ -42,8 +39,6 @@ def join(op: Operation) -> Plan | None:
 def look_up(op: Operation) -> Plan | None:
     """Keys and values may be vectors, in further dimensions."""
     shard, keys, values = op.shard(1), op.shape(1), op.output_shape()
-    if shard is None or keys is None or values is None:
-        return None
     if shard.dim >= min(len(keys), len(values)):
         return None
     if keys[: shard.dim + 1] != values[: shard.dim + 1]:
@@ -59,9 +54,9 @@ rule("Fingerprint")(by_rows(0))
 def parse_examples(op: Operation) -> Plan | None:
     """Each example by itself, if no feature has as many values as it likes."""
     shape = op.shape()
-    if shape is None or len(shape) != 1:
+    if len(shape) != 1:
         return None
     if op.attribute("num_sparse") or op.attribute("ragged_value_types"):
         return None
-    has_names = elements_of(op.shape(1)) != 0
+    has_names = op.elements(1) != 0
     return op.alike([0, 1] if has_names else [0])
