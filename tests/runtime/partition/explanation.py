@@ -271,7 +271,7 @@ def test_exchanges_of_the_shorter_branch_do_not_count() -> None:
         )
 
     found = explanation(step, rows(8))
-    assert (found.exchanges, found.exchanged_bytes) == (3, 3 * 4)
+    assert (found.exchanges, found.exchanged_bytes) == (2, 3 * 4)
 
 
 def test_ops_without_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

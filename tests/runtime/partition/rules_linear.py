@@ -337,3 +337,33 @@ def test_products_of_terms(seed: int) -> None:
     placements = [chance.of((SUM, Partial("max"), Partial("min"))) for _ in range(2)]
     for op in ("Mul", "RealDiv", "Sub"):
         assert_close(run(Case(raw(op), inputs, placements), placements, chance), 8)
+
+
+def exchanged(function: Callable[..., Any]) -> list[int]:
+    """How many tensors each exchange carries, for a function of rows."""
+    rows = np.linspace(-1.0, 1.0, 18).reshape(6, 3)
+    found = divide(function, [rows], [Shard(0, 6)], size=2)
+    found.assert_equal(1e-12)
+    return [len(values) for values in found.written.exchanged]
+
+
+def test_terms_go_into_the_exchange_for_which_their_sum_would_wait() -> None:
+    def added(x: Any) -> Any:
+        return tf.reduce_sum(x, 0) + tf.tanh(tf.reduce_sum(x * x, 0))
+
+    assert exchanged(added) == [2]
+
+
+def test_terms_are_added_up_before_an_exchange_that_nothing_waits_for() -> None:
+    def added(x: Any) -> Any:
+        return tf.reduce_sum(x, 0) + tf.reduce_sum(x * x, 0) + tf.ones(3, x.dtype)
+
+    assert exchanged(added) == [1]
+
+
+def test_copies_of_terms_are_exchanged_once() -> None:
+    def copied(x: Any) -> Any:
+        mean = tf.reduce_mean(x, 0, keepdims=True)
+        return tf.tanh(tf.stop_gradient(mean)), tf.exp(-tf.squeeze(mean, 0))
+
+    assert exchanged(copied) == [1]

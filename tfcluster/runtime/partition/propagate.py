@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tfcluster.runtime.partition import moments
 from tfcluster.runtime.partition.functions import LOOPS
 from tfcluster.runtime.partition.graph import Graph, Node, Value, elements_of
 from tfcluster.runtime.partition.placement import (
@@ -76,23 +77,34 @@ class _Propagation:
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
         self._reduced: set[Value] = set()
         """Partial values that are reduced at once, since a node needs them whole."""
+        self._rounds: dict[Value, int] = {}
+        """How many exchanges, one after another, must end before a value is there."""
 
     def result(self) -> Placed:
+        placed = self._placed
+        self._settle()
+        if moments.join(placed.graph, placed.placements):
+            placed.nodes = needed(placed.graph)
+            self._settle()
+        return placed
+
+    def _settle(self) -> None:
         for _ in range(_MOST_ROUNDS):
             self._pass()
             more = self._needed_whole() - self._reduced
             if not more:
                 break
             self._reduced |= more
-        return self._placed
 
     def _pass(self) -> None:
         placed = self._placed
         placed.placements = dict(zip(placed.graph.inputs, placed.inputs, strict=True))
-        placed.whole = set()
+        placed.plans, placed.bodies, placed.whole = {}, {}, set()
+        self._rounds = dict.fromkeys(placed.graph.inputs, 0)
         for node in placed.nodes:
             plan = placed.plans[node] = self._plan(node)
             placed.placements.update(zip(node.outputs, plan.outputs, strict=True))
+            self._rounds.update(dict.fromkeys(node.outputs, self._rounds_of(node)))
 
     def _seen(self, value: Value) -> Placement:
         """The placement as the nodes that use the value see it."""
@@ -101,15 +113,62 @@ class _Propagation:
             return REPLICATE
         return found
 
+    def _rounds_seen(self, value: Value) -> int:
+        """The exchanges before the value has the placement that ``_seen`` returns."""
+        return self._rounds[value] + (
+            self._seen(value) != self._placed.placements[value]
+        )
+
+    def _rounds_of(self, node: Node) -> int:
+        """The exchanges that must end before the node has run."""
+        if node.is_folded:
+            return 0
+        wants = zip(node.inputs, self._placed.plans[node].want, strict=True)
+        placements = self._placed.placements
+        before = [
+            self._rounds[value] + (want == REPLICATE != placements[value])
+            for value, want in wants
+        ]
+        own = any(body.exchanges() for body in self._placed.bodies.get(node, ()))
+        return max(before, default=0) + own
+
     def _needed_whole(self) -> set[Value]:
         placed = self._placed
         return {
-            value
+            self._source(value)
             for node, plan in placed.plans.items()
             for value, want in zip(node.inputs, plan.want, strict=not node.is_folded)
             if isinstance(placed.placements[value], Partial)
             and not isinstance(want, Partial)
         }
+
+    def _source(self, value: Value) -> Value:
+        """The value of which this one is a copy, perhaps of another shape or sign.
+
+        If that is reduced instead, all its copies are whole.
+        """
+        while (source := self._copied(value.node)) is not None:
+            value = source
+        return value
+
+    def _copied(self, node: Node) -> Value | None:
+        if not node.inputs or node.bodies or node.is_folded:
+            return None
+        source, *others = node.inputs
+        plan = self._placed.plans[node]
+        is_copy = (
+            len(node.outputs) == 1
+            and isinstance(plan.outputs[0], Partial)
+            and list(plan.want[:1]) == list(plan.outputs)
+            and isinstance(self._placed.placements[source], Partial)
+            and all(each.node.is_folded for each in others)
+            and source.dtype == node.outputs[0].dtype
+            and source.elements == node.outputs[0].elements
+        )
+        return source if is_copy else None
+
+    def _operation(self, node: Node, placements: Sequence[Placement]) -> Operation:
+        return Operation(node, placements, list(map(self._rounds_seen, node.inputs)))
 
     def _plan(self, node: Node) -> Plan:
         if node.bodies:
@@ -123,13 +182,15 @@ class _Propagation:
             outputs: list[Placement] = [Shard(0, n) if n else REPLICATE for n in rows]
             return Plan(placements, outputs, made=[REPLICATE] * len(outputs))
         # Even if nothing is divided yet, random numbers for the rows can be.
-        plan = random_rules.by_rows(node, self._placed.rows)
+        plan = random_rules.by_rows(node, self._placed.rows) or moments.plan_of(
+            node, placements
+        )
         if plan is not None:
             return plan
         if all(map(is_whole, placements)) and not list_rules.handles_lists(node):
             return Plan(placements, [REPLICATE] * len(node.outputs))
         found = RULES.get(node.type)
-        plan = None if found is None else found(Operation(node, placements))
+        plan = None if found is None else found(self._operation(node, placements))
         if plan is not None and _is_possible(node, plan):
             return plan
         if not all(map(is_whole, placements)):

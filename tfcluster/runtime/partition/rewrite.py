@@ -219,10 +219,10 @@ class _Body:
                 self._values.put(value, REPLICATE, (ref,))
             self._written[node] = [n for c in node.controls for n in self._written[c]]
             return True
-        if any(value not in self._values for value in node.inputs):
-            return False
+        # All that is there is exchanged as soon as possible, even if the node still
+        # waits for others of its inputs.
         inputs = [
-            self._values.get(value, want, pending)
+            self._values.get(value, want, pending) if value in self._values else None
             for value, want in zip(node.inputs, plan.want, strict=True)
         ]
         ready = [refs for refs in inputs if refs is not None]

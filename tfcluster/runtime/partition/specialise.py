@@ -13,6 +13,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from tfcluster.runtime.partition import lists, tf_functions
+from tfcluster.runtime.partition.dataset_loops import REDUCTION, loop_of
 from tfcluster.runtime.partition.functions import (
     BRANCHES,
     LOOPS,
@@ -133,6 +134,12 @@ class _Specialiser(ShapeGraph):
         called = called_function(definition)
         if called is not None and (function := function_named(called)) is not None:
             return self.inline(function, inputs, path, controls, fetched)
+        if definition.op == REDUCTION:
+            self.flush()
+            found = loop_of(definition.attr, inputs)
+            if found is not None:
+                waits = [each for each in controls if each not in found.replaced]
+                return self.inline(found.function, found.inputs, path, waits, {})
         if definition.op in LOOPS:
             return self._loop(source, inputs, controls, path)
         if definition.op in BRANCHES:

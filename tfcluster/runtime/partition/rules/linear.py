@@ -83,7 +83,11 @@ def cast(op: Operation) -> Plan | None:
 
 @rule("Add", "AddV2", "Sub", "AddN")
 def add(op: Operation) -> Plan | None:
-    """A sum of terms is a term of the sum, if nothing is broadcast."""
+    """A sum of terms is a term of the sum, if nothing is broadcast.
+
+    Terms are added up over the ranks at once where a whole input waits for an exchange
+    in which they can go: their sum with it would need one more.
+    """
     placements = op.placements
     if any(isinstance(each, ListOf) for each in placements):
         return _add_lists(op)
@@ -91,8 +95,16 @@ def add(op: Operation) -> Plan | None:
         output = op.output_shape()
         same = all(each.shape == output for each in op.inputs)
         if same and elements_of(output) is not None:
-            return Plan([SUM] * len(placements), [SUM])
+            found: Placement = REPLICATE if _waits_for_exchange(op) else SUM
+            return Plan([found] * len(placements), [found])
     return elementwise(op)
+
+
+def _waits_for_exchange(op: Operation) -> bool:
+    """Whether whole inputs wait for an exchange for which no term waits."""
+    rounds = list(zip(op.placements, op.rounds, strict=True))
+    terms = max(count for placement, count in rounds if placement == SUM)
+    return any(count > terms for placement, count in rounds if placement == REPLICATE)
 
 
 def _add_lists(op: Operation) -> Plan:

@@ -89,11 +89,15 @@ def known(found: T | None) -> T:
 class Operation:
     """An op with the placements that its inputs have."""
 
-    __slots__ = ("node", "placements")
+    __slots__ = ("node", "placements", "rounds")
 
-    def __init__(self, node: Node, placements: Sequence[Placement]) -> None:
+    def __init__(
+        self, node: Node, placements: Sequence[Placement], rounds: Sequence[int] = ()
+    ) -> None:
         self.node = node
         self.placements = placements
+        self.rounds = rounds or [0] * len(placements)
+        """For each input: how many exchanges must end before its placement is there."""
 
     @property
     def type(self) -> str:

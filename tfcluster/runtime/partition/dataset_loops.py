@@ -1,0 +1,223 @@
+"""Loops over a dataset within a function, written as loops over an iterator.
+
+AutoGraph turns ``for batch in dataset`` into ``Dataset.scan``, ``take_while`` if the
+loop may end early, and ``reduce``: ops whose bodies run somewhere else. The same bodies
+within a ``While`` can be divided like those of any other loop that takes batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.partition import tf_functions
+from tfcluster.runtime.partition.functions import Function, function_named, op_types
+from tfcluster.runtime.partition.graph import Node, Value, python_value
+from tfcluster.runtime.partition.rules.random import OWN_STATE, STATEFUL
+from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
+from tfcluster.runtime.tensor_types import DType, Message
+
+REDUCTION = "ReduceDataset"
+_DRAWS = OWN_STATE | STATEFUL.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A function that a dataset op calls for each element, after its own inputs."""
+
+    function: Function
+    state: Sequence[Value]
+    """The initial state, which the function gets first; empty for ``take_while``."""
+    others: Sequence[Value]
+    """What the function gets last."""
+
+    @property
+    def types(self) -> list[DType]:
+        """The dtypes of the function's arguments."""
+        signature = self.function.definition.signature
+        return [tf.as_dtype(each.type) for each in signature.input_arg]
+
+    def call(self, writer: Writer, inputs: Sequence[Ref]) -> list[Ref]:
+        outputs = self.function.definition.signature.output_arg
+        return writer.op(
+            "StatefulPartitionedCall",
+            [inputs],
+            {
+                "f": FunctionName(self.function.name),
+                "Tout": [tf.as_dtype(each.type) for each in outputs],
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetLoop:
+    """A function that does what the ops did, and its inputs."""
+
+    function: Function
+    inputs: list[Value]
+    replaced: list[Node]
+    """The ops before the reduction whose bodies the function has."""
+
+
+def loop_of(
+    attributes: Mapping[str, Message], inputs: Sequence[Value]
+) -> DatasetLoop | None:
+    """The loop for a ``ReduceDataset`` with these attributes and inputs.
+
+    None if a body draws random numbers from states of its ops: in a dataset, these
+    begin anew with each iteration over the dataset.
+    """
+    reduction = _stage(attributes, "f", inputs)
+    scan = condition = None
+    dataset, replaced = inputs[0], []
+    if dataset.node.type == "TakeWhileDataset":
+        condition = _stage(dataset.node.attributes, "predicate", dataset.node.inputs)
+        replaced.append(dataset.node)
+        dataset = dataset.node.inputs[0]
+    if dataset.node.type == "ScanDataset":
+        scan = _stage(dataset.node.attributes, "f", dataset.node.inputs)
+        replaced.append(dataset.node)
+        dataset = dataset.node.inputs[0]
+    elif condition is not None:
+        return None
+    stages = [each for each in (scan, condition, reduction) if each is not None]
+    if any(not _DRAWS.isdisjoint(op_types(each.function)) for each in stages):
+        return None
+    name = _written(scan, condition, reduction)
+    function = function_named(name)
+    assert function is not None
+    given = [
+        dataset,
+        *(value for each in stages for value in each.state),
+        *(value for each in stages for value in each.others),
+    ]
+    return DatasetLoop(function, given, replaced)
+
+
+def _stage(
+    attributes: Mapping[str, Message], name: str, inputs: Sequence[Value]
+) -> Stage:
+    function = function_named(attributes[name].func.name)
+    if function is None:
+        raise NotImplementedError("a dataset's function is not registered")
+    others = len(attributes["Targuments"].list.type)
+    end = len(inputs) - others
+    return Stage(function, inputs[1:end], inputs[end:])
+
+
+def _written(scan: Stage | None, condition: Stage | None, reduction: Stage) -> str:
+    """Write and register the functions; returns the name of the one to call."""
+    first = reduction if scan is None else scan
+    start, end = len(first.state), len(first.types) - len(first.others)
+    element = first.types[start:end]
+    shapes = [_shape_of(first.function, place) for place in range(start, end)]
+    stages = [each for each in (scan, condition, reduction) if each is not None]
+    states = [value.dtype for each in stages for value in each.state]
+    others = [value.dtype for each in stages for value in each.others]
+    kinds: dict[str, object] = {"output_types": element, "output_shapes": shapes}
+    carried = [tf.bool, tf.resource, *states, *others]
+
+    step = Writer("dataset_loop_step")
+    optional, *given = (step.argument(t) for t in (tf.variant, *states, *others))
+    batch = step.op("OptionalGetValue", [optional], kinds)
+    step_name = _finish(step, _step(step, scan, condition, reduction, batch, given))
+
+    stop = Writer("dataset_loop_stop")
+    _, *given = (stop.argument(t) for t in (tf.variant, *states, *others))
+    ended = stop.constant(np.array(False))
+    stop_name = _finish(stop, [ended, *given[: len(states)]])
+
+    body = Writer("dataset_loop_body")
+    _, iterator, *given = (body.argument(each) for each in carried)
+    (optional,) = body.op("IteratorGetNextAsOptional", [iterator], kinds)
+    (is_there,) = body.op("OptionalHasValue", [optional], {})
+    goes_on, *new = body.op(
+        "If",
+        [is_there, [optional, *given]],
+        {
+            "Tout": [tf.bool, *states],
+            "then_branch": FunctionName(step_name),
+            "else_branch": FunctionName(stop_name),
+        },
+    )
+    body_name = _finish(body, [goes_on, iterator, *new, *given[len(states) :]])
+
+    check = Writer("dataset_loop_condition")
+    goes_on, *_ = (check.argument(each) for each in carried)
+    check_name = _finish(check, [goes_on])
+
+    whole = Writer("dataset_loop")
+    dataset, *given = (whole.argument(t) for t in (tf.variant, *states, *others))
+    (iterator,) = whole.op("AnonymousIteratorV3", [], kinds)
+    whole.op("MakeIterator", [dataset, iterator], {})
+    with whole.after([whole.last]):
+        found = whole.op(
+            "While",
+            [[whole.constant(np.array(True)), iterator, *given]],
+            {
+                "T": carried,
+                "cond": FunctionName(check_name),
+                "body": FunctionName(body_name),
+                "parallel_iterations": 1,
+            },
+        )
+    last = 2 + len(states)
+    return _finish(whole, found[last - len(reduction.state) : last])
+
+
+def _step(
+    writer: Writer,
+    scan: Stage | None,
+    condition: Stage | None,
+    reduction: Stage,
+    batch: Sequence[Ref],
+    given: Sequence[Ref],
+) -> list[Ref]:
+    """Whether the loop goes on after an element, and the new states."""
+    rest = list(given)
+    stages = [each for each in (scan, condition, reduction) if each is not None]
+    states, others = (
+        [[rest.pop(0) for _ in values] for values in chosen]
+        for chosen in (
+            [each.state for each in stages],
+            [each.others for each in stages],
+        )
+    )
+    element, new = list(batch), []
+    if scan is not None:
+        found = scan.call(writer, [*states[0], *element, *others[0]])
+        new, element = found[: len(states[0])], found[len(states[0]) :]
+    inputs = [*states[-1], *element, *others[-1]]
+    if condition is None:
+        goes_on = writer.constant(np.array(True))
+        return [goes_on, *new, *reduction.call(writer, inputs)]
+    (goes_on,) = condition.call(writer, [*element, *others[1]])
+    unchanged = Writer("dataset_loop_unchanged")
+    arguments = [unchanged.argument(each.dtype) for each in inputs]
+    reduced = writer.op(
+        "If",
+        [goes_on, inputs],
+        {
+            "Tout": [each.dtype for each in states[-1]],
+            "then_branch": FunctionName(reduction.function.name),
+            "else_branch": FunctionName(
+                _finish(unchanged, arguments[: len(states[-1])])
+            ),
+        },
+    )
+    return [goes_on, *new, *reduced]
+
+
+def _shape_of(function: Function, place: int) -> tf.TensorShape:
+    """The shape of an argument, as far as the function says it."""
+    given = function.definition.arg_attr
+    shapes = python_value(given[place].attr["_output_shapes"]) if place in given else []
+    return shapes[0] if shapes else tf.TensorShape(None)
+
+
+def _finish(writer: Writer, outputs: Sequence[Ref]) -> str:
+    tf_functions.register(writer.finish(outputs, []))
+    return writer.name
