@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     GROUP_KEYS,
     NAMED_KEYS,
-    CollectiveKeys,
     instance_key,
 )
 from tfcluster.runtime.collective.transports.tensorflow.failures import (
@@ -25,63 +20,13 @@ from tfcluster.runtime.collective.transports.tensorflow.gpus import (
     identities,
     obstacle,
 )
-from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
-
-DEVICES = ["/job:worker/task:0/CPU:0", "/job:worker/task:1/CPU:0"]
 
 
 def test_keys_are_of_a_range_that_tensorflow_does_not_reach() -> None:
-    keys = CollectiveKeys()
-    group = keys.group_key(DEVICES)
-    assert group == GROUP_KEYS.start > 1_000_000
+    assert GROUP_KEYS.start > 1_000_000
     assert instance_key(["gradients"]) in NAMED_KEYS
     assert GROUP_KEYS.stop <= NAMED_KEYS.start
     assert NAMED_KEYS.stop <= 1 << 31
-
-
-def test_a_group_has_one_key_whatever_the_order_of_its_devices() -> None:
-    keys = CollectiveKeys()
-    first = keys.group_key(DEVICES)
-    assert keys.group_key(reversed(DEVICES)) == first
-    assert keys.group_key(DEVICES[:1]) == first + 1
-    assert CollectiveKeys(group_key_start=7).group_key(DEVICES) == 7
-
-
-@pytest.fixture
-def _hasty_threads() -> Iterator[None]:
-    """Let threads switch as often as possible."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_hasty_threads")
-def test_threads_get_one_key_for_a_group() -> None:
-    keys = CollectiveKeys()
-    found: list[tuple[int, int]] = []
-    begin = threading.Barrier(8)
-
-    def ask() -> None:
-        begin.wait(10)
-        for number in range(300):
-            found.append((number, keys.group_key([*DEVICES, str(number)])))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(found) == 2400
-    assert len(set(found)) == len({key for _, key in found}) == 300
-
-
-def test_a_copy_goes_on_from_where_it_was_made() -> None:
-    keys = CollectiveKeys()
-    group = keys.group_key(DEVICES)
-    copied = copy.deepcopy(keys)
-    assert copied.group_key(DEVICES) == group
-    assert copied.group_key(DEVICES[:1]) == keys.group_key(DEVICES[:1]) == group + 1
 
 
 def test_keys_say_what_is_exchanged_and_count_nothing() -> None:
@@ -189,27 +134,3 @@ def test_gpus_have_names_in_the_whole_cluster(
     numbers: list[int], visible: str | None, found: tuple[str, ...]
 ) -> None:
     assert identities("h", numbers, visible) == found
-
-
-@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 3, 4), (2, 1, 4, 2), (0, 3)])
-def test_rows_are_padded_with_zeros_and_cut_again(shape: tuple[int, ...]) -> None:
-    array = np.ones(shape, np.int32)
-    longer = padded(array, 5)
-    assert longer.shape == (5, *shape[1:])
-    assert longer.dtype == np.int32
-    np.testing.assert_array_equal(longer[: shape[0]], array)
-    assert not longer[shape[0] :].any()
-    assert padded(array, shape[0]) is array
-    both = np.concatenate([longer, padded(2 * np.ones_like(array[:1]), 5)])
-    first, second = unpadded(both, [shape[0], min(1, shape[0])])
-    np.testing.assert_array_equal(first, array)
-    assert len(second) == min(1, shape[0])
-
-
-def test_what_does_not_fit_is_said() -> None:
-    with pytest.raises(ValueError, match="scalar"):
-        padded(np.array(1), 2)
-    with pytest.raises(ValueError, match="3 rows do not fit into 2"):
-        padded(np.ones(3), 2)
-    with pytest.raises(ValueError, match="5 rows are not 2 equal parts"):
-        unpadded(np.ones(5), [1, 1])

@@ -26,8 +26,7 @@ from tfcluster.runtime.collective.collectives import (
     combine,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.half_precision import reduce_half_precision
-from tfcluster.runtime.collective.packing import reduced
+from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")
@@ -49,11 +48,9 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
     def act(group: Group) -> list[float]:
         own = np.array([2048 if group.rank == 0 else 1, 1e-7, 60000], np.float16)
         with group.exchange(SIGNATURE) as call:
-            total = reduce_half_precision(call.transport, own, ReduceOp.SUM, None)
-            largest = reduce_half_precision(call.transport, own, ReduceOp.MAX, None)
-            mean = reduce_half_precision(
-                call.transport, own, ReduceOp.SUM, [1 / size] * size
-            )
+            total = reduce_half_precision(call.transport, own, ReduceOp.SUM)
+            largest = reduce_half_precision(call.transport, own, ReduceOp.MAX)
+            mean = reduce_half_precision(call.transport, own, ReduceOp.SUM, size)
         assert total.dtype == largest.dtype == mean.dtype == np.float16
         assert largest[0] == 2048
         assert mean[2] == 60000
@@ -62,17 +59,6 @@ def test_halves_are_summed_up_in_float32(size: int) -> None:
     for total in results(as_threads(size, act)):
         assert total[0] == np.float16(2048 + size - 1)
         assert (total[2] == np.inf) == (size > 1)
-
-
-def test_a_rank_without_rows_counts_for_nothing_in_half_precision() -> None:
-    def act(group: Group) -> float:
-        own = np.array([np.nan if group.rank == 0 else group.rank], np.float16)
-        with group.exchange(SIGNATURE, float(group.rank)) as call:
-            (mean,) = reduced(call, [own], ReduceOp.SUM, scale=call.share)
-        return float(mean[0])
-
-    for mean in results(as_threads(3, act)):
-        assert mean == pytest.approx((1 * 1 + 2 * 2) / 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "uint64", "float32"])

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.transports.base import ScaledVector
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
     PeerSockets,
@@ -49,21 +48,18 @@ def connected_sockets(size: int) -> list[PeerSockets]:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "in place"])
-@pytest.mark.parametrize("scale", [1.0, 0.25])
 @pytest.mark.parametrize("count", [1, 1000, 5 * BLOCK + 7])
-def test_every_rank_has_the_same_result(
-    size: int, apart: bool, scale: float, count: int
-) -> None:
+def test_every_rank_has_the_same_result(size: int, apart: bool, count: int) -> None:
     rng = np.random.default_rng(7)
     vectors = [rng.normal(size=count).astype("float32") for _ in range(size)]
-    expected = sum(vector.astype("float64") for vector in vectors) * scale
+    expected = sum(vector.astype("float64") for vector in vectors)
     kept = [vector.copy() for vector in vectors]
     sockets = connected_sockets(size)
 
     def reduce(rank: int) -> np.ndarray:
         source = vectors[rank]
         result = np.full_like(source, np.nan) if apart else source
-        ring = Ring(rank, range(size), result, np.add, ScaledVector(source, scale))
+        ring = Ring(rank, range(size), result, np.add, source)
         sockets[rank].transfer(ring.sources, ring.sinks, TIMEOUT_S)
         return result
 

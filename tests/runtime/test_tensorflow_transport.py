@@ -261,7 +261,6 @@ def test_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
     expected = np.concatenate(parts, axis)
     for found in outcomes.ranks:
         np.testing.assert_array_equal(found[f"gathered/{axis}"], expected)
-        assert int(found["gathered/carried"]) > expected.nbytes
 
 
 @pytest.mark.parametrize("case", ["few_rows", "many_rows"])
@@ -274,12 +273,11 @@ def test_dtypes_are_carried_or_left_to_the_host(outcomes: Outcomes) -> None:
     items = 20_000
     for rank in outcomes.said("calls"):
         # The program itself compares each result with numpy's.
-        assert rank["float32 sum"] == rank["uint8 product"] == 4 * items
-        assert rank["float64 sum"] == rank["uint32 max"] == 8 * items
-        assert rank["complex64 sum"] == 8 * items
-        for left in ("float32 max", "float16 sum", "uint64 sum", "bool sum", "small"):
+        assert rank["float32 sum"] == rank["int32 product"] == 4 * items
+        assert rank["float64 sum"] == rank["int64 max"] == 8 * items
+        for left in ("float32 max", "float16 sum", "uint8 sum", "complex64 sum"):
             assert rank[left] == 0
-        assert rank["gathered"] == 40_016
+        assert rank["small"] == rank["gathered"] == 0
         assert rank["in a function"] == 6.0
 
 

@@ -6,7 +6,10 @@ it is used.
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -210,127 +213,26 @@ __all__ = [
     "v1",
 ]
 
-_NAMES: dict[str, tuple[str, ...]] = {
-    "tfcluster.runtime.keras.whole_batches": ("gather_batch", "merge_with"),
-    "tfcluster.runtime.exchange.gather_broadcast": (
-        "allgather",
-        "alltoall",
-        "broadcast",
-        "grouped_allgather",
-    ),
-    "tfcluster.runtime.exchange.rank_ops": (
-        "local_rank_op",
-        "local_size_op",
-        "process_set_included_op",
-        "rank_op",
-        "size_op",
-    ),
-    "tfcluster.runtime.exchange.reduce": (
-        "Adasum",
-        "Average",
-        "Max",
-        "Min",
-        "Product",
-        "Sum",
-        "allreduce",
-        "grouped_allreduce",
-        "grouped_reducescatter",
-        "reducescatter",
-    ),
-    "tfcluster.runtime.exchange.broadcast_variables": (
-        "broadcast_",
-        "broadcast_global_variables",
-        "broadcast_variables",
-    ),
-    "tfcluster.runtime.horovod.capabilities": (
-        "ccl_built",
-        "check_extension",
-        "check_num_rank_power_of_2",
-        "cuda_built",
-        "ddl_built",
-        "gloo_built",
-        "gloo_enabled",
-        "is_homogeneous",
-        "mpi_built",
-        "mpi_enabled",
-        "mpi_threads_supported",
-        "nccl_built",
-        "rocm_built",
-    ),
-    "tfcluster.runtime.errors": (
-        "CollectiveError",
-        "CollectiveMismatchError",
-        "CollectiveTimeoutError",
-        "NotDistributedError",
-        "PeerLostError",
-    ),
-    "tfcluster.runtime.exchange.wire_format": ("Compression",),
-    "tfcluster.runtime.horovod.optimizer": (
-        "DistributedOptimizer",
-        "PartialDistributedOptimizer",
-    ),
-    "tfcluster.runtime.horovod.tape": (
-        "DistributedGradientTape",
-        "PartialDistributedGradientTape",
-    ),
-    "tfcluster.runtime.horovod.join": ("join",),
-    "tfcluster.runtime.horovod.load_model": ("load_model",),
-    "tfcluster.runtime.horovod.sync_batch_normalization": ("SyncBatchNormalization",),
-    "tfcluster.runtime.exchange.objects": (
-        "allgather_object",
-        "broadcast_object",
-        "broadcast_object_fn",
-    ),
-    "tfcluster.runtime.process_sets": (
-        "ProcessSet",
-        "add_process_set",
-        "get_process_set_ids_and_ranks",
-        "global_process_set",
-        "is_process_set_included",
-        "process_set_included",
-        "remove_process_set",
-    ),
-    "tfcluster.runtime.horovod.timeline": (
-        "start_timeline",
-        "stop_timeline",
-    ),
-    "tfcluster.runtime.tf1": (
-        "BroadcastGlobalVariablesHook",
-        "Session",
-        "cluster_spec",
-        "device_filters",
-        "server",
-        "session_config",
-    ),
-    "tfcluster.runtime.process_group": (
-        "barrier",
-        "cross_rank",
-        "cross_size",
-        "init",
-        "is_chief",
-        "is_initialized",
-        "local_rank",
-        "local_size",
-        "rank",
-        "shutdown",
-        "size",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = {
-    "callbacks": "tfcluster.runtime.callbacks",
-    "elastic": "tfcluster.runtime.elastic",
-    "v1": "tfcluster.runtime.tf1",
-}
+
+@functools.cache
+def _places() -> dict[str, tuple[str, str]]:
+    """The module of each name, and its name there, from the imports above."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    return {
+        alias.asname or alias.name: (str(node.module), alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    module = _MODULE_OF.get(name)
-    if module is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
+    module, original = _places()[name]
+    if module == __name__:
+        return importlib.import_module(f"{module}.{original}")
+    value = getattr(importlib.import_module(module), original)
     globals()[name] = value
     return value
 

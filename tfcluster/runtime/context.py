@@ -86,47 +86,32 @@ class Context:
 
     @property
     def size(self) -> int:
-        """The number of ranks. Raises NoRankError like ``rank``."""
+        """The number of ranks."""
         return self._require_rank().size
 
     @property
     def local_rank(self) -> int:
-        """The rank of this task among the ranks on its host.
-
-        Raises NoRankError like ``rank``.
-        """
+        """The rank of this task among the ranks on its host."""
         return self._require_rank().local_rank
 
     @property
     def local_size(self) -> int:
-        """The number of ranks on this host.
-
-        Raises NoRankError like ``rank``.
-        """
+        """The number of ranks on this host."""
         return self._require_rank().local_size
 
     @property
     def cross_rank(self) -> int:
-        """The rank of this task among the ranks with its local rank on all hosts.
-
-        Raises NoRankError like ``rank``.
-        """
+        """The rank of this task among the ranks with its local rank on all hosts."""
         return self._require_rank().cross_rank
 
     @property
     def cross_size(self) -> int:
-        """The number of hosts that have a task with this local rank.
-
-        Raises NoRankError like ``rank``.
-        """
+        """The number of hosts that have a task with this local rank."""
         return self._require_rank().cross_size
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is rank 0.
-
-        Raises NoRankError like ``rank``.
-        """
+        """Whether this is rank 0."""
         return self._require_rank().rank == 0
 
     @property

@@ -189,7 +189,7 @@ def test_a_gather_has_the_line_that_needs_the_rows() -> None:
 
     found = explanation(ordered, rows(8))
     (gather,) = found.exchanged
-    assert (gather.kind, gather.nbytes) == ("rows", ROWS * 8 * 4)
+    assert (gather.kind, gather.bytes) == ("rows", ROWS * 8 * 4)
     where = line_with(ordered, "tf.sort")
     assert gather.line is not None
     assert gather.line.endswith(where)
@@ -246,7 +246,7 @@ def test_work_that_follows_from_an_op_counts_for_it() -> None:
 
     found = explanation(step, rows(8))
     (op,) = found.whole
-    assert (op.op, op.cost, op.following) == ("PyFunc", ROWS * 8, ROWS * 8 * 400)
+    assert (op.op, op.cost, op.following_cost) == ("PyFunc", ROWS * 8, ROWS * 8 * 400)
     assert "on the host" in op.reason
     assert found.divided == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -80,13 +81,18 @@ def raw(op: str, **attributes: Any) -> Callable[..., Any]:
 
 
 def ops_of(module: ModuleType) -> set[str]:
-    """The ops for which a module of the rules has a rule, in its own text."""
-    source = inspect.getsource(module)
-    return {
-        op
-        for op, rule in RULES.items()
-        if rule.__module__ == module.__name__ and f'"{op}"' in source
-    }
+    """The ops for which a module of the rules has a rule."""
+    found: set[str] = set()
+    for call in ast.walk(ast.parse(inspect.getsource(module))):
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "rule":
+            continue
+        for node in (each for given in call.args for each in ast.walk(given)):
+            if isinstance(node, ast.Constant):
+                found.add(str(node.value))
+            elif isinstance(node, ast.Name):
+                found.update(vars(module)[node.id])
+    assert found <= {*RULES}
+    return found
 
 
 @dataclass

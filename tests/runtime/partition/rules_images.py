@@ -26,6 +26,7 @@ from tests.runtime.partition.rule_checks import (
     seeds,
     some,
 )
+from tests.runtime.partition.rules_boxes import BOXES
 from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement, Shard
 from tfcluster.runtime.partition.rules import images
 
@@ -326,7 +327,7 @@ OTHERS = {
 
 
 def test_every_op_has_a_case() -> None:
-    assert {*ON_IMAGES, *GRADIENTS, *OTHERS} == ops_of(images)
+    assert {*ON_IMAGES, *GRADIENTS, *OTHERS, *BOXES} == ops_of(images)
 
 
 @pytest.mark.parametrize("op", ON_IMAGES)

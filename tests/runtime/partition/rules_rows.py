@@ -27,6 +27,7 @@ from tests.runtime.partition.rule_checks import (
     seeds,
     some,
 )
+from tests.runtime.partition.rules_boxes import MATRICES
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -152,7 +153,7 @@ OTHERS = {
 
 
 def test_every_op_has_a_case() -> None:
-    assert {*ONE_INPUT, *OTHERS} == ops_of(rows)
+    assert {*ONE_INPUT, *OTHERS, *MATRICES} == ops_of(rows)
 
 
 @pytest.mark.parametrize("op", ONE_INPUT)

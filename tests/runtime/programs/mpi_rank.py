@@ -64,7 +64,7 @@ def operations(group: Group, transport: MpiTransport) -> dict[str, Any]:
     ).decode()
     with group.exchange(Signature("a")) as call:
         found["swapped"] = b" ".join(call.transport.alltoall(every)).decode()
-    transport.barrier()
+    transport.allgather(b"")
     mapped = Path("/proc/self/maps").read_text().splitlines()
     found["files"] = [
         line.split()[-1]

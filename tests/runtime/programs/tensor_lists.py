@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs import checks
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList, flattened
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.tensors import is_sparse
 
 
@@ -48,11 +48,11 @@ def check_the_flat_list_has_dense_tensors_values_and_indices():
     found = TensorList.of(values)
     assert (found.dense_count, found.summed_count, len(found.flat)) == (2, 4, 6)
     assert [tensor.dtype.name for tensor in found.flat[:4]] == ["float32"] * 4
-    assert [tensor.numpy().tolist() for tensor in found.indices] == [[4, 0], [5, 0]]
+    assert [t.numpy().tolist() for t in found.flat[4:]] == [[4, 0], [5, 0]]
     arrays = [tensor.numpy() for tensor in found.flat]
     dense, sparse = found.unflattened(arrays)
-    for ours, again in zip(arrays, flattened(dense, sparse), strict=True):
-        assert ours is again
+    again = [*dense, *(s.values for s in sparse), *(s.indices for s in sparse)]
+    assert all(one is other for one, other in zip(arrays, again, strict=True))
     assert found.in_order("ab", "cd") == ["c", None, "a", "d", "b"]
 
 

@@ -14,13 +14,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """An exchange in progress, on whose signature all ranks have agreed.
-
-    ``weights`` has every rank's weight, in rank order.
-    """
+    """An exchange in progress, on whose signature all ranks have agreed."""
 
     transport: Transport
-    weights: tuple[float, ...]
     notes: tuple[bytes, ...] = ()
     """The note that each rank has sent along, in rank order: eight bytes."""
     tracer: Tracer | None = None
@@ -37,14 +33,3 @@ class CollectiveCall:
         ended_s, waited_s = tracer.clock(), self.transport.waited_s - waited_s
         tracer.add(EXCHANGES, "bucket", began_s, ended_s, nbytes, self.how, waited_s)
         return result
-
-    @property
-    def share(self) -> float:
-        """This rank's fraction of the total weight, 0..1; 0 if all weights are 0."""
-        return self.shares[self.transport.rank]
-
-    @property
-    def shares(self) -> list[float]:
-        """Every rank's fraction of the total weight, in rank order."""
-        total = sum(self.weights)
-        return [weight / total if total else 0.0 for weight in self.weights]

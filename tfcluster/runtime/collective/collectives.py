@@ -15,7 +15,6 @@ from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
 from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.half_precision import is_half_precision
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.sparse import Slices
@@ -25,7 +24,7 @@ from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 def reduce_arrays(
     group: Group, arrays: Sequence[Array], op: ReduceOp, signature: Signature
 ) -> list[Array]:
-    """All-reduce each array by ``op``: SUM, MIN, MAX or PRODUCT.
+    """All-reduce each array by ``op``, which is not ADASUM.
 
     Arrays have any shapes and numeric numpy dtypes, equal on all ranks; results are new
     arrays of the same shapes and dtypes, bitwise equal on all ranks. Half precision is
@@ -66,9 +65,7 @@ def combine(
     if op is ReduceOp.ADASUM:
         require_power_of_two(group.size)
     with group.exchange(signature) as call:
-        if op is ReduceOp.AVERAGE:
-            combined = _averaged(call, dense)
-        elif op is ReduceOp.ADASUM:
+        if op is ReduceOp.ADASUM:
             combined = [_adasummed(call, array) for array in dense]
         else:
             combined = reduced(call, dense, op)
@@ -99,34 +96,6 @@ def meet(group: Group, signature: Signature) -> None:
     """Barrier: return when all ranks have called. Raises like ``Group.exchange``."""
     with group.exchange(signature):
         pass  # Comparing signatures is already a barrier.
-
-
-def _averaged(call: CollectiveCall, arrays: Sequence[Array]) -> list[Array]:
-    """The mean over the ranks, with equal weights."""
-    size = call.transport.size
-    # Sums of narrow integers could overflow; their averages fit the dtype again.
-    wide = [
-        array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
-        if array.dtype.kind in "iu"
-        else array
-        for array in arrays
-    ]
-    halves = [array for array in wide if is_half_precision(array.dtype)]
-    others = [array for array in wide if not is_half_precision(array.dtype)]
-    totals = iter(reduced(call, others, ReduceOp.SUM))
-    # All weights are equal in this exchange, so each share is 1 / size.
-    half_means = iter(reduced(call, halves, ReduceOp.SUM, scale=call.share))
-    means = []
-    for array in arrays:
-        if is_half_precision(array.dtype):
-            means.append(next(half_means))
-            continue
-        total = next(totals)
-        if array.dtype.kind in "iu":
-            means.append((total // total.dtype.type(size)).astype(array.dtype))
-        else:
-            means.append(np.divide(total, total.dtype.type(size), out=total))
-    return means
 
 
 def _adasummed(call: CollectiveCall, array: Array) -> Array:

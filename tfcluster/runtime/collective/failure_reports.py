@@ -8,7 +8,7 @@ caused the failure, instead of the rank whose connection happened to break first
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tfcluster.runtime.errors import (
@@ -46,13 +46,7 @@ class ExitReport:
     """The state that should be equal on all ranks that end after the same exchange."""
 
     def as_frame(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "kind": self.kind,
-            "text": self.text[:_MAX_TEXT],
-            "steps": self.steps,
-            "state": dict(self.state),
-        }
+        return {**asdict(self), "text": self.text[:_MAX_TEXT]}
 
     @classmethod
     def of_frame(cls, frame: Mapping[str, Any]) -> ExitReport:

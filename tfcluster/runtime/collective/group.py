@@ -28,9 +28,8 @@ from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
-_HEADER = struct.Struct(">Q32sd8s")
-"""The number of the exchange, the digest of its signature, the weight of this rank's
-contribution, and its note."""
+_HEADER = struct.Struct(">Q32s8s")
+"""The number of the exchange, the digest of its signature, and a rank's note."""
 _MOST_KEPT = 16
 _OTHER_PROTOCOL = "a rank uses a different protocol version"
 
@@ -141,11 +140,6 @@ class Group:
         return self._transport.size
 
     @property
-    def several_hosts(self) -> bool:
-        """Whether ranks wait for a network; see ``Transport``."""
-        return self._transport.several_hosts
-
-    @property
     def waited_s(self) -> float:
         """Seconds this rank has spent waiting for other ranks so far."""
         return self._transport.waited_s
@@ -193,12 +187,12 @@ class Group:
 
     @contextmanager
     def exchange(
-        self, signature: Signature, weight: float = 1.0, note: bytes = b""
+        self, signature: Signature, note: bytes = b""
     ) -> Iterator[CollectiveCall]:
         """Compare ``signature`` with all ranks; the body then uses the transport.
 
-        ``weight`` and ``note`` (at most eight bytes) may differ between the ranks; the
-        call has every rank's weight and note.
+        ``note`` (at most eight bytes) may differ between the ranks; the call has every
+        rank's note.
 
         Raises CollectiveMismatchError on every rank if the signatures differ; no data
         has been exchanged then. Raises PeerLostError if a rank is lost,
@@ -224,16 +218,10 @@ class Group:
             bytes_before = self._transport.exchanged_bytes
             try:
                 self.join()
-                weights, notes = self._agree(signature, weight, note)
+                notes = self._agree(signature, note)
                 if tracer is not None:
                     arrived_s = self._clock() - phase.since
-                yield CollectiveCall(
-                    self._transport,
-                    weights,
-                    notes,
-                    tracer=tracer,
-                    how=self._how,
-                )
+                yield CollectiveCall(self._transport, notes, tracer, self._how)
             except CollectiveError as error:
                 if error is self.mismatch:
                     raise
@@ -425,20 +413,16 @@ class Group:
         since_s = self._clock() - phase.since
         return RankProgress(phase.number, phase.what, since_s, phase.inside)
 
-    def _agree(
-        self, signature: Signature, weight: float, note: bytes
-    ) -> tuple[tuple[float, ...], tuple[bytes, ...]]:
-        """Exchange headers: every rank's weight and note, in rank order.
+    def _agree(self, signature: Signature, note: bytes) -> tuple[bytes, ...]:
+        """Exchange headers; return every rank's note, in rank order.
 
         Raises CollectiveMismatchError if the signatures differ.
         """
         number = self._phase.number
-        header = _HEADER.pack(number, signature.digest, weight, note)
+        header = _HEADER.pack(number, signature.digest, note)
         headers = self._transport.allgather(header)
         try:
-            numbers, digests, weights, notes = zip(
-                *map(_HEADER.unpack, headers), strict=True
-            )
+            numbers, digests, notes = zip(*map(_HEADER.unpack, headers), strict=True)
         except struct.error as error:
             raise CollectiveError(_OTHER_PROTOCOL) from error
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
@@ -453,7 +437,7 @@ class Group:
             if len(set(numbers)) == 1:
                 self.mismatch = mismatch
             raise mismatch
-        return weights, notes
+        return notes
 
     def keep(self, error: CollectiveError) -> None:
         """Keep an error for ``error_in``: TensorFlow turns it into text in an op."""

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfcluster.runtime.collective.collective_call import CollectiveCall
-from tfcluster.runtime.collective.half_precision import (
-    is_half_precision,
-    reduce_half_precision,
-)
+from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
+from tfcluster.runtime.collective.rounding import is_half_precision
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
 
@@ -28,35 +26,56 @@ def reduced(
     call: CollectiveCall,
     arrays: Sequence[Array],
     op: ReduceOp,
-    *,
-    scale: float = 1.0,
 ) -> list[Array]:
-    """All-reduce ``scale`` times the arrays; returns new arrays.
+    """All-reduce the arrays; returns new arrays.
 
     Small arrays of one dtype are packed into one vector, which is all-reduced piece by
     piece. A large array is all-reduced in a separate call. Results have the shapes and
-    dtypes of ``arrays``, which are equal on all ranks. Raises what the methods of
-    ``Transport`` raise.
+    dtypes of ``arrays``, which are equal on all ranks. The average of integers is
+    rounded down; it does not overflow. Raises what the methods of ``Transport`` raise.
     """
+    if op is not ReduceOp.AVERAGE:
+        return _reduced(call, arrays, op)
+    size = call.transport.size
+    # Sums of narrow integers could overflow; their averages fit the dtype again.
+    wide = [
+        array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
+        if array.dtype.kind in "iu"
+        else array
+        for array in arrays
+    ]
+    means = []
+    for array, total in zip(arrays, _reduced(call, wide, op), strict=True):
+        if array.dtype.kind in "iu":
+            means.append((total // total.dtype.type(size)).astype(array.dtype))
+        elif is_half_precision(array.dtype):
+            means.append(total)
+        else:
+            means.append(np.divide(total, total.dtype.type(size), out=total))
+    return means
+
+
+def _reduced(
+    call: CollectiveCall, arrays: Sequence[Array], op: ReduceOp
+) -> list[Array]:
+    """The reductions; for AVERAGE, those in half precision are divided, others sums."""
+    divisor = 1
+    if op is ReduceOp.AVERAGE:
+        op, divisor = ReduceOp.SUM, call.transport.size
     results: list[Array] = [np.empty(0)] * len(arrays)
     alone = [i for i, array in enumerate(arrays) if _goes_alone(array, len(arrays))]
     for i in alone:
-        results[i] = _reduced_alone(call, arrays[i], op, scale)
+        results[i] = _reduced_alone(call, arrays[i], op)
     together = [i for i in range(len(arrays)) if i not in set(alone)]
     for dtype in dict.fromkeys(arrays[i].dtype for i in together):
         chosen = [i for i in together if arrays[i].dtype == dtype]
-        half = is_half_precision(dtype)
-        vector, bounds = packed(
-            [arrays[i] for i in chosen], dtype, 1.0 if half else scale
-        )
+        vector, bounds = packed([arrays[i] for i in chosen], dtype)
         most = _PIECE_BYTES // dtype.itemsize
         for start in range(0, len(vector), most):
             piece = vector[start : start + most]
-            if half:
-                # Scaled after the conversion to float32, not in half precision.
-                shares = None if scale == 1.0 else call.shares
+            if is_half_precision(dtype):
                 reduce = partial(reduce_half_precision, call.transport)
-                piece[:] = call.part(piece.nbytes, partial(reduce, piece, op, shares))
+                piece[:] = call.part(piece.nbytes, partial(reduce, piece, op, divisor))
             else:
                 act = partial(call.transport.allreduce, piece, op)
                 call.part(piece.nbytes, act)
@@ -75,22 +94,15 @@ def _goes_alone(array: Array, count: int) -> bool:
     return large and not is_half_precision(array.dtype)
 
 
-def _reduced_alone(
-    call: CollectiveCall, array: Array, op: ReduceOp, scale: float
-) -> Array:
+def _reduced_alone(call: CollectiveCall, array: Array, op: ReduceOp) -> Array:
     total = pool.empty(array.size, array.dtype)
-    source = array.reshape(-1)
-    if scale == 0.0:
-        source, scale = np.zeros_like(source), 1.0  # Not 0 * x: it may be NaN.
-    act = partial(call.transport.allreduce, total, op, source, scale)
+    act = partial(call.transport.allreduce, total, op, array.reshape(-1))
     call.part(total.nbytes, act)
     return total.reshape(array.shape)
 
 
-def packed(
-    arrays: Sequence[Array], dtype: Any, scale: float = 1.0
-) -> tuple[Array, list[tuple[int, int]]]:
-    """Pack ``scale`` times the arrays into one vector; also returns each one's bounds.
+def packed(arrays: Sequence[Array], dtype: Any) -> tuple[Array, list[tuple[int, int]]]:
+    """Pack the arrays into one vector; also returns each one's bounds.
 
     The vector is not shared: its parts become the results and may outlive this call.
     Each part is aligned, so that TensorFlow can use it without a copy; the gaps are 0.
@@ -106,12 +118,6 @@ def packed(
     for array, start in zip(arrays, starts, strict=True):
         vector[end:start] = 0
         end = start + array.size
-        part = vector[start:end]
-        if scale == 0.0:
-            part[:] = 0  # Not 0 * x: it may be NaN.
-        elif scale == 1.0:
-            part[:] = array.reshape(-1)
-        else:
-            np.multiply(array.reshape(-1), dtype.type(scale), out=part)
+        vector[start:end] = array.reshape(-1)
         bounds.append((start, end))
     return vector, bounds

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tfcluster.runtime.collective.half_precision import is_half_precision
+from tfcluster.runtime.collective.rounding import Rounding, is_half_precision
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -61,17 +61,43 @@ def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
     """
     ends = part_bounds(len(array), transport.size)
     parts = [array[start:end].tobytes() for start, end in pairwise(ends)]
-    rank = transport.rank
+    rank, half = transport.rank, is_half_precision(array.dtype)
     shape = (ends[rank + 1] - ends[rank], *array.shape[1:])
     ufunc = UFUNCS[ReduceOp.SUM if op is ReduceOp.AVERAGE else op]
+    rounding = Rounding(array.dtype.name)
     total: Array | None = None
     for data in transport.alltoall(parts):
-        part = np.frombuffer(data, array.dtype).reshape(shape)
-        if is_half_precision(array.dtype):
-            part = part.astype(np.float32)
+        part = np.frombuffer(data, np.uint16 if half else array.dtype)
+        if half:
+            wide = np.empty(len(part), np.float32)
+            rounding.to_float(part.view(array.dtype), wide)
+            part = wide
         total = part if total is None else ufunc(total, part)
     assert total is not None
-    return total
+    return total.reshape(shape)
+
+
+def reduce_half_precision(
+    transport: Transport, vector: Array, op: ReduceOp, divisor: int = 1
+) -> Array:
+    """All-reduce a float16 or bfloat16 vector, of equal length on all ranks.
+
+    ``vector`` has shape (n,). ``op`` is one of ``UFUNCS``. The sums are in float32;
+    they are divided by ``divisor``, and rounded once. Returns a new vector of the same
+    length and dtype; values out of range become infinite. Raises what
+    ``Transport.alltoall`` raises. The algorithm is Rabenseifner's (Thakur et al., as
+    above), by direct exchange: every rank sends 2 (N-1)/N of the vector, as in a ring.
+    """
+    total = reduce_scatter(transport, vector, op)
+    if divisor != 1:
+        total = total / np.float32(divisor)
+    rounding = Rounding(vector.dtype.name)
+    rounded = rounding.empty(len(total))
+    # A value out of range becomes infinite, as in TensorFlow.
+    with np.errstate(over="ignore"):
+        rounding.to_half(total, rounded)
+    parts = transport.allgather(rounded.view(np.uint16).tobytes())
+    return np.frombuffer(b"".join(parts), np.uint16).view(vector.dtype)
 
 
 def part_bounds(rows: int, size: int) -> list[int]:

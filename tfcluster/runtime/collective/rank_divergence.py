@@ -44,23 +44,6 @@ def checksum(array: Array) -> int:
     return (total + int.from_bytes(data[whole:].tobytes(), "little")) & _MASK
 
 
-def hyperparameter_text(
-    label: str, values: Mapping[int, str], when: str, last_equal: str
-) -> str:
-    """The message for a hyperparameter that differs; ``values`` are by rank."""
-    return (
-        f"{_apart()}: the {label} is {by_rank(values)} {when}; {last_equal}. {ADVICE}"
-    )
-
-
-def weights_text(label: str, ranks: str, away: float, when: str, equal: str) -> str:
-    """The message for weights that differ; ``away`` is relative to the largest."""
-    size = f" by {away:.2g} of its largest value" if 0 < away < math.inf else ""
-    return (
-        f"{_apart()}: {label} differs{size} between {ranks} {when}; {equal}. {ADVICE}"
-    )
-
-
 def text_of(value: Any) -> str:
     """A hyperparameter with six digits, so that rounding differences disappear.
 
@@ -70,19 +53,6 @@ def text_of(value: Any) -> str:
     if number.is_integer() and abs(number) < 1e15:
         return str(int(number))
     return f"{number:.6g}"
-
-
-def _apart() -> str:
-    return "the ranks no longer train the same model"
-
-
-def rounding_text(label: str, away: float) -> str:
-    """The warning for weights that differ by no more than rounding."""
-    return (
-        f"{label} differs between ranks by {away:.1g} of its largest value: their "
-        "processors round differently. The result is no longer bitwise equal on all "
-        "ranks; the chief's result is used"
-    )
 
 
 def by_rank(values: Mapping[int, str]) -> str:
@@ -117,11 +87,6 @@ def differ_by_rounding(one: str, other: str) -> bool:
     return abs(a - b) <= _SAME_NORM * max(abs(a), abs(b))
 
 
-def is_summary(text: str) -> bool:
-    """Whether a value is from ``summary`` (weights) or ``text_of`` (a number)."""
-    return " " in text
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The result of comparing the ranks' models at the end of their programs."""
@@ -142,7 +107,6 @@ def compared_at_end(
     has the step in which each label was last seen to be equal.
     """
     warning = None
-    when = "at the end of the program"
     for label, value in ours.items():
         values = {
             other: theirs[label] for other, theirs in others.items() if label in theirs
@@ -150,20 +114,22 @@ def compared_at_end(
         unlike = {other: found for other, found in values.items() if found != value}
         if not unlike:
             continue
-        known = equal_text(last_equal.get(label, 0))
-        if not is_summary(value):
-            values[rank] = value
-            return Ending(hyperparameter_text(label, values, when, known))
-        if all(differ_by_rounding(value, found) for found in unlike.values()):
-            warning = warning or rounding_text(label, ROUNDING)
+        if " " not in value:  # It is a number, not a summary.
+            found = f"the {label} is {by_rank({**values, rank: value})}"
+        elif all(differ_by_rounding(value, found) for found in unlike.values()):
+            warning = warning or (
+                f"{label} differs between ranks by {ROUNDING:.1g} of its largest "
+                "value: their processors round differently. The result is no longer "
+                "bitwise equal on all ranks; the chief's result is used"
+            )
             continue
-        ranks = f"rank {rank} and rank {', '.join(map(str, sorted(unlike)))}"
-        return Ending(weights_text(label, ranks, 0.0, when, known))
+        else:
+            ranks = ", ".join(map(str, sorted(unlike)))
+            found = f"{label} differs between rank {rank} and rank {ranks}"
+        step = last_equal.get(label, 0)
+        known = f"was the same in step {step}" if step else "was never seen to be equal"
+        return Ending(
+            f"the ranks no longer train the same model: {found} at the end of the "
+            f"program; it {known}. {ADVICE}"
+        )
     return Ending(warning=warning)
-
-
-def equal_text(step: int) -> str:
-    """Say when a value was last seen to be equal on all ranks; step 0 means never."""
-    return (
-        f"it was the same in step {step}" if step else "it was never seen to be equal"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,16 @@ from tfcluster.runtime.tensor_types import Array
 pool = Pool()
 """The memory of numbers that are being converted; reused for the next bucket."""
 _FLOAT16 = "float16"
+
+
+@cache
+def is_half_precision(dtype: Any) -> bool:
+    """Whether ``dtype``, a ``np.dtype``, is float16 or bfloat16.
+
+    numpy knows bfloat16 only by its name. Cached, because ``dtype.name`` is slow
+    compared with the rest of a small exchange.
+    """
+    return dtype.name in (_FLOAT16, "bfloat16")
 
 
 @dataclass(frozen=True, slots=True)

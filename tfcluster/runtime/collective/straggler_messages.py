@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -20,12 +20,7 @@ class RankProgress:
     inside: bool
 
     def as_frame(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "what": self.what,
-            "since_s": round(self.since_s, 3),
-            "inside": self.inside,
-        }
+        return {**asdict(self), "since_s": round(self.since_s, 3)}
 
     @classmethod
     def of_frame(cls, frame: Mapping[str, Any]) -> RankProgress:

@@ -15,6 +15,7 @@ from tfcluster.runtime.exchange.graph_ops import (
     exchange_op,
     require_numbers,
     unconverted,
+    with_gradients,
 )
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
@@ -109,9 +110,7 @@ def gather_tensors(
 
         return results, backward
 
-    if not any(map(is_inexact, tensors)):
-        return _gathered(tensors, what, among)[0]
-    return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
+    return with_gradients(forward, tensors)
 
 
 def _gathered(
@@ -196,9 +195,7 @@ def broadcast_tensors(
 
         return results, backward
 
-    if not any(map(is_inexact, tensors)):
-        return _broadcast(tensors, root, what, names, among)
-    return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
+    return with_gradients(forward, tensors)
 
 
 def _broadcast(
@@ -262,27 +259,22 @@ def alltoall(
     even = splits is None
     given = tf.zeros([0], tf.int64) if even else tf.cast(splits, tf.int64)
 
-    def forward(
-        tensor: Tensor,
-    ) -> tuple[tuple[Tensor, Tensor], Callable[..., Tensor]]:
+    def forward(tensor: Tensor) -> tuple[list[Tensor], _Backward]:
         result, received, sent = _swapped_rows(
             tensor, given, what, process_set, even=even
         )
 
-        def backward(upstream: Tensor, *_: Tensor | None) -> Tensor:
+        def backward(upstream: Tensor, *_: Tensor | None) -> list[Gradient]:
             back = _swapped_rows(
                 upstream, received, f"gradient of {what}", process_set, even=False
             )[0]
             rows = tf.shape(tensor, tf.int64)[0] - tf.reduce_sum(sent)
             stayed = tf.concat([[rows], tf.shape(back, tf.int64)[1:]], 0)
-            return tf.concat([back, tf.zeros(stayed, back.dtype)], 0)
+            return [tf.concat([back, tf.zeros(stayed, back.dtype)], 0)]
 
-        return (result, received), backward
+        return [result, received], backward
 
-    if is_inexact(tensor):
-        result, received = tf.custom_gradient(forward)(tensor)
-    else:
-        result, received, _ = _swapped_rows(tensor, given, what, process_set, even=even)
+    result, received = with_gradients(forward, [tensor])
     return result if even else (result, tf.cast(received, tf.int32))
 
 

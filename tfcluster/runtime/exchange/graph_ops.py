@@ -18,8 +18,8 @@ from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.pending_ops import waiting_op
 from tfcluster.runtime.process_group import exchanged
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import DType, Tensor
-from tfcluster.runtime.tensors import array_of, as_tensor, tensor_of
+from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
+from tfcluster.runtime.tensors import array_of, as_tensor, is_inexact, tensor_of
 
 NUMBERS = frozenset(
     (
@@ -90,6 +90,20 @@ def may_be_differentiated() -> bool:
     if not tf.executing_eagerly():
         return True
     return tf_internals.could_record()
+
+
+def with_gradients(
+    forward: Callable[..., tuple[list[Tensor], Callable[..., list[Gradient]]]],
+    tensors: Sequence[Tensor],
+) -> list[Tensor]:
+    """The results of ``forward(*tensors)``, with their gradients.
+
+    ``forward`` also returns the function that computes these; see
+    ``tf.custom_gradient``.
+    """
+    if not (may_be_differentiated() and any(map(is_inexact, tensors))):
+        return forward(*tensors)[0]
+    return list(tf.nest.flatten(tf.custom_gradient(forward)(*tensors)))
 
 
 def call_with_arrays(

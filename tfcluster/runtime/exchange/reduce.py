@@ -12,7 +12,11 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.ragged_collectives import reduce_scatter
 from tfcluster.runtime.collective.transports.base import Array, Transport
 from tfcluster.runtime.exchange.gather_broadcast import gather_tensors
-from tfcluster.runtime.exchange.graph_ops import exchange_op, unconverted
+from tfcluster.runtime.exchange.graph_ops import (
+    exchange_op,
+    unconverted,
+    with_gradients,
+)
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.wire_format import (
@@ -223,9 +227,7 @@ def _reduced_parts(
     if not given:
         return []
 
-    def forward(
-        *flat: Tensor,
-    ) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
+    def forward(*flat: Tensor) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
         results = _scattered(flat, what, reduction, among)
 
         def backward(*upstream: Tensor | None) -> list[Gradient]:
@@ -246,10 +248,7 @@ def _reduced_parts(
 
         return results, backward
 
-    if any(map(is_inexact, given)):
-        parts = list(tf.nest.flatten(tf.custom_gradient(forward)(*given)))
-    else:
-        parts = _scattered(given, what, reduction, among)
+    parts = with_gradients(forward, given)
     reduced.note(parts)
     return parts
 

@@ -1,7 +1,4 @@
-"""The reductions of the Horovod-like API: many tensors in one exchange, with gradients.
-
-The Keras hooks, which weight the mean by rows, use ``keras.train.gradient_allreduce``.
-"""
+"""The reductions of the Horovod-like API: many tensors in one exchange."""
 
 from __future__ import annotations
 
@@ -14,18 +11,12 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
-from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.graph_ops import exchange_op, may_be_differentiated
-from tfcluster.runtime.exchange.tensor_list import (
-    Combine,
-    Kind,
-    TensorList,
-    exchange_list,
-)
-from tfcluster.runtime.exchange.wire_format import Reduction, WireTensor, to_wire
+from tfcluster.runtime.exchange.graph_ops import exchange_op, with_gradients
+from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.wire_format import Reduction, to_wire
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_inexact
 
 _LINEAR = (ReduceOp.AVERAGE, ReduceOp.SUM)
@@ -64,7 +55,20 @@ def reduce_tensors(
     given = TensorList.of(tensors)
     for values in given.flat[given.dense_count : given.summed_count]:
         _require_summable(values, exchange)
-    return _Plan(exchange, tuple(names)).run(given).tensors()
+
+    def forward(*flat: Tensor) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
+        results, counts = _exchanged(exchange, names, given.with_flat(flat))
+
+        def backward(*upstream: Gradient) -> list[Gradient]:
+            return _gradients(exchange, given, results, counts, upstream)
+
+        return results, backward
+
+    if exchange.differentiable:
+        found = with_gradients(forward, given.flat)
+    else:
+        found = forward(*given.flat)[0]
+    return given.with_flat(found).tensors()
 
 
 def _require_summable(values: Tensor, exchange: Exchange) -> None:
@@ -75,148 +79,87 @@ def _require_summable(values: Tensor, exchange: Exchange) -> None:
         raise TypeError(f"{exchange.what}: IndexedSlices of integers have no average")
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """An exchange of a list with these names, in the program's order."""
+def _exchanged(
+    exchange: Exchange, names: Sequence[str], given: TensorList
+) -> tuple[list[Tensor], Tensor]:
+    """The results, and the row counts of each IndexedSlices that each rank sent.
 
-    exchange: Exchange
-    names: tuple[str, ...]
+    The counts are int64 of shape (slices, ranks).
+    """
+    reduction, among = exchange.reduction, exchange.among
+    summed = given.flat[: given.summed_count]
+    wired = [to_wire(tensor, reduction, exchange.what) for tensor in summed]
 
-    def run(self, given: TensorList) -> TensorList:
-        differentiable = self.exchange.differentiable and may_be_differentiated()
-        if not (differentiable and any(map(is_inexact, given.flat))):
-            return self._exchanged(given)[0]
-
-        def forward(
-            *flat: Tensor,
-        ) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
-            local = given.with_flat(flat)
-            results, counts = self._exchanged(local)
-
-            def backward(*upstream: Gradient) -> list[Gradient]:
-                return self._gradients(local, results, counts, upstream)
-
-            return list(results.flat), backward
-
-        flat = tf.nest.flatten(tf.custom_gradient(forward)(*given.flat))
-        return given.with_flat(flat)
-
-    def _exchanged(self, given: TensorList) -> tuple[TensorList, Tensor | None]:
-        """The results, and the row counts of each IndexedSlices that each rank sent.
-
-        The counts are int64 of shape (slices, ranks), or None if there are no slices.
-        """
-        exchange = self.exchange
-        wire_tensors = [
-            to_wire(tensor, exchange.reduction, exchange.what)
-            for tensor in given.flat[: given.summed_count]
+    def run(*arrays: Array) -> list[Array]:
+        dense, sparse = given.unflattened(arrays)
+        shapes = [each.shape for each in dense]
+        shapes += [each.values.shape[1:] for each in sparse]
+        entries = [(w.words, shape) for w, shape in zip(wired, shapes, strict=True)]
+        signature = _signature_of(
+            reduction.words(exchange.what),
+            given.kinds,
+            tuple(names),
+            tuple(given.in_order(entries[: len(dense)], entries[len(dense) :])),
+        )
+        reduced, gathered = combine(
+            among.group(), dense, sparse, reduction.op, signature
+        )
+        exchange.done()
+        return [
+            *reduced,
+            *(each.slices.values for each in gathered),
+            *(each.slices.indices for each in gathered),
+            np.array([each.counts for each in gathered], np.int64),
         ]
 
-        def call(
-            run: Callable[..., Sequence[Array]],
-            sent: Sequence[Tensor],
-            types: Sequence[DType],
-        ) -> list[Tensor]:
-            return exchange_op(run, sent, types, exchange.what, exchange.among)
+    sent = [*(each.tensor for each in wired), *given.flat[given.summed_count :]]
+    types = [*(tensor.dtype for tensor in sent), tf.int64]
+    *results, counts = exchange_op(run, sent, types, exchange.what, among)
+    for index, (result, local) in enumerate(zip(results, given.flat, strict=True)):
+        is_dense = index < given.dense_count
+        result.set_shape(local.shape if is_dense else [None, *local.shape[1:]])
+    for index, each in enumerate(wired):
+        results[index] = each.restored(results[index])
+        if index >= given.dense_count and reduction.op is ReduceOp.AVERAGE:
+            results[index] /= tf.cast(among.size(), results[index].dtype)
+    return results, counts
 
-        found, counts = exchange_list(
-            given,
-            wire_tensors,
-            self._combine(given, wire_tensors),
-            call,
-            others=[tf.int64] if given.shapes else [],
+
+def _gradients(
+    exchange: Exchange,
+    given: TensorList,
+    results: Sequence[Tensor],
+    counts: Tensor,
+    upstream: Sequence[Gradient],
+) -> list[Gradient]:
+    """The gradients of the inputs, for the sum of all ranks' losses.
+
+    ``upstream`` are the gradients of the results, as in ``tf.custom_gradient``. As in
+    Horovod, a sum's gradient is the sum of the ranks' upstream gradients, and an
+    average's gradient is their average.
+    """
+    reduction = exchange.reduction
+    if reduction.op not in _LINEAR:
+        raise ValueError(f"{reduction.words(exchange.what)} has no gradient")
+    summed = range(given.summed_count)
+    wanted = [index for index in summed if is_inexact(given.flat[index])]
+    totals = reduce_tensors(
+        replace(exchange, what=f"gradient of {exchange.what}", done=_nothing),
+        [
+            tf.zeros_like(results[i]) if upstream[i] is None else upstream[i]
+            for i in wanted
+        ],
+        [f"tensor {index}" for index in wanted],
+    )
+    gradients: list[Gradient] = [None] * len(given.flat)
+    for index, total in zip(wanted, totals, strict=True):
+        number = index - given.dense_count
+        gradients[index] = (
+            total
+            if number < 0
+            else _own_rows(as_tensor(total), counts[number], exchange.among.rank())
         )
-        flat = list(found.flat)
-        for index in range(given.dense_count, given.summed_count):
-            flat[index] = self._scaled(flat[index])
-        return found.with_flat(flat), counts[0] if counts else None
-
-    def _scaled(self, values: Tensor) -> Tensor:
-        """Gathered slice values, divided by the number of ranks for an average."""
-        if self.exchange.reduction.op is ReduceOp.SUM:
-            return values
-        return values / tf.cast(self.exchange.among.size(), values.dtype)
-
-    def _combine(
-        self, given: TensorList, wire_tensors: Sequence[WireTensor]
-    ) -> Combine:
-        exchange = self.exchange
-
-        def act(
-            context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
-        ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-            reduced, gathered = combine(
-                exchange.among.group(),
-                dense,
-                sparse,
-                exchange.reduction.op,
-                self._signature(given, wire_tensors, dense, sparse),
-            )
-            exchange.done()
-            counts = [np.array([g.counts for g in gathered], np.int64)]
-            return reduced, [g.slices for g in gathered], counts if gathered else []
-
-        return act
-
-    def _signature(
-        self,
-        given: TensorList,
-        wire_tensors: Sequence[WireTensor],
-        dense: Sequence[Array],
-        sparse: Sequence[Slices],
-    ) -> Signature:
-        of_dense = wire_tensors[: given.dense_count]
-        of_sparse = wire_tensors[given.dense_count :]
-        dtypes_and_shapes = given.in_order(
-            [(c.words, a.shape) for c, a in zip(of_dense, dense, strict=True)],
-            [
-                (c.words, slices.values.shape[1:])
-                for c, slices in zip(of_sparse, sparse, strict=True)
-            ],
-        )
-        what = self.exchange.reduction.words(self.exchange.what)
-        return _signature_of(what, given.kinds, self.names, tuple(dtypes_and_shapes))
-
-    def _gradients(
-        self,
-        given: TensorList,
-        results: TensorList,
-        counts: Tensor | None,
-        upstream: Sequence[Gradient],
-    ) -> list[Gradient]:
-        """The gradients of the inputs, for the sum of all ranks' losses.
-
-        ``upstream`` are the gradients of the results, as in ``tf.custom_gradient``.
-        As in Horovod, a sum's gradient is the sum of the ranks' upstream gradients,
-        and an average's gradient is their average.
-        """
-        reduction, among = self.exchange.reduction, self.exchange.among
-        if reduction.op not in _LINEAR:
-            what = reduction.words(self.exchange.what)
-            raise ValueError(f"{what} has no gradient")
-        summed = range(given.summed_count)
-        wanted = [index for index in summed if is_inexact(given.flat[index])]
-        totals = reduce_tensors(
-            replace(
-                self.exchange,
-                what=f"gradient of {self.exchange.what}",
-                done=_nothing,
-            ),
-            [
-                tf.zeros_like(results.flat[i]) if upstream[i] is None else upstream[i]
-                for i in wanted
-            ],
-            [f"tensor {index}" for index in wanted],
-        )
-        gradients: list[Gradient] = [None] * len(given.flat)
-        for index, total in zip(wanted, totals, strict=True):
-            number = index - given.dense_count
-            gradients[index] = (
-                total
-                if number < 0 or counts is None
-                else _own_rows(as_tensor(total), counts[number], among.rank())
-            )
-        return gradients
+    return gradients
 
 
 def _nothing() -> None:

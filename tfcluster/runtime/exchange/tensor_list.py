@@ -1,38 +1,27 @@
-"""Exchanges a list of tensors, IndexedSlices and Nones.
+"""A list of tensors, IndexedSlices and Nones, as it is sent.
 
 All reductions of gradients use this. Nones are not sent. The other entries are sent as
-one flat list: the dense tensors, the slices' values, the slices' indices. The result
-has the order of the list.
+one flat list: the dense tensors, the slices' values, the slices' indices.
 """
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeVar
 
 import tensorflow as tf
 
 from tfcluster.runtime.collective import tensor_words
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.exchange.wire_format import WireTensor
-from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
+from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_sparse
 
 D = TypeVar("D")
 S = TypeVar("S")
-
-Call: TypeAlias = Callable[
-    [Callable[..., Sequence[Array]], Sequence[Tensor], Sequence[DType]],
-    Sequence[Tensor],
-]
-"""Turns a function of arrays into an op, or calls it.
-
-The arguments are the function, its input tensors and the dtypes of its results.
-"""
 
 
 class Kind(enum.Enum):
@@ -101,11 +90,6 @@ class TensorList:
         """The number of tensors of ``flat`` that are summed: all except the indices."""
         return len(self.flat) - len(self.shapes)
 
-    @property
-    def indices(self) -> tuple[Tensor, ...]:
-        """The slices' indices: int32 or int64 of shape ``(n,)`` each."""
-        return self.flat[self.summed_count :]
-
     def with_flat(self, flat: Sequence[Tensor]) -> TensorList:
         """A list of the same kinds with other tensors, in the order of ``flat``.
 
@@ -148,75 +132,3 @@ class TensorList:
             for each in zip(values, indices, self.shapes, strict=True)
         ]
         return self.in_order(self.flat[:dense], slices)
-
-
-class Combine(Protocol):
-    """The collective operation that ranks run on their arrays in an exchange."""
-
-    def __call__(
-        self, context: Sequence[Array], dense: Sequence[Array], sparse: list[Slices]
-    ) -> tuple[Sequence[Array], Sequence[Slices], Sequence[Array]]:
-        """Return the reduced arrays, the gathered slices, and any further arrays.
-
-        Reduced arrays have the shapes and dtypes of ``dense``, slices the dtypes of
-        ``sparse`` and any number of rows. Raises what the collective operation raises.
-        """
-        ...
-
-
-def exchange_list(
-    tensors: TensorList,
-    wire_tensors: Sequence[WireTensor],
-    combine: Combine,
-    call: Call,
-    *,
-    context: Sequence[Tensor] = (),
-    others: Sequence[DType] = (),
-) -> tuple[TensorList, list[Tensor]]:
-    """Apply ``combine`` to the arrays of ``tensors``; return a list of the same kinds.
-
-    ``wire_tensors`` define how the dense tensors and the slices' values are sent, one
-    for each. All keep their dtypes, and dense tensors keep their shapes; slices may get
-    another number of rows. ``combine`` also gets the values of the tensors in
-    ``context``. The further arrays that it returns, of dtypes ``others`` and unknown
-    shapes, are returned in addition to the list. Raises what ``combine`` raises, in a
-    graph when the op runs.
-    """
-
-    def run(*arrays: Array) -> list[Array]:
-        count = len(context)
-        dense, sparse = tensors.unflattened(arrays[count:])
-        reduced, gathered, more = combine(arrays[:count], dense, sparse)
-        return [*flattened(reduced, gathered), *more]
-
-    sent = [*(each.tensor for each in wire_tensors), *tensors.indices]
-    types = [*(tensor.dtype for tensor in sent), *others]
-    results = tf.nest.flatten(call(run, [*context, *sent], types))
-    found = received(tensors, wire_tensors, results[: len(sent)])
-    return found, results[len(sent) :]
-
-
-def received(
-    tensors: TensorList, wire_tensors: Sequence[WireTensor], results: Sequence[Tensor]
-) -> TensorList:
-    """A list of the same kinds as ``tensors``, from the tensors received for ``flat``.
-
-    All get back their dtypes, and dense tensors get back their shapes; slices may have
-    another number of rows. ``wire_tensors`` are the tensors that were sent.
-    """
-    flat = list(results)
-    for index, (result, local) in enumerate(zip(flat, tensors.flat, strict=True)):
-        dense = index < tensors.dense_count
-        result.set_shape(local.shape if dense else [None, *local.shape[1:]])
-    for index, each in enumerate(wire_tensors):
-        flat[index] = each.restored(flat[index])
-    return tensors.with_flat(flat)
-
-
-def flattened(dense: Sequence[Array], sparse: Sequence[Slices]) -> list[Array]:
-    """Arrays and slices in the order of ``TensorList.flat``."""
-    return [
-        *dense,
-        *(slices.values for slices in sparse),
-        *(slices.indices for slices in sparse),
-    ]

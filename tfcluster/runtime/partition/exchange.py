@@ -168,13 +168,9 @@ def _rounded(
         chosen = [i for i in places if arrays[i].dtype == dtype and arrays[i].size]
         if not chosen:
             continue
-        # A rank's term is as large as the gradient of its rows, not of the batch: half
-        # precision has few bits for small numbers.
-        size = call.transport.size
-        total, bounds = packed([arrays[i] for i in chosen], dtype, float(size))
-        shares = [1.0 / size] * size
+        total, bounds = packed([arrays[i] for i in chosen], dtype)
         residual = None if residuals is None else residuals[number]
-        call.transport.allreduce_rounded(total, total, shares, rounding, residual)
+        call.transport.allreduce_rounded(total, rounding, residual)
         for i, (start, end) in zip(chosen, bounds, strict=True):
             results[i] = total[start:end].reshape(arrays[i].shape)
     return results

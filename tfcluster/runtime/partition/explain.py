@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tfcluster.runtime.partition.costs import cost_of, rounds_of
@@ -45,7 +45,7 @@ class Exchanged:
     ``min``: what its terms are reduced by."""
     name: str
     """The name of the node that makes the tensor."""
-    nbytes: int
+    bytes: int
     """Per call of the function: those of all rounds of a loop. 0 if unknown."""
     wanted_by: str
     """The type of an op that needs it whole; "result" if the function returns it."""
@@ -60,14 +60,14 @@ class Whole:
     op: str
     count: int
     cost: int
-    following: int
+    following_cost: int
     """The cost of the ops that are whole only because they follow these."""
     reason: str
     line: str | None
 
     @property
     def weight(self) -> int:
-        return self.cost + self.following
+        return self.cost + self.following_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +97,9 @@ class Explained:
         return self.divided / self.cost if self.cost else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "trains": self.trains,
-            "rows": self.rows,
-            "cost": self.cost,
-            "divided_share": round(self.share, 4),
-            "exchanges": self.exchanges,
-            "exchanged_bytes": self.exchanged_bytes,
-            "exchanged": [
-                {
-                    "kind": each.kind,
-                    "name": each.name,
-                    "bytes": each.nbytes,
-                    "wanted_by": each.wanted_by,
-                    "line": each.line,
-                }
-                for each in self.exchanged
-            ],
-            "whole": [
-                {
-                    "op": each.op,
-                    "count": each.count,
-                    "cost": each.cost,
-                    "following_cost": each.following,
-                    "reason": each.reason,
-                    "line": each.line,
-                }
-                for each in self.whole
-            ],
-            "error": self.error,
-        }
+        found = {**asdict(self), "divided_share": round(self.share, 4)}
+        del found["divided"]
+        return found
 
 
 def to_json(functions: Sequence[Explained], ranks: int) -> dict[str, Any]:
@@ -182,8 +154,8 @@ def explained(program: Program, line_of: LineOf = line_of) -> Explained:
         cost=account.cost,
         divided=account.divided,
         exchanges=sum(account.rounds.get(values[0], 0) for values in exchanged),
-        exchanged_bytes=sum(each.nbytes for each in tensors),
-        exchanged=sorted(tensors, key=lambda each: -each.nbytes),
+        exchanged_bytes=sum(each.bytes for each in tensors),
+        exchanged=sorted(tensors, key=lambda each: -each.bytes),
         whole=account.whole(line),
     )
 
@@ -295,7 +267,7 @@ class _Account:
         return Exchanged(
             kind=placement.op if isinstance(placement, Partial) else "rows",
             name=_maker(value).name,
-            nbytes=nbytes * self.rounds.get(value, 1),
+            bytes=nbytes * self.rounds.get(value, 1),
             wanted_by="result" if wanting is None else wanting.type,
             line=line(_maker(value) if is_terms or wanting is None else wanting),
         )

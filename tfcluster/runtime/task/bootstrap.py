@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -20,7 +20,6 @@ from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.task.import_hook import around_import
-from tfcluster.runtime.task.wrapped_environment import lost_variables
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_cause import cause
 
@@ -30,6 +29,9 @@ BELOW_WRAPPER = "below-wrapper"
 USAGE = "usage: bootstrap run SCRIPT|-m MODULE|-c CODE [ARG...] | server"
 
 LIBRARIES = ("tensorflow", "keras")
+
+MARK = "TFCLUSTER_RUN"
+"""The variable by which processes of a run are found and ended."""
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -51,6 +53,17 @@ def main(argv: Sequence[str]) -> int | None:
             _serve()
         _run(program, own_context())
     return None
+
+
+def lost_variables(environ: Mapping[str, str]) -> str | None:
+    """Why nothing can run in an environment without its variables; None if it can."""
+    if MARK in environ:
+        return None
+    return (
+        "the command of 'python' removes variables from the environment, "
+        f"{MARK} among them: leave out what does that (--cleanenv, --containall, "
+        "--clearenv, env -i)"
+    )
 
 
 def _show(what: str) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from tfcluster.runtime import tf_server
 from tfcluster.runtime.context import Context, rank_addresses
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
 from tfcluster.runtime.parameter_server.sharded_model import Engine
-from tfcluster.runtime.task.server_on_request import ServerOnRequest
 from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
+from tfcluster.runtime.tf1_types import Server
 
 
 class ParameterService:
@@ -46,6 +48,42 @@ class ParameterService:
         ):
             self._service.gradient_arrived.clear()
             self.report()
+
+
+class ServerOnRequest:
+    """Starts TensorFlow's server once, however many tasks ask for it. Thread-safe.
+
+    Keras needs only the parameter service. So the server, which lets anyone who can
+    reach its port run code, is not started before a training task asks for it.
+    """
+
+    def __init__(self, context: Context, reporter: Reporter) -> None:
+        self._context = context
+        self._reporter = reporter
+        self._lock = threading.Lock()
+        self._server: Server | None = None
+
+    def start(self) -> bool:
+        """Whether the server listens now; if not, the reason is printed."""
+        with self._lock:
+            if self._server is None:
+                try:
+                    self._server = tf_server.start(self._context)
+                except Exception as error:  # TensorFlow may raise anything
+                    sys.stderr.write(
+                        f"tfcluster: TensorFlow's server did not start: {error}\n"
+                    )
+                    return False
+                self._warn()
+            return True
+
+    def _warn(self) -> None:
+        context = self._context
+        address = context.cluster[context.task_type][context.task_index]
+        self._reporter.warning(
+            "the program uses TensorFlow's server of this ps, which now listens on "
+            f"{address} and obeys every client that can connect (see SECURITY.md)"
+        )
 
 
 def start(context: Context, reporter: Reporter) -> ParameterService:

@@ -14,16 +14,17 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
+from tfcluster.import_variables import is_read_early
 from tfcluster.isolated_import import module_argv
 from tfcluster.process_title import set_title
 from tfcluster.runtime.scripts.run_script import import_folder, parse
 from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.runtime.warm.compatibility import late_variable, shadowed_module
 from tfcluster.runtime.warm.fork import ForkRequest, fork_task
 from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
@@ -191,6 +192,41 @@ def warm_arguments(
         reporter().phase(f"starting cold: {reason}")
         start_cold(argv, {**fresh_env, **changes})
     return argv
+
+
+def late_variable(
+    changes: Mapping[str, str | None], environ: Mapping[str, str]
+) -> str | None:
+    """Why ``changes`` are too late for this interpreter; None if they are not."""
+    for name, value in changes.items():
+        if is_read_early(name) and environ.get(name) != value:
+            return f"{name} is read only once, at the start"
+    return None
+
+
+def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
+    """Why a program with modules in ``folder`` would get a wrong module, or None.
+
+    This happens if another module of the same name has already been imported.
+    """
+    if folder is None:
+        return None
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = sorted(map(_module_name, entries))
+    except OSError:
+        return None
+    found = next((name for name in names if name and name in imported), None)
+    return found and f"the program's folder contains its own module {found!r}"
+
+
+def _module_name(entry: os.DirEntry[str]) -> str:
+    """The name of the top-level module in a directory entry; empty if it is none."""
+    name, _, suffix = entry.name.partition(".")
+    if suffix == "py" or suffix.endswith("so"):
+        return name
+    package = not suffix and (Path(entry.path) / "__init__.py").exists()
+    return name if package else ""
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str | None]) -> NoReturn:

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from tfcluster.runtime.task.wrapped_environment import lost_variables
+from tfcluster.runtime.task.bootstrap import lost_variables
 from tfcluster.wire import BLAMES_WRAPPER, UNFORKABLE, UNUSABLE
 
 _ORPHANED_S = 5.0

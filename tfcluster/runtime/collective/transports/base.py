@@ -8,7 +8,6 @@ transport is used by one thread at a time, except for ``waiting_for``, ``waited_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
@@ -83,36 +82,25 @@ class Transport(Protocol):
         ...
 
     def allreduce(
-        self,
-        buffer: Array,
-        op: ReduceOp,
-        source: Array | None = None,
-        scale: float = 1.0,
+        self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
         """All-reduce contiguous vectors of equal length and dtype into ``buffer``.
 
         ``buffer`` has shape (n,) and a numeric numpy dtype. ``op`` is one of
-        ``UFUNCS``, else KeyError is raised. This rank contributes ``scale`` times
-        ``source``, a separate vector of the same length and dtype; without ``source``,
-        it contributes ``buffer`` itself, unscaled. The result is bitwise equal on all
-        ranks.
+        ``UFUNCS``, else KeyError is raised. This rank contributes ``source``, a
+        separate vector of the same length and dtype, or else ``buffer`` itself. The
+        result is bitwise equal on all ranks.
         """
         ...
 
     def allreduce_rounded(
-        self,
-        buffer: Array,
-        source: Array,
-        shares: Sequence[float],
-        rounding: Rounding,
-        residual: Residual | None = None,
+        self, buffer: Array, rounding: Rounding, residual: Residual | None
     ) -> None:
-        """Sum ``shares[r]`` times each rank's ``source``, rounded between hosts.
+        """Sum the ranks' buffers into ``buffer``, rounded between hosts.
 
-        ``source`` and ``buffer``, which gets the sum, are contiguous vectors of float32
-        or float64, of equal length on all ranks; they may be the same memory. A rank
-        with share 0 counts as zeros. With ``residual``, the rounding error is added to
-        the next sum. The result is bitwise equal on all ranks.
+        They are contiguous vectors of float32 or float64, of equal length on all ranks.
+        With ``residual``, the rounding error is added to the next sum. The result is
+        bitwise equal on all ranks.
         """
         ...
 
@@ -128,10 +116,6 @@ class Transport(Protocol):
         """The data of rank ``root``; the data of other ranks is ignored."""
         ...
 
-    def barrier(self) -> None:
-        """Return when all ranks have called."""
-        ...
-
     def interrupt(self) -> None:
         """Make operations fail that wait for other ranks, here and on other ranks.
 
@@ -144,42 +128,6 @@ class Transport(Protocol):
     def close(self) -> None:
         """Disconnect; may be called twice."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledVector:
-    """A rank's contribution to an all-reduce: ``scale`` times ``vector``.
-
-    The data are copied anyway. Multiplying them during the copy costs nothing, and
-    saves a separate pass.
-    """
-
-    vector: Array
-    scale: float = 1.0
-
-    def write(self, start: int, end: int, out: Array) -> None:
-        """Write the values from ``start`` to ``end`` into ``out`` of this length."""
-        if self.scale == 1.0:
-            out[:] = self.vector[start:end]
-        else:
-            factor = out.dtype.type(self.scale)
-            np.multiply(self.vector[start:end], factor, out=out)
-
-    def read(self, start: int, end: int, out: Array) -> Array:
-        """The values from ``start`` to ``end``: a view, or scaled into ``out``."""
-        if self.scale != 1.0:
-            self.write(start, end, out)
-            return out
-        return self.vector[start:end]
-
-
-def fill(buffer: Array, source: Array | None, scale: float) -> None:
-    """Write ``scale`` times ``source``, if there is one, into ``buffer``.
-
-    Both have one shape and dtype.
-    """
-    if source is not None:
-        np.multiply(source, buffer.dtype.type(scale), out=buffer)
 
 
 def flat_bytes(arrays: Sequence[Array]) -> bytes:

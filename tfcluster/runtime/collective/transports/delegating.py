@@ -62,16 +62,15 @@ class DelegatingTransport(Generic[Host]):
         """Connect if necessary; called before each use of ``host``."""
 
     def allreduce_rounded(
-        self,
-        buffer: Array,
-        source: Array,
-        shares: Sequence[float],
-        rounding: Rounding,
-        residual: Residual | None = None,
+        self, buffer: Array, rounding: Rounding, residual: Residual | None
     ) -> None:
         """See ``Transport``; through ``host``."""
         self.prepare()
-        self._host.allreduce_rounded(buffer, source, shares, rounding, residual)
+        self._host.allreduce_rounded(buffer, rounding, residual)
+
+    def allgather(self, data: bytes) -> list[bytes]:
+        self.prepare()
+        return self._host.allgather(data)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         self.prepare()
@@ -80,10 +79,6 @@ class DelegatingTransport(Generic[Host]):
     def broadcast(self, data: bytes, root: int) -> bytes:
         self.prepare()
         return self._host.broadcast(data, root)
-
-    def barrier(self) -> None:
-        self.prepare()
-        self._host.barrier()
 
     def interrupt(self) -> None:
         self._host.interrupt()

@@ -20,8 +20,6 @@ from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
     ReduceOp,
-    ScaledVector,
-    fill,
 )
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
@@ -134,24 +132,20 @@ class HostTransport:
         self._joined()
 
     def allreduce(
-        self,
-        buffer: Array,
-        op: ReduceOp,
-        source: Array | None = None,
-        scale: float = 1.0,
+        self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
         """See ``Transport``; between hosts up to 16 KiB directly, else around rings."""
         if self.size == 1:
-            fill(buffer, source, scale)
+            if source is not None:
+                buffer[:] = source
             return
         self._joined()
         self._exchanged_bytes += buffer.nbytes
         ufunc = UFUNCS[op]
-        values = ScaledVector(buffer) if source is None else ScaledVector(source, scale)
+        values = buffer if source is None else source
         if self._local is None or len(self._groups) > 1:
             if buffer.nbytes <= _DIRECT_BYTES:
-                fill(buffer, source, scale)
-                self._allreduce_directly(buffer, ufunc)
+                self._allreduce_directly(buffer, ufunc, values)
             else:
                 self._sum_by_hosts(
                     buffer,
@@ -166,9 +160,11 @@ class HostTransport:
         else:
             self._local.allreduce(buffer, ufunc, values)
 
-    def _allreduce_directly(self, buffer: Array, ufunc: np.ufunc) -> None:
+    def _allreduce_directly(
+        self, buffer: Array, ufunc: np.ufunc, source: Array
+    ) -> None:
         """All-gather the vectors; every rank reduces them all, in rank order."""
-        gathered = self._gathered(buffer.tobytes())
+        gathered = self._gathered(source.tobytes())
         vectors = [np.frombuffer(data, buffer.dtype) for data in gathered]
         buffer[:] = vectors[0]
         for vector in vectors[1:]:
@@ -178,8 +174,8 @@ class HostTransport:
         self,
         buffer: Array,
         ufunc: np.ufunc,
-        source: ScaledVector,
-        between: Callable[[Sequence[int], Array, ScaledVector], _Transfer],
+        source: Array,
+        between: Callable[[Sequence[int], Array, Array], _Transfer],
     ) -> None:
         """``between`` makes the exchange of a shard among ranks of different hosts."""
         sockets = self._joined()
@@ -189,45 +185,32 @@ class HostTransport:
         if self._local is not None:
             me = self._local.me
             start, end = self._local.reduce_scatter(buffer, ufunc, source, owners)
-            source = ScaledVector(buffer)
+            source = buffer
         if me < owners:
             ring_ranks = [group[me] for group in self._groups]
-            shard = slice(start, end)
-            values = ScaledVector(source.vector[shard], source.scale)
-            made = between(ring_ranks, buffer[shard], values)
+            made = between(ring_ranks, buffer[start:end], source[start:end])
             sockets.transfer(made.sources, made.sinks, self._stall_timeout_s)
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
 
     def allreduce_rounded(
-        self,
-        buffer: Array,
-        source: Array,
-        shares: Sequence[float],
-        rounding: Rounding,
-        residual: Residual | None = None,
+        self, buffer: Array, rounding: Rounding, residual: Residual | None
     ) -> None:
         """See ``Transport``; within a host nothing is rounded."""
         self._joined()
-        # The ranks of a host send their combined values at the scale of a gradient, not
-        # smaller: float16 has few bits for small numbers.
-        totals = [sum(shares[rank] for rank in group) for group in self._groups]
-        factors = [total or 1.0 / len(totals) for total in totals]
-        hosts = [self.rank in group for group in self._groups]
-        factor = factors[hosts.index(True)] if hosts else 1.0
-        scale = shares[self.rank] / factor
-        if scale == 0.0:
-            source, scale = np.zeros_like(source), 1.0  # Not 0 * x: it may be NaN.
         if len(self._groups) < 2:
-            self.allreduce(buffer, ReduceOp.SUM, source, scale * factor)
+            self.allreduce(buffer, ReduceOp.SUM)
             return
         self._exchanged_bytes += buffer.nbytes
+        # The mean of so many times a host's term is the sum. What is rounded is then as
+        # large as the sum, not smaller: float16 has few bits for small numbers.
+        buffer *= len(self._groups)
         self._sum_by_hosts(
             buffer,
             np.add,
-            ScaledVector(source, scale),
-            lambda ranks, vector, values: RoundedExchange(
-                self.rank, ranks, vector, values, factors, rounding, residual
+            buffer,
+            lambda ranks, vector, _: RoundedExchange(
+                self.rank, ranks, vector, rounding, residual
             ),
         )
 
@@ -258,9 +241,6 @@ class HostTransport:
         sink = Incoming(root)
         sockets.transfer([], [sink], self._stall_timeout_s)
         return bytes(sink.data)
-
-    def barrier(self) -> None:
-        self.allgather(b"")
 
     def interrupt(self) -> None:
         """See ``Transport``; the connections can no longer be used."""

@@ -25,7 +25,6 @@ from tfcluster.runtime.collective.transports.base import (
     Array,
     ReduceOp,
     Transport,
-    fill,
 )
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
@@ -93,18 +92,15 @@ class MpiTransport(DelegatingTransport[Transport]):
         self._interrupted = False
 
     def allreduce(
-        self,
-        buffer: Array,
-        op: ReduceOp,
-        source: Array | None = None,
-        scale: float = 1.0,
+        self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
         """See ``Transport``; dtypes that MPI does not know are sent over ``host``.
 
         An MPI error also raises PeerLostError.
         """
         mpi = self._joined()
-        fill(buffer, source, scale)
+        if source is not None:
+            buffer[:] = source
         if mpi is None or not reducible(buffer.dtype, op):
             self._host.allreduce(buffer, op)
             return
@@ -116,11 +112,6 @@ class MpiTransport(DelegatingTransport[Transport]):
                 self._wait(request, buffer)
         except mpi.Exception as error:
             raise PeerLostError(f"MPI: {error}") from error
-
-    def allgather(self, data: bytes) -> list[bytes]:
-        """See ``Transport``; starts MPI first."""
-        self._joined()
-        return self._host.allgather(data)
 
     def prepare(self) -> None:
         """Start MPI on first use. Raises CollectiveError: see the class."""
@@ -188,7 +179,7 @@ class MpiTransport(DelegatingTransport[Transport]):
                 f"{self.size} as rank {world.rank} of {world.size}"
             )
         world.Set_errhandler(mpi.ERRORS_RETURN)
-        self._host.barrier()
+        self._host.allgather(b"")
         _forget(_shared_files() - files)
         return mpi
 

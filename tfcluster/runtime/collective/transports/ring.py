@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import Array, ScaledVector
+from tfcluster.runtime.collective.transports.base import Array
 
 _BLOCK_BYTES = 1 << 21
 """The number of bytes to receive before combining them.
@@ -40,7 +40,7 @@ class Ring:
         ranks: Sequence[int],
         vector: Array,
         ufunc: np.ufunc,
-        source: ScaledVector,
+        source: Array,
     ) -> None:
         rank, size = ranks.index(me), len(ranks)
         bounds = [len(vector) * part // size for part in range(size + 1)]
@@ -50,11 +50,7 @@ class Ring:
         outgoing = [parts[(rank - step) % size] for step in range(rounds)]
         incoming = [parts[(rank - 1 - step) % size] for step in range(rounds)]
         own_bytes = outgoing[0][1] - outgoing[0][0]
-        data = own = _bytes_of(vector)
-        if source.scale == 1.0:
-            own = _bytes_of(source.vector)
-        else:
-            source.write(bounds[rank], bounds[rank + 1], _between(vector, bounds, rank))
+        data = _bytes_of(vector)
         sink = RingSink(
             ranks[(rank - 1) % size],
             data,
@@ -62,13 +58,14 @@ class Ring:
             incoming[size - 1 :],
         )
         source_end = RingSource(
-            ranks[(rank + 1) % size], own, data, outgoing, own_bytes, sink
+            ranks[(rank + 1) % size],
+            _bytes_of(source),
+            data,
+            outgoing,
+            own_bytes,
+            sink,
         )
         self.sources, self.sinks = [source_end], [sink]
-
-
-def _between(vector: Array, bounds: Sequence[int], part: int) -> Array:
-    return vector[bounds[part] : bounds[part + 1]]
 
 
 def _bytes_of(vector: Array) -> memoryview:
@@ -126,7 +123,7 @@ class _Combination:
     def __init__(
         self,
         vector: Array,
-        source: ScaledVector,
+        source: Array,
         ufunc: np.ufunc,
         parts: list[tuple[int, int]],
     ) -> None:
@@ -139,7 +136,7 @@ class _Combination:
         ]
         longest = max((end - start for start, end in self.blocks), default=0)
         self._scratch = np.empty(longest // item, vector.dtype)
-        self._is_separate = not np.may_share_memory(vector, source.vector)
+        self._is_separate = not np.may_share_memory(vector, source)
         self._receive_buffer = _bytes_of(vector if self._is_separate else self._scratch)
         self._vector = vector
         self._source = source
@@ -154,9 +151,8 @@ class _Combination:
         item = self._vector.itemsize
         first, last = start // item, end // item
         target = self._vector[first:last]
-        scratch = self._scratch[: len(target)]
-        received, work = (target, scratch) if self._is_separate else (scratch, target)
-        self._ufunc(self._source.read(first, last, work), received, out=target)
+        received = target if self._is_separate else self._scratch[: len(target)]
+        self._ufunc(self._source[first:last], received, out=target)
 
 
 class RingSink:

@@ -1,7 +1,7 @@
-"""Sums float vectors of several hosts, which are sent in two bytes per number.
+"""Averages float vectors of several hosts, which are sent in two bytes per number.
 
 This is a reduce-scatter and an all-gather by direct exchange: each rank gets one part
-of the vector from all others, sums it in float32, rounds the sum once, and sends it to
+of the vector from all others, averages it in float32, rounds it once, and sends it to
 all others (Rabenseifner's algorithm; Thakur et al., "Optimization of Collective
 Communication Operations in MPICH", 2005). A ring would send the same number of bytes,
 but round every sum once for each rank. Numbers are converted in blocks, while the
@@ -16,19 +16,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfcluster.runtime.collective.rounding import Residual, Rounding, pool
-from tfcluster.runtime.collective.transports.base import Array, ScaledVector
+from tfcluster.runtime.collective.transports.base import Array
 
 _BLOCK = 1 << 17
 """How many numbers to convert at once; half a MiB of float32 fits a core's cache."""
 
 
 class RoundedExchange:
-    """One rank's part of one sum.
+    """One rank's part of one mean.
 
-    ``vector`` has shape (n,) and dtype float32 or float64, equal on all ranks, and gets
-    the sum. ``ranks`` lists the participants, including ``me``. Rank ``r`` of them
-    contributes ``factors[r]`` times its ``values``, which may be in the memory of
-    ``vector``. ``sources`` and ``sinks`` are for ``PeerSockets.transfer``.
+    ``vector`` has shape (n,) and dtype float32 or float64, equal on all ranks; it has
+    this rank's values, and gets the mean. ``ranks`` lists the participants, including
+    ``me``. ``sources`` and ``sinks`` are for ``PeerSockets.transfer``.
     """
 
     def __init__(
@@ -36,8 +35,6 @@ class RoundedExchange:
         me: int,
         ranks: Sequence[int],
         vector: Array,
-        values: ScaledVector,
-        factors: Sequence[float],
         rounding: Rounding,
         residual: Residual | None = None,
     ) -> None:
@@ -45,13 +42,11 @@ class RoundedExchange:
         bounds = [len(vector) * part // size for part in range(size + 1)]
         parts = [(bounds[p], bounds[p + 1]) for p in range(size)]
         others = [index for index in range(size) if index != own]
-        contributions = _Contributions(values, factors[own], rounding)
+        contributions = _Contributions(vector, rounding)
         received = {
             index: rounding.empty(parts[own][1] - parts[own][0]) for index in others
         }
-        owned = _OwnedPart(
-            own, parts[own], vector, contributions, received, factors, rounding
-        )
+        owned = _OwnedPart(parts[own], vector, contributions, received, rounding)
         if residual is not None:
             contributions.owed, owned.owed = residual.start(
                 len(vector), parts[own][1] - parts[own][0]
@@ -73,22 +68,15 @@ def _blocks(start: int, end: int) -> list[tuple[int, int]]:
 class _Contributions:
     """This rank's values, as float32, and the amounts that it owes to their sum."""
 
-    def __init__(
-        self,
-        values: ScaledVector,
-        factor: float,
-        rounding: Rounding,
-    ) -> None:
+    def __init__(self, values: Array, rounding: Rounding) -> None:
         self._values = values
-        self._factor = np.float32(factor)
         self._rounding = rounding
-        self._wide = pool.empty(_BLOCK, values.vector.dtype)
         self._scratch = pool.empty(_BLOCK, np.float32)
         self.owed: Array | None = None
 
     def read(self, start: int, end: int) -> Array:
         """The values from ``start`` to ``end``; valid until the next call."""
-        found = self._values.read(start, end, self._wide[: end - start])
+        found = self._values[start:end]
         if found.dtype == np.float32:
             return found
         narrow = self._scratch[: end - start]
@@ -102,14 +90,13 @@ class _Contributions:
         if self.owed is None:
             self._rounding.to_half(values, out)
             return
-        # The debt is in units of the sum, and the sent values will be multiplied.
         owed = self.owed[start:end]
         with np.errstate(over="ignore", invalid="ignore"):
-            owed += values * self._factor
-            self._rounding.to_half(owed / self._factor, out)
+            owed += values
+            self._rounding.to_half(owed, out)
             back = self._scratch[: end - start]
             self._rounding.to_float(out, back)
-            owed -= back * self._factor
+            owed -= back
         forget_infinities(owed)
 
 
@@ -121,16 +108,14 @@ def forget_infinities(owed: Array) -> None:
 
 
 class _OwnedPart:
-    """The part that this rank sums: block by block, once all others have arrived."""
+    """The part that this rank averages, once all others have arrived."""
 
     def __init__(
         self,
-        own: int,
         part: tuple[int, int],
         vector: Array,
         contributions: _Contributions,
         received: dict[int, Array],
-        factors: Sequence[float],
         rounding: Rounding,
     ) -> None:
         self.received = received
@@ -141,8 +126,6 @@ class _OwnedPart:
         self._start = part[0]
         self._vector = vector
         self._contributions = contributions
-        self._factors = [np.float32(factor) for factor in factors]
-        self._own = own
         self._rounding = rounding
         self._arrived = dict.fromkeys(received, 0)
         self._total = pool.empty(_BLOCK, np.float32)
@@ -168,14 +151,11 @@ class _OwnedPart:
         total, term = self._total[: end - start], self._term[: end - start]
         at, to = self._start + start, self._start + end
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(
-                self._contributions.read(at, to), self._factors[self._own], out=total
-            )
-            for index, values in self.received.items():
+            np.copyto(total, self._contributions.read(at, to))
+            for values in self.received.values():
                 self._rounding.to_float(values[start:end], term)
-                if self._factors[index] != 1.0:
-                    term *= self._factors[index]
                 total += term
+            total /= 1 + len(self.received)
             if self.owed is not None:
                 total += self.owed[start:end]
             sums = self.sums[start:end]

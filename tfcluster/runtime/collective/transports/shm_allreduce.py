@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import Array, ScaledVector
+from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.shm_barrier import ProgressCounters
 from tfcluster.runtime.collective.transports.shm_segment import SLOTS, ShmSegment
 
@@ -81,9 +81,7 @@ class ShmCollectives:
         most = self.members * self._segment.piece_bytes if self.members == 2 else 0
         return nbytes <= max(most, _AT_ONCE_BYTES)
 
-    def allreduce_at_once(
-        self, vector: Array, ufunc: np.ufunc, source: ScaledVector
-    ) -> None:
+    def allreduce_at_once(self, vector: Array, ufunc: np.ufunc, source: Array) -> None:
         """All-reduce in which every member reduces the whole vector, in member order.
 
         For two members, this moves hardly more bytes than dividing the vector into
@@ -96,7 +94,7 @@ class ShmCollectives:
             self._segment.pieces[member][slot][:size].view(vector.dtype)
             for member in range(self.members)
         ]
-        source.write(0, len(vector), [first, *others][self.me])
+        [first, *others][self.me][:] = source
         self.progress.done()
         self._wait(self.progress.step)
         for piece in others:
@@ -105,7 +103,7 @@ class ShmCollectives:
 
     # --- large vectors ----------------------------------------------------------------
 
-    def allreduce(self, vector: Array, ufunc: np.ufunc, source: ScaledVector) -> None:
+    def allreduce(self, vector: Array, ufunc: np.ufunc, source: Array) -> None:
         """All-reduce ``source`` into ``vector``; they may be the same memory.
 
         Both are contiguous, with shape (n,) and one dtype, equal on all members. Every
@@ -134,7 +132,7 @@ class ShmCollectives:
                 self._read_results(plan, slots, vector, number - 1, number - 1)
 
     def reduce_scatter(
-        self, vector: Array, ufunc: np.ufunc, source: ScaledVector, owners: int
+        self, vector: Array, ufunc: np.ufunc, source: Array, owners: int
     ) -> _Bounds:
         """Reduce this member's shard into ``vector``; return its start and end.
 
@@ -163,21 +161,21 @@ class ShmCollectives:
             self._read_results(plan, slots, vector, number, number)
 
     def _write_pieces(
-        self, plan: _Plan, slots: _Slots, source: ScaledVector, number: int, first: int
+        self, plan: _Plan, slots: _Slots, source: Array, number: int, first: int
     ) -> None:
         """Write our pieces of the other members' shards to shared memory."""
         target = slots.pieces[self.me][(first + number) % SLOTS]
         for owner in self._others:
             start, end = plan.piece(number, owner)
             offset = owner * plan.length
-            source.write(start, end, target[offset : offset + end - start])
+            target[offset : offset + end - start] = source[start:end]
         self.progress.done()
 
     def _combine(
         self,
         plan: _Plan,
         slots: _Slots,
-        source: ScaledVector,
+        source: Array,
         vector: Array,
         number: int,
         first: int,
@@ -191,7 +189,7 @@ class ShmCollectives:
             slots.pieces[member][slot][offset : offset + len(own)]
             for member in self._others
         ]
-        ufunc(source.read(start, end, own), other_pieces[0], out=own)
+        ufunc(source[start:end], other_pieces[0], out=own)
         for piece in other_pieces[1:]:
             ufunc(own, piece, out=own)
 

@@ -369,13 +369,20 @@ class LocalSgd:
         )
         signature = Signature(f"mean of {what}", words)
         averaged = [i for i, kind in enumerate(kinds) if not _is_of_rows(kind)]
-        with self._session.group.exchange(signature, self._rows or 1.0) as call:
-            means = reduced(
-                call, [before[i] for i in averaged], ReduceOp.SUM, scale=call.share
-            )
+        rows = struct.pack("<d", self._rows or 1.0)
+        with self._session.group.exchange(signature, rows) as call:
+            total = sum(struct.unpack("<d", each)[0] for each in call.notes)
+            share = (self._rows or 1.0) / total
+            terms = [
+                before[i].astype(np.result_type(before[i], np.float32)) * share
+                for i in averaged
+            ]
+            means = reduced(call, terms, ReduceOp.SUM)
         after = list(before)
         for index, mean in zip(averaged, means, strict=True):
-            after[index] = mean
+            dtype = before[index].dtype
+            exact = mean if tf.as_dtype(dtype).is_floating else np.rint(mean)
+            after[index] = exact.astype(dtype)
         for index, kind in enumerate(kinds):
             if _is_of_rows(kind):
                 after[index] = self._of_rows(what, before[index], kind)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from tfcluster.runtime.partition.functions import BRANCHES, CALLS, LOOPS
-from tfcluster.runtime.partition.rules import (
-    boxes,
+from tfcluster.runtime.partition.rules import (  # noqa: F401 - registers its rules
     contractions,
     elementwise,
     gathers,
     images,
     linear,
     lists,
-    matrices,
     quantization,
     random,
     reductions,
@@ -25,31 +23,7 @@ from tfcluster.runtime.partition.rules import (
 )
 from tfcluster.runtime.partition.rules.table import RULES, WHOLE, why_whole
 
-__all__ = [
-    "RULES",
-    "WHOLE",
-    "boxes",
-    "contractions",
-    "elementwise",
-    "gathers",
-    "images",
-    "is_known",
-    "linear",
-    "lists",
-    "matrices",
-    "quantization",
-    "random",
-    "reductions",
-    "rows",
-    "scatters",
-    "shapes",
-    "slices",
-    "sparse",
-    "strings",
-    "why_whole",
-    "without_rule",
-]
-
+__all__ = ["RULES", "WHOLE", "is_known", "why_whole"]
 
 _STRUCTURE = frozenset((*CALLS, *LOOPS, *BRANCHES, "NoOp", "ControlTrigger"))
 """Ops that the passes themselves treat: they are inlined, or have bodies."""

@@ -28,13 +28,9 @@ def matmul(op: Operation) -> Plan | None:
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matmul(op: Operation) -> Plan | None:
     output = op.output_shape()
-    if output is None or op.shape(0) is None or op.shape(1) is None:
-        return None
 
     def labels(index: int, matrix: str) -> list[object]:
         shape = op.shape(index)
-        assert shape is not None
-        assert output is not None
         before = len(output) - len(shape)
         found: list[object] = []
         for dim, size in enumerate(shape[:-2]):
@@ -63,8 +59,6 @@ def einsum(op: Operation) -> Plan | None:
     if op.placements[0] == SUM:
         return Plan([SUM], [SUM])
     shard = op.shard()
-    if shard is None:
-        return None
     label = labels[0][shard.dim]
     if label in output:
         return Plan([shard], [shard.at(output.index(label))])
@@ -79,8 +73,11 @@ def contract(op: Operation, labels: Sequence[Labels], output: Labels) -> Plan | 
     """
     plans = []
     for index in (0, 1):
-        shard = op.shard(index)
-        if shard is None or (label := labels[index][shard.dim]) is None:
+        shard = op.placements[index]
+        if not isinstance(shard, Shard):
+            continue
+        label = labels[index][shard.dim]
+        if label is None:
             continue
         plan = _along(op, labels, output, label, shard)
         if plan is not None:
@@ -102,7 +99,7 @@ def _along(
         if label in own:
             dim = list(own).index(label)
             shape = op.shape(index)
-            if shape is None or shape[dim] != shard.size:
+            if shape[dim] != shard.size:
                 return None
             want.append(shard.at(dim))
         elif label in output:

@@ -13,7 +13,14 @@ from tfcluster.runtime.partition.placement import (
     Placement,
     Shard,
 )
-from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Local,
+    Operation,
+    Plan,
+    Whole,
+    known,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 _UNARY = (
@@ -55,52 +62,41 @@ _TERNARY = (
 
 
 @rule(*_UNARY, *_BINARY, *_TERNARY)
-def elementwise(op: Operation) -> Plan | None:
+def elementwise(op: Operation) -> Plan:
     """All inputs are broadcast to the output's shape, and divided alike."""
     target = _target(op)
-    if target is None:
-        return None
-    want = _broadcast_wants(op, target)
-    return None if want is None else Plan(want, [target] * len(op.outputs))
+    return Plan(_broadcast_wants(op, target), [target] * len(op.outputs))
 
 
-def _target(op: Operation) -> Shard | None:
-    """The placement of the largest divided input, as the output has it.
-
-    None if an input is not broadcast to the output, or if the output has other rows.
-    """
+def _target(op: Operation) -> Shard:
+    """The placement of the largest divided input, as the output has it."""
     output = op.output_shape()
-    if output is None:
-        return None
     found: tuple[int, Shard] | None = None
     for index, placement in enumerate(op.placements):
         shape = op.shape(index)
-        if shape is None or len(shape) > len(output):
-            return None
+        if len(shape) > len(output):
+            raise Whole
         if isinstance(placement, Shard):
             own = placement.at(placement.dim + len(output) - len(shape))
             size = elements_of(shape) or 0
             if output[own.dim] == own.size and (found is None or size > found[0]):
                 found = size, own
-    return None if found is None else found[1]
+    return known(found)[1]
 
 
-def _broadcast_wants(op: Operation, target: Shard) -> list[Placement] | None:
+def _broadcast_wants(op: Operation, target: Shard) -> list[Placement]:
     """The placements of inputs that are broadcast to an output with ``target``."""
     output = op.output_shape()
-    assert output is not None
     want: list[Placement] = []
     for index in range(len(op.inputs)):
         shape = op.shape(index)
-        if shape is None:
-            return None
         dim = target.dim - (len(output) - len(shape))
         if dim < 0 or (shape[dim] == 1 and output[target.dim] != 1):
             want.append(REPLICATE)
         elif shape[dim] == output[target.dim]:
             want.append(target.at(dim))
         else:
-            return None
+            raise Whole
     return want
 
 
@@ -111,14 +107,10 @@ def select(op: Operation) -> Plan | None:
     It is not broadcast otherwise.
     """
     condition, value = op.shape(0), op.shape(1)
-    if condition is None or value is None:
-        return None
     if len(condition) == len(value) or not condition:
         return elementwise(op)
     # A divided condition is a vector, so its rows are those of dimension 0.
     shard = op.first_shard([1, 2, 0])
-    if shard is None:
-        return None
     mask: Placement = shard if shard.dim == 0 else REPLICATE
     return Plan([mask, shard, shard], [shard])
 
@@ -140,8 +132,8 @@ def shape_of(op: Operation) -> Plan | None:
 
     A rank's rows have not, but its size along their dimension is known.
     """
-    shards = {i: s for i in range(len(op.inputs)) if (s := op.shard(i)) is not None}
-    if any(op.shape(index) is None for index in shards):
+    shards = {i: s for i, s in enumerate(op.placements) if isinstance(s, Shard)}
+    if any(op.inputs[index].shape is None for index in shards):
         return None
     replicated = [REPLICATE] * len(op.outputs)
     if not shards or op.type == "Rank":
@@ -182,8 +174,6 @@ def _whole_size(local: Local, node: Node, part: Ref, shard: Shard) -> Ref:
 @rule("OneHot")
 def one_hot(op: Operation) -> Plan | None:
     shape, shard = op.shape(), op.shard()
-    if shard is None or shape is None:
-        return None
     axis = op.attribute("axis")
     axis = len(shape) if axis in (-1, None) else axis
     target = shard.at(shard.dim + (axis <= shard.dim))
@@ -194,8 +184,6 @@ def one_hot(op: Operation) -> Plan | None:
 def bitcast(op: Operation) -> Plan | None:
     """A dimension may come or go at the end."""
     shard, shape, output = op.shard(), op.shape(), op.output_shape()
-    if shard is None or shape is None or output is None:
-        return None
     if shard.dim >= min(len(shape), len(output)):
         return None
     return Plan([shard], [shard])
@@ -211,10 +199,10 @@ def quantize_and_dequantize(op: Operation) -> Plan | None:
     A range has one entry, or one for each entry of the dimension ``axis``.
     """
     shard = op.shard()
-    if shard is None or not op.attribute("range_given"):
+    if not op.attribute("range_given"):
         return None
     want = op.wants(i0=shard)
     for index in (1, 2):
-        if op.shape(index) != () and op.attribute("axis") == shard.dim:
+        if op.inputs[index].shape != () and op.attribute("axis") == shard.dim:
             want[index] = shard.at(0)
     return Plan(want, [shard])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfcluster.runtime.partition.graph import elements_of
-from tfcluster.runtime.partition.placement import REPLICATE, SUM, Partial
+from tfcluster.runtime.partition.placement import REPLICATE, SUM, Partial, Shard
 from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
 
 
@@ -13,26 +12,19 @@ from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
 def gather(op: Operation) -> Plan | None:
     """Indices may be divided, or the dimensions of the table that are not looked up."""
     is_variable = op.type == "ResourceGather"
-    table, indices = op.shard(0), op.shard(1)
-    shape, index_shape = op.shape(0), op.shape(1)
-    if index_shape is None or (shape is None and not is_variable):
-        return None
+    table, indices = op.placements[0], op.placements[1]
+    index_shape = op.shape(1)
     batch = int(op.attribute("batch_dims") or 0)
     batch += len(index_shape) if batch < 0 else 0
-    axis = batch
-    if op.type == "GatherV2":
-        found = op.integer(2)
-        if found is None or shape is None:
-            return None
-        axis = found % len(shape)
-    if indices is not None:
+    axis = op.integer(2) % len(op.shape(0)) if op.type == "GatherV2" else batch
+    if isinstance(indices, Shard):
         if indices.dim >= batch:
             target = indices.at(axis + indices.dim - batch)
             return Plan(op.wants(i1=indices), [target])
         if is_variable:
             return None
         return Plan(op.wants(i0=indices, i1=indices), [indices])
-    if table is None or table.dim == axis:
+    if not isinstance(table, Shard) or table.dim == axis:
         return None
     if table.dim < batch:
         return Plan(op.wants(i0=table, i1=table), [table])
@@ -46,7 +38,7 @@ def gather(op: Operation) -> Plan | None:
 @rule("GatherNd", "ResourceGatherNd")
 def gather_nd(op: Operation) -> Plan | None:
     shard, shape = op.shard(1), op.shape(1)
-    if shard is None or shape is None or shard.dim >= len(shape) - 1:
+    if shard.dim >= len(shape) - 1:
         return None
     return Plan(op.wants(i1=shard), [shard])
 
@@ -54,62 +46,44 @@ def gather_nd(op: Operation) -> Plan | None:
 @rule("ScatterNd")
 def scatter_nd(op: Operation) -> Plan | None:
     """Every rank adds its rows to zeros."""
-    shape = op.shape(0)
     if op.placements[1] == SUM and op.placements[0] == REPLICATE:
         return Plan(op.wants(i1=SUM), [SUM])
     shard = op.first_shard([0, 1])
-    if shape is None or shard is None or shard.dim >= len(shape) - 1:
+    if shard.dim >= len(op.shape(0)) - 1:
         return None
     if not _can_be_added(op):
         return None
     return Plan([shard, shard, REPLICATE], [SUM])
 
 
-@rule("UnsortedSegmentSum")
-def unsorted_segment_sum(op: Operation) -> Plan | None:
-    """Every rank adds its rows to their segments; others are zero."""
-    data, segments = op.shape(0), op.shape(1)
-    if data is None or segments is None:
-        return None
-    if op.placements[0] == SUM and op.placements[1] == REPLICATE:
+@rule(
+    *("UnsortedSegmentSum", "UnsortedSegmentProd"),
+    *("UnsortedSegmentMax", "UnsortedSegmentMin"),
+)
+def unsorted_segments(op: Operation) -> Plan | None:
+    """Every rank adds its rows to their segments; others are zero.
+
+    An empty segment has the lowest (or highest) number, on each rank as well.
+    """
+    _, segments = op.shape(0), op.shape(1)
+    is_sum = op.type == "UnsortedSegmentSum"
+    if is_sum and op.placements[0] == SUM and op.placements[1] == REPLICATE:
         return Plan(op.wants(i0=SUM), [SUM])
     shard = op.first_shard([0, 1])
-    if shard is None:
-        return None
     if shard.dim >= len(segments):
         target = shard.at(shard.dim - len(segments) + 1)
         return Plan(op.wants(i0=shard), [target])
-    return Plan(op.wants(i0=shard, i1=shard), [SUM]) if _can_be_added(op) else None
-
-
-@rule("UnsortedSegmentMax", "UnsortedSegmentMin")
-def unsorted_segment_extremum(op: Operation) -> Plan | None:
-    """An empty segment has the lowest (or highest) number, on each rank as well."""
-    data, segments = op.shape(0), op.shape(1)
-    shard = op.first_shard([0, 1])
-    if data is None or segments is None or shard is None:
-        return None
-    if shard.dim >= len(segments):
-        target = shard.at(shard.dim - len(segments) + 1)
-        return Plan(op.wants(i0=shard), [target])
-    kind = "max" if op.type.endswith("Max") else "min"
-    return Plan(op.wants(i0=shard, i1=shard), [Partial(kind)])
-
-
-@rule("UnsortedSegmentProd")
-def unsorted_segment_product(op: Operation) -> Plan | None:
-    segments, shard = op.shape(1), op.first_shard([0])
-    if segments is None or shard is None or shard.dim < len(segments):
-        return None
-    return Plan(op.wants(i0=shard), [shard.at(shard.dim - len(segments) + 1)])
+    want = op.wants(i0=shard, i1=shard)
+    if is_sum:
+        return Plan(want, [SUM]) if _can_be_added(op) else None
+    kind = op.type.removeprefix("UnsortedSegment").lower()
+    return None if kind == "prod" else Plan(want, [Partial(kind)])
 
 
 @rule("DenseBincount")
 def dense_bincount(op: Operation) -> Plan | None:
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
-    no_weights = elements_of(op.shape(2)) == 0
+    no_weights = op.elements(2) == 0
     want = op.wants(i0=shard) if no_weights else op.wants(i0=shard, i2=shard)
     if len(shape) == 2:
         return Plan(want, [shard]) if shard.dim == 0 else None

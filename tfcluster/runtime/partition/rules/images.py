@@ -1,38 +1,20 @@
-"""Convolutions, pooling and other ops on images, whose first dimension are the rows."""
+"""Convolutions, pooling, boxes and other ops on images; dimension 0 are the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tfcluster.runtime.partition.graph import Node, as_vector
-from tfcluster.runtime.partition.placement import REPLICATE, SUM, Shard
+from tfcluster.runtime.partition.placement import REPLICATE, SUM
 from tfcluster.runtime.partition.rules.table import (
     Local,
     Operation,
     Plan,
     Rule,
+    by_rows,
     rule,
 )
 from tfcluster.runtime.partition.writer import Ref
-
-
-def _by_rows(op: Operation, inputs: Sequence[int]) -> Shard | None:
-    """The placement if the rows are the first dimension of these inputs."""
-    shard = op.first_shard(inputs)
-    return None if shard is None or shard.dim != 0 else shard
-
-
-def _images(inputs: Sequence[int]) -> Rule:
-    """These inputs and the outputs are images; other inputs are whole."""
-
-    def by_rows(op: Operation) -> Plan | None:
-        shard = _by_rows(op, inputs)
-        if shard is None:
-            return None
-        return Plan(op.want(inputs, shard), [shard] * len(op.outputs))
-
-    return by_rows
-
 
 rule(
     *("Conv", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D"),
@@ -40,41 +22,31 @@ rule(
     *("DepthToSpace", "SpaceToDepth", "ExtractImagePatches", "ExtractVolumePatches"),
     *("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic", "ResizeArea"),
     "ScaleAndTranslate",
-)(_images([0]))
+)(by_rows(0))
 rule(
     *("MaxPoolGrad", "MaxPoolGradV2", "MaxPoolGradGrad", "MaxPoolGradGradV2"),
-    *("MaxPool3DGrad", "MaxPool3DGradGrad"),
-)(_images([0, 1, 2]))
-rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ScaleAndTranslateGrad")(
-    _images([0, 1])
-)
-rule("Dilation2DBackpropInput")(_images([0, 2]))
-rule("ResizeNearestNeighborGrad")(_images([0]))
+    *("MaxPool3DGrad", "MaxPool3DGradGrad", "LRNGrad"),
+)(by_rows(0, 1, 2))
+rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ScaleAndTranslateGrad")(by_rows(0, 1))
+rule("Dilation2DBackpropInput")(by_rows(0, 2))
+rule("ResizeNearestNeighborGrad")(by_rows(0))
 
 
-def _filter_gradient(inputs: Sequence[int]) -> Rule:
-    """The gradient of a filter is a sum over all rows."""
-
-    def by_rows(op: Operation) -> Plan | None:
-        shard = _by_rows(op, inputs)
-        return None if shard is None else Plan(op.want(inputs, shard), [SUM])
-
-    return by_rows
-
-
-rule(
+@rule(
     *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "Dilation2DBackpropFilter"),
     "DepthwiseConv2dNativeBackpropFilter",
-)(_filter_gradient([0, 2]))
+)
+def filter_gradient(op: Operation) -> Plan | None:
+    """The gradient of a filter is a sum over all rows."""
+    return Plan(op.alike([0, 2], 1).want, [SUM])
 
 
 def _input_gradient(sizes: int, image: int) -> Rule:
     """Input ``sizes`` has the shape of the result, or that of one image in it."""
 
-    def by_rows(op: Operation) -> Plan | None:
-        shard, known = _by_rows(op, [image]), op.shape(image)
-        shape = op.constant(sizes)
-        if shard is None or known is None or shape is None:
+    def gradient(op: Operation) -> Plan | None:
+        shard, known, shape = op.shard(image), op.shape(image), op.constant(sizes)
+        if shard.dim != 0:
             return None
         want = op.want([image], shard)
         if len(shape) == len(known) - 2:
@@ -88,7 +60,7 @@ def _input_gradient(sizes: int, image: int) -> Rule:
 
         return Plan(want, [shard], build)
 
-    return by_rows
+    return gradient
 
 
 rule(
@@ -101,43 +73,55 @@ rule("AvgPoolGrad", "AvgPool3DGrad")(_input_gradient(0, 1))
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def projective_transform(op: Operation) -> Plan | None:
     """One transform for all rows, or one for each."""
-    shard, transforms = _by_rows(op, [0, 1]), op.shape(1)
-    if shard is None or transforms is None:
-        return None
-    if transforms[0] == 1:
-        return Plan(op.want([0], shard), [shard])
-    return Plan(op.want([0, 1], shard), [shard])
-
-
-@rule("CropAndResize")
-def crop_and_resize(op: Operation) -> Plan | None:
-    """Boxes are divided; each may take any image."""
-    shard = _by_rows(op, [1, 2])
-    if shard is None:
-        return None
-    return Plan(op.want([1, 2], shard), [shard])
+    transforms = op.shape(1)
+    return op.alike([0] if transforms[0] == 1 else [0, 1], 1)
 
 
 @rule("BiasAdd")
 def bias_add(op: Operation) -> Plan | None:
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
     is_channels = shard.dim == _channels(op, len(shape))
     return Plan([shard, shard.at(0) if is_channels else REPLICATE], [shard])
 
 
-@rule("BiasAddGrad")
+@rule("BiasAddGrad", linear=0)
 def bias_add_gradient(op: Operation) -> Plan | None:
     """A sum along all dimensions but the channels."""
-    if op.placements[0] == SUM:
-        return Plan([SUM], [SUM])
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
     is_channels = shard.dim == _channels(op, len(shape))
     return Plan([shard], [shard.at(0) if is_channels else SUM])
 
 
 def _channels(op: Operation, rank: int) -> int:
     return 1 if op.attribute("data_format") == b"NCHW" else rank - 1
+
+
+# Boxes are divided; each may take any image.
+rule("CropAndResize")(by_rows(1, 2))
+rule("CropAndResizeGradBoxes")(by_rows(0, 2, 3))
+rule("DrawBoundingBoxes", "DrawBoundingBoxesV2", "CombinedNonMaxSuppression")(
+    by_rows(0, 1)
+)
+
+
+@rule("CropAndResizeGradImage")
+def crop_gradient(op: Operation) -> Plan | None:
+    """Boxes are divided, and each adds to its image."""
+    return Plan(op.alike([0, 1, 2], 1).want, [SUM])
+
+
+@rule("ExtractGlimpse", "ExtractGlimpseV2")
+def glimpse(op: Operation) -> Plan | None:
+    """A place in each image; with noise it is random."""
+    noise = op.attribute("noise")
+    if noise == b"gaussian" or (noise != b"zero" and op.attribute("uniform_noise")):
+        return None
+    return op.alike([0, 2], 1)
+
+
+@rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax")
+def pool_with_places(op: Operation) -> Plan | None:
+    """Places are numbers within an image, unless the images are counted, too."""
+    if op.attribute("include_batch_in_index"):
+        return None
+    return op.alike(range(len(op.inputs)), 1)

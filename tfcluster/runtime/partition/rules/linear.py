@@ -24,7 +24,7 @@ _COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 
 
 @rule(*_COPIES)
-def copy(op: Operation) -> Plan | None:
+def copy(op: Operation) -> Plan:
     placement = op.placements[0]
     if isinstance(placement, Partial | ListOf):
         return Plan([placement], [placement])
@@ -40,8 +40,6 @@ def copy_all(op: Operation) -> Plan | None:
 def default(op: Operation) -> Plan | None:
     """Nothing else is fed here; its shape may be that of all rows."""
     plan = copy(op)
-    if plan is None:
-        return None
     return Plan(plan.want, plan.outputs, lambda local, node, inputs: inputs)
 
 
@@ -49,7 +47,7 @@ def default(op: Operation) -> Plan | None:
 def check_numerics(op: Operation) -> Plan | None:
     """Rows are checked by the rank that has them; a term may be anything."""
     shard = op.shard()
-    return None if shard is None else Plan([shard], [shard])
+    return Plan([shard], [shard])
 
 
 @rule("EnsureShape")
@@ -59,7 +57,7 @@ def ensure_shape(op: Operation) -> Plan | None:
     if isinstance(placement, Partial):
         return Plan([placement], [placement])
     shard = op.shard()
-    if shard is None or output is None or output[shard.dim] != shard.size:
+    if output[shard.dim] != shard.size:
         return None
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -69,11 +67,7 @@ def ensure_shape(op: Operation) -> Plan | None:
     return Plan([shard], [shard], build)
 
 
-@rule("Conj", "Imag", "Neg", "Real")
-def linear(op: Operation) -> Plan | None:
-    if op.placements[0] == SUM:
-        return Plan([SUM], [SUM])
-    return elementwise(op)
+rule("Conj", "Imag", "Neg", "Real", linear=0)(elementwise)
 
 
 @rule("Cast")

@@ -69,8 +69,8 @@ def new_list(op: Operation) -> Plan | None:
 
 @rule("TensorListFromTensor")
 def from_tensor(op: Operation) -> Plan | None:
-    shard = op.shard()
-    if shard is None or shard.dim == 0:
+    shard = op.placements[0]
+    if not isinstance(shard, Shard) or shard.dim == 0:
         return Plan([REPLICATE, REPLICATE], [ListOf(REPLICATE)])
     element = shard.at(shard.dim - 1)
     return Plan([shard, REPLICATE], [ListOf(element)], _of_any_shape(1))
@@ -102,20 +102,20 @@ def _has_known_elements(op: Operation) -> bool:
 def get_element(op: Operation) -> Plan | None:
     element = _element(op)
     want: list[Placement] = [ListOf(element), REPLICATE, REPLICATE]
-    return Plan(want, [element], _of_shape(2, op.output_shape(), element))
+    return Plan(want, [element], _of_shape(2, op.outputs[0].shape, element))
 
 
 @rule("TensorListPopBack")
 def pop_element(op: Operation) -> Plan | None:
     element = _element(op)
-    build = _of_shape(1, op.output_shape(1), element)
+    build = _of_shape(1, op.outputs[1].shape, element)
     return Plan([ListOf(element), REPLICATE], [ListOf(element), element], build)
 
 
 @rule("TensorListStack")
 def stack(op: Operation) -> Plan | None:
     element = _element(op)
-    shape = op.output_shape()
+    shape = op.outputs[0].shape
     target = element.at(element.dim + 1) if isinstance(element, Shard) else element
     build = _of_shape(1, None if shape is None else shape[1:], element)
     return Plan([ListOf(element), REPLICATE], [target], build)

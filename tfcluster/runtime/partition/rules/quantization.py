@@ -10,7 +10,7 @@ from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
 def round_trip_gradient(op: Operation) -> Plan | None:
     """The limits have no gradient: it is zero."""
     shard = op.first_shard([0, 1])
-    if shard is None or _has_own_limits(op, shard):
+    if _has_own_limits(op, shard):
         return None
     return Plan(op.want([0, 1], shard), [shard, REPLICATE, REPLICATE])
 
@@ -21,8 +21,6 @@ def round_trip_gradient(op: Operation) -> Plan | None:
 def fake_gradient(op: Operation) -> Plan | None:
     """The gradients of the limits are sums over all numbers."""
     shard, shape = op.first_shard([0, 1]), op.shape()
-    if shard is None or shape is None:
-        return None
     if "PerChannel" in op.type and shard.dim == len(shape) - 1:
         return None
     outputs: list[Placement] = [shard, SUM, SUM]
@@ -33,7 +31,7 @@ def fake_gradient(op: Operation) -> Plan | None:
 def quantize(op: Operation) -> Plan | None:
     """The limits are given; adjusted ones are further outputs."""
     shard = op.shard()
-    if shard is None or _has_own_limits(op, shard):
+    if _has_own_limits(op, shard):
         return None
     rest = [REPLICATE] * (len(op.outputs) - 1)
     return Plan(op.wants(i0=shard), [shard, *rest])

@@ -14,10 +14,8 @@ from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
 from tfcluster.runtime.partition.writer import Ref
 
 
-def _axes(op: Operation, rank: int) -> list[int] | None:
+def _axes(op: Operation, rank: int) -> list[int]:
     found = op.constant(1)
-    if found is None:
-        return None
     return sorted({int(axis) % rank for axis in np.atleast_1d(found)}) if rank else []
 
 
@@ -25,16 +23,12 @@ def _axes(op: Operation, rank: int) -> list[int] | None:
 def reduce(op: Operation) -> Plan | None:
     """A reduction over the rows is a term of the whole reduction."""
     shape = op.shape()
-    if shape is None:
-        return None
     if op.placements[0] == SUM:
         if op.type == "Sum" or (op.type == "Mean" and _is_wide_float(op)):
             return Plan(op.wants(i0=SUM), [SUM])
         return None
     shard = op.shard()
     axes = _axes(op, len(shape))
-    if shard is None or axes is None:
-        return None
     want = op.wants(i0=shard)
     if shard.dim not in axes:
         dropped = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in axes)
@@ -55,7 +49,6 @@ def reduce(op: Operation) -> Plan | None:
 def _mean(op: Operation, sizes: Sequence[int | None]) -> Plan | None:
     """The sum of a rank's rows, divided by the number of all rows."""
     shard = op.shard()
-    assert shard is not None
     if any(size is None for size in sizes):
         return None
     count = math.prod(size or 0 for size in sizes)
@@ -94,8 +87,6 @@ def _is_wide_float(op: Operation) -> bool:
 @rule("ArgMax", "ArgMin")
 def arg_max(op: Operation) -> Plan | None:
     shape, shard, axis = op.shape(), op.shard(), op.integer(1)
-    if shape is None or shard is None or axis is None:
-        return None
     axis %= len(shape)
     if axis == shard.dim:
         return None
@@ -105,7 +96,7 @@ def arg_max(op: Operation) -> Plan | None:
 @rule("L2Loss")
 def l2_loss(op: Operation) -> Plan | None:
     shard = op.shard()
-    if shard is None or not _is_wide_float(op):
+    if not _is_wide_float(op):
         return None
     return Plan([shard], [SUM])
 
@@ -113,8 +104,4 @@ def l2_loss(op: Operation) -> Plan | None:
 @rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
 def cumulate(op: Operation) -> Plan | None:
     shape, shard, axis = op.shape(), op.shard(), op.integer(1)
-    if shape is None or shard is None or axis is None:
-        return None
-    if axis % len(shape) == shard.dim:
-        return None
-    return Plan(op.wants(i0=shard), [shard])
+    return None if axis % len(shape) == shard.dim else op.alike([0])

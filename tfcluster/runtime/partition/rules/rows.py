@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfcluster.runtime.partition.graph import elements_of
-from tfcluster.runtime.partition.placement import REPLICATE, Placement
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement
+from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, rule
 
 
 def _outer_dimensions(op: Operation, own: int) -> Plan | None:
@@ -13,13 +15,11 @@ def _outer_dimensions(op: Operation, own: int) -> Plan | None:
     Outputs have the same outer dimensions, or are empty because nobody asked for them.
     """
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None or shard.dim >= len(shape) - own:
+    if shard.dim >= len(shape) - own:
         return None
     outputs: list[Placement] = []
     for index in range(len(op.outputs)):
         output = op.output_shape(index)
-        if output is None:
-            return None
         if shard.dim < len(output) and output[shard.dim] == shard.size:
             outputs.append(shard)
         elif elements_of(output) == 0:
@@ -58,8 +58,6 @@ def on_cubes(op: Operation) -> Plan | None:
 def matrix_diagonals(op: Operation) -> Plan | None:
     """One diagonal is a vector, and a band of diagonals is a matrix."""
     band = op.constant(1)
-    if band is None:
-        return None
     return _outer_dimensions(op, 1 if len(set(band.reshape(-1))) == 1 else 2)
 
 
@@ -67,67 +65,59 @@ def matrix_diagonals(op: Operation) -> Plan | None:
 def unravel_index(op: Operation) -> Plan | None:
     """The coordinates of an index are a column of the output."""
     shard = op.shard()
-    return None if shard is None else Plan([shard, REPLICATE], [shard.at(1)])
+    return Plan([shard, REPLICATE], [shard.at(1)])
 
 
-@rule("CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve")
-def on_two_stacks(op: Operation) -> Plan | None:
-    """Both inputs are stacks of matrices, with the same outer dimensions."""
-    first, second = op.shape(0), op.shape(1)
-    if first is None or second is None or first[:-2] != second[:-2]:
-        return None
-    return _two_stacks(op, len(first) - 2)
+def _stacks(op: Operation, inputs: Sequence[int], own: int) -> Plan | None:
+    """Each input, and each output, has ``own`` dimensions beside the outer ones."""
+    outer = [op.shape(index)[: len(op.shape(index)) - own] for index in inputs]
+    same = all(each == outer[0] for each in outer)
+    return op.alike(inputs, len(outer[0])) if same else None
+
+
+@rule("Cross", "IsotonicRegression")
+def on_stacks_of_vectors(op: Operation) -> Plan | None:
+    return _stacks(op, range(len(op.inputs)), 1)
+
+
+@rule(
+    *("BandedTriangularSolve", "CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve"),
+    *("TridiagonalMatMul", "TridiagonalSolve"),
+)
+def on_stacks_of_matrices(op: Operation) -> Plan | None:
+    return _stacks(op, range(len(op.inputs)), 2)
+
+
+@rule("MatrixSolveLs")
+def solve_least_squares(op: Operation) -> Plan | None:
+    """The last input is a number."""
+    return _stacks(op, [0, 1], 2)
 
 
 @rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
 def set_diagonals(op: Operation) -> Plan | None:
     """A matrix and one or several diagonals, with the same outer dimensions."""
-    first = op.shape(0)
-    return None if first is None else _two_stacks(op, len(first) - 2)
-
-
-def _two_stacks(op: Operation, outer: int) -> Plan | None:
-    shard = op.first_shard([0, 1])
-    if shard is None or shard.dim >= outer:
-        return None
-    return Plan(op.want([0, 1], shard), [shard])
+    return op.alike([0, 1], len(op.shape(0)) - 2)
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def cross_entropy(op: Operation) -> Plan | None:
     """Logits and labels have the same rows, unless one of them is broadcast."""
-    shard = op.first_shard()
-    if shard is None or shard.dim != 0:
+    first, second = op.shape(0), op.shape(1)
+    if first[0] != second[0]:
         return None
-    for index in (0, 1):
-        shape = op.shape(index)
-        if shape is None or shape[0] != shard.size:
-            return None
-    return Plan([shard, shard], [shard, shard])
+    return op.alike([0, 1], 1)
 
 
-@rule("InTopK", "InTopKV2")
-def in_top_k(op: Operation) -> Plan | None:
-    shard = op.first_shard([0, 1])
-    if shard is None or shard.dim != 0:
-        return None
-    return Plan(op.want([0, 1], shard), [shard])
-
-
-@rule("LowerBound", "UpperBound")
-def search(op: Operation) -> Plan | None:
-    """Each row of the second input is looked up in the same row of the first."""
-    shard = op.first_shard([0, 1])
-    if shard is None or shard.dim != 0:
-        return None
-    return Plan([shard, shard], [shard])
+# In the latter two, each row of the second input is looked up in that of the first.
+rule("InTopK", "InTopKV2", "LowerBound", "UpperBound")(by_rows(0, 1))
 
 
 @rule("ReverseSequence")
 def reverse_sequence(op: Operation) -> Plan | None:
     """The lengths belong to the entries of one dimension; another is reversed."""
     shard = op.shard()
-    if shard is None or op.attribute("seq_dim") == shard.dim:
+    if op.attribute("seq_dim") == shard.dim:
         return None
     has_lengths = op.attribute("batch_dim") == shard.dim
     return Plan([shard, shard.at(0) if has_lengths else REPLICATE], [shard])
@@ -137,7 +127,17 @@ def reverse_sequence(op: Operation) -> Plan | None:
 def fused_batch_norm(op: Operation) -> Plan | None:
     """Without training, the statistics are inputs."""
     shard = op.shard()
-    if shard is None or shard.dim != 0 or op.attribute("is_training"):
+    if shard.dim != 0 or op.attribute("is_training"):
         return None
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 1)
     return Plan(op.wants(i0=shard), [shard, *rest])
+
+
+@rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def fused_batch_norm_gradient(op: Operation) -> Plan | None:
+    """Without training, the statistics do not depend on the rows."""
+    shard = op.first_shard([0, 1])
+    if shard.dim != 0 or op.attribute("is_training"):
+        return None
+    rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 3)
+    return Plan(op.want([0, 1], shard), [shard, SUM, SUM, *rest])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfcluster.runtime.partition.graph import Node, elements_of
+from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -27,16 +27,15 @@ def tensor_scatter(op: Operation) -> Plan | None:
     slices = _slices(op)
     if slices is not None:
         return slices
-    shape = op.shape(1)
-    if shape is None or not _has_numbers(op):
+    if not _has_numbers(op):
         return None
-    shard = op.first_shard([1, 2])
     is_linear = op.type in ("TensorScatterAdd", "TensorScatterSub")
-    if shard is None:
-        if is_linear and SUM in (op.placements[0], op.placements[2]):
-            return _of_terms(op)
-        return None
-    if shard.dim >= len(shape) - 1 or op.shard(0) is not None:
+    if is_linear and SUM in (op.placements[0], op.placements[2]):
+        terms = _of_terms(op)
+        if terms is not None:
+            return terms
+    shard = op.first_shard([1, 2])
+    if shard.dim >= len(op.shape(1)) - 1 or isinstance(op.placements[0], Shard):
         return None
     if is_linear:
         return Plan([SUM, shard, shard], [SUM])
@@ -48,14 +47,13 @@ def tensor_scatter(op: Operation) -> Plan | None:
 
 def _slices(op: Operation) -> Plan | None:
     """Each rank has its part of each slice that is written."""
-    tensor, indices, updates = op.shape(0), op.shape(1), op.shape(2)
-    if tensor is None or indices is None or updates is None or indices[-1] is None:
+    tensor, indices, updates = (value.shape for value in op.inputs)
+    if tensor is None or updates is None or not indices or indices[-1] is None:
         return None
     before, depth = len(indices) - 1, indices[-1]
-    shard = op.shard(0)
-    if shard is None:
-        of_updates = op.shard(2)
-        if of_updates is None or of_updates.dim < before:
+    shard, of_updates = op.placements[0], op.placements[2]
+    if not isinstance(shard, Shard):
+        if not isinstance(of_updates, Shard) or of_updates.dim < before:
             return None
         shard = of_updates.at(of_updates.dim - before + depth)
     if shard.dim < depth or tensor[shard.dim] != shard.size:
@@ -81,8 +79,6 @@ def dynamic_update(op: Operation) -> Plan | None:
     """The update has all rows; where it begins is then 0, whatever is given."""
     tensor, update = op.shape(0), op.shape(1)
     shard = op.first_shard([0, 1])
-    if shard is None or tensor is None or update is None:
-        return None
     if tensor[shard.dim] != shard.size or update[shard.dim] != shard.size:
         return None
     return Plan([shard, shard, REPLICATE], [shard])
@@ -95,10 +91,7 @@ def segments(op: Operation) -> Plan | None:
     A rank does not have the last segment, which says how many there are; so the ids are
     whole, and each rank adds its rows at its ids.
     """
-    data, ids = op.shape(0), op.shape(1)
-    shard = op.first_shard([0, 1])
-    if data is None or ids is None or shard is None:
-        return None
+    ids, shard = op.shape(1), op.first_shard([0, 1])
     if shard.dim > 0:
         return Plan(op.wants(i0=shard), [shard])
     if op.type != "SegmentSum" or shard.outer != 1:
@@ -140,7 +133,7 @@ def _count(local: Local, ids: Ref) -> Ref:
 def sparse_segments(op: Operation) -> Plan | None:
     """Rows of the first input are looked up; its other dimensions may be divided."""
     shard = op.shard()
-    if shard is None or shard.dim == 0:
+    if shard.dim == 0:
         return None
     return Plan(op.wants(i0=shard), [shard])
 
@@ -149,13 +142,11 @@ def sparse_segments(op: Operation) -> Plan | None:
 def bincount(op: Operation) -> Plan | None:
     """The third input has weights, or is empty."""
     shard = op.first_shard([0, 2])
-    if shard is None:
-        return None
-    has_weights = elements_of(op.shape(2)) != 0
+    has_weights = op.elements(2) != 0
     return Plan(op.want([0, 2] if has_weights else [0], shard), [SUM])
 
 
 @rule("HistogramFixedWidth")
 def histogram(op: Operation) -> Plan | None:
     shard = op.shard()
-    return None if shard is None else Plan(op.wants(i0=shard), [SUM])
+    return Plan(op.wants(i0=shard), [SUM])

@@ -19,6 +19,7 @@ from tfcluster.runtime.partition.rules.table import (
     Local,
     Operation,
     Plan,
+    known,
     rule,
 )
 from tfcluster.runtime.partition.writer import Ref
@@ -26,26 +27,18 @@ from tfcluster.runtime.partition.writer import Ref
 
 @rule("Reshape")
 def reshape(op: Operation) -> Plan | None:
-    target = _reshaped(op)
-    if target is None:
-        return None
+    want, target = op.wants(i0=op.placements[0]), _reshaped(op)
     if isinstance(target, Partial):
-        return Plan([target, REPLICATE], [target])
-    sizes = op.output_sizes()
-    assert sizes is not None
-    return Plan(op.wants(i0=op.placements[0]), [target], _with_shape(1, sizes, target))
+        return Plan(want, [target])
+    return Plan(want, [target], _with_shape(1, op.output_sizes(), target))
 
 
 @rule("Squeeze", "ExpandDims")
 def squeeze(op: Operation) -> Plan | None:
-    target = _reshaped(op)
-    if target is None:
-        return None
-    want = op.wants(i0=op.placements[0])
+    want, target = op.wants(i0=op.placements[0]), _reshaped(op)
     if isinstance(target, Partial):
         return Plan(want, [target])
     sizes = op.output_sizes()
-    assert sizes is not None
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = np.array(local.split.local_shape(sizes, target), np.int32)
@@ -54,14 +47,11 @@ def squeeze(op: Operation) -> Plan | None:
     return Plan(want, [target], build)
 
 
-def _reshaped(op: Operation) -> Shard | Partial | None:
+def _reshaped(op: Operation) -> Shard | Partial:
     placement = op.placements[0]
     if isinstance(placement, Partial):
         return placement
-    old, new = op.sizes(), op.output_sizes()
-    if not isinstance(placement, Shard) or old is None or new is None:
-        return None
-    return placement.reshaped(old, new)
+    return known(op.shard().reshaped(op.sizes(), op.output_sizes()))
 
 
 def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
@@ -77,13 +67,9 @@ def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
     return build
 
 
-@rule("Transpose", "ConjugateTranspose")
+@rule("Transpose", "ConjugateTranspose", linear=0)
 def transpose(op: Operation) -> Plan | None:
-    if op.placements[0] == SUM:
-        return Plan([SUM, REPLICATE], [SUM])
     shard, order = op.shard(), op.constant(1)
-    if shard is None or order is None:
-        return None
     return Plan(op.wants(i0=shard), [shard.at(list(order).index(shard.dim))])
 
 
@@ -93,21 +79,16 @@ def concat(op: Operation) -> Plan | None:
     axis_input = len(op.inputs) - 1 if op.type == "ConcatV2" else 0
     data = [i for i in range(len(op.inputs)) if i != axis_input]
     axis, output = op.integer(axis_input), op.output_shape()
-    if axis is None or output is None:
-        return None
     axis %= len(output)
     if all(op.placements[i] == SUM for i in data):
         return Plan(op.want(data, SUM), [SUM])
     shard = op.first_shard(data)
-    if shard is None:
-        return None
     if shard.dim != axis:
         return Plan(op.want(data, shard), [shard])
     want: list[Placement] = [REPLICATE] * len(op.inputs)
     blocks = 0
     for index in data:
-        shape = op.shape(index)
-        size = None if shape is None else shape[axis]
+        size = op.shape(index)[axis]
         if size is None or size % shard.block:
             return None
         if size == 0:
@@ -122,19 +103,14 @@ def split(op: Operation) -> Plan | None:
     """Along the rows, whole blocks of rows can be taken apart."""
     value, axis_input = (1, 0) if op.type == "Split" else (0, 2)
     axis, shape = op.integer(axis_input), op.shape(value)
-    if axis is None or shape is None:
-        return None
     count = len(op.outputs)
     if op.placements[value] == SUM:
         return Plan(op.want([value], SUM), [SUM] * count)
     shard = op.shard(value)
-    if shard is None:
-        return None
     want = op.want([value], shard)
     if axis % len(shape) != shard.dim:
         return Plan(want, [shard] * count)
-    found = [each.shape for each in op.outputs]
-    sizes = [(each[shard.dim] or 0) if each is not None else 0 for each in found]
+    sizes = [op.output_shape(index)[shard.dim] or 0 for index in range(count)]
     if any(size == 0 or size % shard.block for size in sizes):
         return None
     blocks = [size // shard.block for size in sizes]
@@ -158,36 +134,25 @@ def pack(op: Operation) -> Plan | None:
     if all(each == SUM for each in op.placements):
         return Plan(list(op.placements), [SUM])
     shard, output = op.first_shard(), op.output_shape()
-    if shard is None or output is None:
-        return None
     axis = op.attribute("axis") % len(output)
     target = shard.at(shard.dim + (axis <= shard.dim))
     return Plan([shard] * len(op.inputs), [target])
 
 
-@rule("Unpack")
+@rule("Unpack", linear=0)
 def unpack(op: Operation) -> Plan | None:
-    shape = op.shape()
-    if shape is None:
-        return None
-    if op.placements[0] == SUM:
-        return Plan([SUM], [SUM] * len(op.outputs))
-    shard = op.shard()
+    shape, shard = op.shape(), op.shard()
     axis = op.attribute("axis") % len(shape)
-    if shard is None or axis == shard.dim:
+    if axis == shard.dim:
         return None
     target = shard.at(shard.dim - (axis < shard.dim))
     return Plan([shard], [target] * len(op.outputs))
 
 
-@rule("Tile")
+@rule("Tile", linear=0)
 def tile(op: Operation) -> Plan | None:
     """Tiles of rows are blocks of rows."""
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
     shard, multiples = op.shard(), op.constant(1)
-    if shard is None or multiples is None:
-        return None
     count = int(multiples[shard.dim])
     if count == 0:
         return None
@@ -197,43 +162,29 @@ def tile(op: Operation) -> Plan | None:
 @rule("BroadcastTo")
 def broadcast_to(op: Operation) -> Plan | None:
     shape, output = op.shape(), op.output_sizes()
-    if shape is None or output is None:
-        return None
     if op.placements[0] == SUM and op.elements() == op.outputs[0].elements:
         return Plan([SUM, REPLICATE], [SUM])
     shard = op.shard()
-    if shard is None:
-        return None
     target = shard.at(shard.dim + len(output) - len(shape))
     if output[target.dim] != shard.size:
         return None
     return Plan(op.wants(i0=shard), [target], _with_shape(1, output, target))
 
 
-@rule("ReverseV2", "Roll")
+@rule("ReverseV2", "Roll", linear=0)
 def reverse(op: Operation) -> Plan | None:
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
     axes_input = 1 if op.type == "ReverseV2" else 2
     shape, shard, axes = op.shape(), op.shard(), op.constant(axes_input)
-    if shape is None or shard is None or axes is None:
-        return None
     if shard.dim in {int(axis) % len(shape) for axis in np.atleast_1d(axes)}:
         return None
-    return Plan(op.wants(i0=shard), [shard])
+    return op.alike([0])
 
 
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+@rule("Pad", linear=0)
+@rule("PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(op: Operation) -> Plan | None:
     """Along the rows, only whole blocks of zeros can be added."""
-    widths, shape = op.constant(1), op.shape()
-    if widths is None or shape is None:
-        return None
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM]) if op.type == "Pad" else None
-    shard = op.shard()
-    if shard is None:
-        return None
+    widths, shard = op.constant(1), op.shard()
     before, after = (int(width) for width in widths[shard.dim])
     block = shard.block
     if before or after:
@@ -251,13 +202,11 @@ def pad(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [target], build)
 
 
-@rule("SpaceToBatchND", "BatchToSpaceND")
+@rule("SpaceToBatchND", "BatchToSpaceND", linear=0)
 def blocks_to_rows(op: Operation) -> Plan | None:
     """Space goes into the outermost part of the rows' dimension, and back."""
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
-    shard, block, sizes = op.shard(), op.constant(1), op.output_sizes()
-    if shard is None or block is None or sizes is None or shard.dim != 0:
+    shard, block = op.shard(), op.constant(1)
+    if shard.dim != 0:
         return None
     count = int(np.prod(block))
     if op.type == "SpaceToBatchND":
@@ -267,9 +216,7 @@ def blocks_to_rows(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer // count)])
 
 
-@rule("Fill")
+@rule("Fill", linear=1)
 def fill(op: Operation) -> Plan | None:
-    """A sum's term fills a term."""
-    if op.placements[1] == SUM:
-        return Plan([REPLICATE, SUM], [SUM])
+    """Only a sum's term fills a term."""
     return None

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.partition.graph import Node
-from tfcluster.runtime.partition.placement import SUM, Shard, Split
+from tfcluster.runtime.partition.graph import Node, sizes_of
+from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
 from tfcluster.runtime.partition.writer import Ref
 
 
-@rule("Slice")
+@rule("Slice", linear=0)
 def slice_(op: Operation) -> Plan | None:
     """Along the rows, whole blocks of rows can be taken."""
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
-    shard, shape = op.shard(), op.shape()
-    begin, size = op.constant(1), op.constant(2)
-    if shard is None or shape is None:
-        return None
+    shard, begin, size = op.shard(), op.inputs[1].constant, op.inputs[2].constant
     dim, block = shard.dim, shard.block
     if begin is None or size is None:
         return _if_rows_stay(op, shard)
@@ -46,7 +41,7 @@ def _if_rows_stay(op: Operation, shard: Shard) -> Plan | None:
     That is known from its size: then it begins with the first row.
     """
     output, size = op.output_shape(), op.constant(2)
-    if output is None or size is None or output[shard.dim] != shard.size:
+    if output[shard.dim] != shard.size:
         return None
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -72,69 +67,58 @@ class _Range:
     stride: int
 
 
+def _is_set(op: Operation, mask: str, index: int) -> bool:
+    return bool((op.attribute(f"{mask}_mask") or 0) >> index & 1)
+
+
+def _entries(
+    op: Operation, count: int, rank: int
+) -> Iterator[tuple[int | None, int | None, int | None]]:
+    """What belongs together in a strided slice, whose numbers have ``count`` entries.
+
+    The entry (None: the dimension is whole), the input's dimension (None: it is new),
+    the output's dimension (None: it is dropped). The semantics of the masks are those
+    of tensorflow/core/util/strided_slice_op.cc.
+    """
+    is_new = [_is_set(op, "new_axis", i) for i in range(count)]
+    is_ellipsis = [_is_set(op, "ellipsis", i) for i in range(count)]
+    spent = count - sum(map(max, is_new, is_ellipsis))
+    rest: list[int | None] = [None] * (rank - spent)
+    entries: list[int | None] = []
+    for index in range(count):
+        entries += rest if is_ellipsis[index] else [index]
+    if not any(is_ellipsis):
+        entries += rest
+    dim = output = 0
+    for entry in entries:
+        adds = entry is not None and is_new[entry]
+        drops = entry is not None and not adds and _is_set(op, "shrink_axis", entry)
+        yield entry, None if adds else dim, None if drops else output
+        dim += not adds
+        output += not drops
+
+
 def _ranges(
     op: Operation, numbers: Sequence[Sequence[int]], shape: Sequence[int]
 ) -> list[_Range]:
-    """What a strided slice takes of each dimension of ``shape``.
-
-    The semantics of the masks are those of tensorflow/core/util/strided_slice_op.cc.
-    """
-
+    """What a strided slice takes of each dimension of ``shape``."""
     begin, end, strides = numbers
-
-    def is_set(mask: str, index: int) -> bool:
-        return bool((op.attribute(mask) or 0) >> index & 1)
-
-    count = len(begin)
-    spent = sum(
-        not is_set("new_axis_mask", i) and not is_set("ellipsis_mask", i)
-        for i in range(count)
-    )
     found: list[_Range] = []
-    dim = output = 0
-
-    def whole() -> None:
-        nonlocal dim, output
-        found.append(_Range(dim, output, 0, shape[dim], 1))
-        dim += 1
-        output += 1
-
-    for i in range(count):
-        if is_set("ellipsis_mask", i):
-            for _ in range(len(shape) - spent):
-                whole()
-        elif is_set("new_axis_mask", i):
+    for entry, dim, output in _entries(op, len(begin), len(shape)):
+        if dim is None:
             found.append(_Range(None, output, 0, 1, 1))
-            output += 1
-        elif is_set("shrink_axis_mask", i):
-            first = begin[i] + (shape[dim] if begin[i] < 0 else 0)
+        elif entry is None:
+            found.append(_Range(dim, output, 0, shape[dim], 1))
+        elif output is None:
+            first = begin[entry] + (shape[dim] if begin[entry] < 0 else 0)
             found.append(_Range(dim, None, first, first + 1, 1))
-            dim += 1
         else:
-            size, stride = shape[dim], strides[i]
-            forward = stride > 0
-            lowest, highest = (0, size) if forward else (-1, size - 1)
-
-            def place(
-                number: int,
-                size: int = size,
-                lowest: int = lowest,
-                highest: int = highest,
-            ) -> int:
-                number += size if number < 0 else 0
-                return min(max(number, lowest), highest)
-
-            start = lowest if forward else highest
-            stop = highest if forward else lowest
-            if not is_set("begin_mask", i):
-                start = place(begin[i])
-            if not is_set("end_mask", i):
-                stop = place(end[i])
-            found.append(_Range(dim, output, start, stop, stride))
-            dim += 1
-            output += 1
-    while dim < len(shape):
-        whole()
+            start, stop = (
+                None if _is_set(op, mask, entry) else given[entry]
+                for mask, given in (("begin", begin), ("end", end))
+            )
+            bounds = slice(start, stop, strides[entry]).indices(shape[dim])
+            found.append(_Range(dim, output, *bounds))
     return found
 
 
@@ -171,7 +155,7 @@ def _own(
 
 
 def _numbers(op: Operation, indices: Sequence[int]) -> list[list[int]] | None:
-    found = [op.constant(index) for index in indices]
+    found = [op.inputs[index].constant for index in indices]
     known = [[int(number) for number in each] for each in found if each is not None]
     return known if len(known) == len(found) else None
 
@@ -180,18 +164,14 @@ def _vectors(local: Local, vectors: Sequence[Sequence[int]]) -> list[Ref]:
     return [local.constant(np.array(each, np.int64)) for each in vectors]
 
 
-@rule("StridedSlice")
+@rule("StridedSlice", linear=0)
 def strided_slice(op: Operation) -> Plan | None:
     """Along the rows, whole blocks of rows can be taken."""
-    if op.placements[0] == SUM:
-        return Plan(op.wants(i0=SUM), [SUM])
     shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None:
-        return None
     want = op.wants(i0=shard)
-    numbers, sizes = _numbers(op, [1, 2, 3]), op.sizes()
+    numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
     if numbers is None or sizes is None:
-        place = _place_of_whole_dimension(op, shard.dim, len(shape), 3)
+        place = _place_of_whole_dimension(op, shard.dim, len(shape))
         return None if place is None else Plan(want, [shard.at(place)])
     ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.dim == shard.dim)
@@ -208,14 +188,10 @@ def strided_slice(op: Operation) -> Plan | None:
     return Plan(want, [shard.at(own.output).with_outer(blocks)], build)
 
 
-@rule("StridedSliceGrad")
+@rule("StridedSliceGrad", linear=4)
 def strided_slice_gradient(op: Operation) -> Plan | None:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
-    if op.placements[4] == SUM:
-        return Plan(op.wants(i4=SUM), [SUM])
     shard, shape = op.shard(4), op.constant(0)
-    if shard is None or shape is None:
-        return None
     want = op.wants(i4=shard)
     sizes = [int(size) for size in shape]
     numbers = _numbers(op, [1, 2, 3])
@@ -244,7 +220,7 @@ def _gradient_of_unknown_slice(
     op: Operation, shard: Shard, sizes: Sequence[int]
 ) -> Plan | None:
     for dim in range(len(sizes)):
-        place = _place_of_whole_dimension(op, dim, len(sizes), 3)
+        place = _place_of_whole_dimension(op, dim, len(sizes))
         if place == shard.dim and sizes[dim] == shard.size:
             target = shard.at(dim)
 
@@ -262,43 +238,17 @@ def _gradient_of_unknown_slice(
     return None
 
 
-def _place_of_whole_dimension(
-    op: Operation, dim: int, rank: int, strides: int
-) -> int | None:
+def _place_of_whole_dimension(op: Operation, dim: int, rank: int) -> int | None:
     """The output's dimension of ``dim``, if a slice with unknown numbers keeps all.
 
     None if it does not, or if that is not known.
     """
-    count = next((s[0] for i in (1, 2, 3) if (s := op.shape(i))), None)
-    step = op.constant(strides)
-    if count is None or step is None:
+    count = next((s[0] for i in (1, 2, 3) if (s := op.inputs[i].shape)), None)
+    step = op.constant(3)
+    if count is None:
         return None
-    masks = {
-        name: op.attribute(f"{name}_mask") or 0
-        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-
-    def is_set(mask: str, index: int) -> bool:
-        return bool(masks[mask] >> index & 1)
-
-    spent = sum(
-        not is_set("new_axis", i) and not is_set("ellipsis", i) for i in range(count)
-    )
-    current = output = 0
-    for index in range(count):
-        if is_set("ellipsis", index):
-            kept = rank - spent
-            if current <= dim < current + kept:
-                return output + dim - current
-            current += kept
-            output += kept
-        elif is_set("new_axis", index):
-            output += 1
-        elif current == dim:
-            is_whole = is_set("begin", index) and is_set("end", index)
-            shrinks = is_set("shrink_axis", index)
-            return output if is_whole and not shrinks and step[index] == 1 else None
-        else:
-            current += 1
-            output += not is_set("shrink_axis", index)
-    return output + dim - current if current <= dim < rank else None
+    entry, _, output = next(e for e in _entries(op, count, rank) if e[1] == dim)
+    if entry is None:
+        return output
+    is_whole = _is_set(op, "begin", entry) and _is_set(op, "end", entry)
+    return output if is_whole and step[entry] == 1 else None

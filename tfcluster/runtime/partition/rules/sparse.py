@@ -25,9 +25,7 @@ def sparse_matmul(op: Operation) -> Plan | None:
 
     The latter if the dense matrix has the same rows, such as the nodes of a graph.
     """
-    shard, dense, output = op.shard(3), op.shape(3), op.output_shape()
-    if shard is None or dense is None or output is None:
-        return None
+    shard, output = op.shard(3), op.output_shape()
     columns = 0 if op.attribute("adjoint_b") else 1
     if shard.dim == columns:
         return Plan(op.wants(i3=shard), [shard.at(1)])
@@ -59,10 +57,9 @@ def _rows(
 @rule("CTCLoss", "CTCLossV2")
 def ctc_loss(op: Operation) -> Plan | None:
     """Sequences are in dimension 1 of the first input."""
-    shard, lengths = op.shard(0), op.shard(3)
-    if shard is None:
-        shard = None if lengths is None else lengths.at(1)
-    if shard is None or shard.dim != 1 or shard.outer != 1:
+    has_rows = isinstance(op.placements[0], Shard)
+    shard = op.shard(0) if has_rows else op.shard(3).at(1)
+    if shard.dim != 1 or shard.outer != 1:
         return None
     rows = shard.at(0)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tfcluster.runtime.partition.graph import elements_of
-from tfcluster.runtime.partition.placement import REPLICATE
 from tfcluster.runtime.partition.rules.elementwise import elementwise
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, rule
 
 
 @rule(
@@ -20,29 +18,16 @@ def each_string(op: Operation) -> Plan | None:
     return elementwise(op)
 
 
-@rule("RegexFullMatch", "RegexReplace")
-def regular_expression(op: Operation) -> Plan | None:
-    """The expression is whole."""
-    return _first(op)
-
-
-@rule("DecodePaddedRaw")
-def decode(op: Operation) -> Plan | None:
-    """The numbers of each string become a dimension at the end."""
-    return _first(op)
-
-
-@rule("DecodeCSV")
-def decode_csv(op: Operation) -> Plan | None:
-    return _first(op)
+@rule("RegexFullMatch", "RegexReplace", "DecodePaddedRaw", "DecodeCSV")
+def first_input(op: Operation) -> Plan | None:
+    """Other inputs are whole; numbers in a string become a dimension at the end."""
+    return op.alike([0])
 
 
 @rule("ReduceJoin")
 def join(op: Operation) -> Plan | None:
     """Strings are joined in order, so along the rows by everyone."""
     shape, shard, axes = op.shape(), op.shard(), op.constant(1)
-    if shape is None or shard is None or axes is None:
-        return None
     dropped = {int(axis) % len(shape) for axis in axes.reshape(-1)}
     if shard.dim in dropped or not dropped:
         return None
@@ -54,8 +39,6 @@ def join(op: Operation) -> Plan | None:
 def look_up(op: Operation) -> Plan | None:
     """Keys and values may be vectors, in further dimensions."""
     shard, keys, values = op.shard(1), op.shape(1), op.output_shape()
-    if shard is None or keys is None or values is None:
-        return None
     if shard.dim >= min(len(keys), len(values)):
         return None
     if keys[: shard.dim + 1] != values[: shard.dim + 1]:
@@ -63,30 +46,17 @@ def look_up(op: Operation) -> Plan | None:
     return Plan(op.wants(i1=shard), [shard])
 
 
-@rule("Fingerprint")
-def fingerprint(op: Operation) -> Plan | None:
-    """A fingerprint of each entry of the first dimension."""
-    shard = op.shard()
-    if shard is None or shard.dim != 0:
-        return None
-    return Plan([shard, REPLICATE], [shard])
+# A fingerprint of each entry of dimension 0.
+rule("Fingerprint")(by_rows(0))
 
 
 @rule("ParseExampleV2")
 def parse_examples(op: Operation) -> Plan | None:
     """Each example by itself, if no feature has as many values as it likes."""
-    shard, shape = op.shard(), op.shape()
-    if shard is None or shape is None or len(shape) != 1:
+    shape = op.shape()
+    if len(shape) != 1:
         return None
     if op.attribute("num_sparse") or op.attribute("ragged_value_types"):
         return None
-    has_names = elements_of(op.shape(1)) != 0
-    want = op.want([0, 1] if has_names else [0], shard)
-    return Plan(want, [shard] * len(op.outputs))
-
-
-def _first(op: Operation) -> Plan | None:
-    shard = op.shard()
-    if shard is None:
-        return None
-    return Plan(op.wants(i0=shard), [shard] * len(op.outputs))
+    has_names = op.elements(1) != 0
+    return op.alike([0, 1] if has_names else [0])

@@ -3,18 +3,21 @@
 A rule gets an op of the whole graph with the placements that its inputs have, and
 returns a ``Plan``: the placements that the op wants, those of its outputs, and how a
 rank computes them if not by the same op. It returns None if the op has to be computed
-whole. To add an op, add its name to the ``@rule`` of its family.
+whole. What it asks of the op need not be known, or not be so, for instance a shape or a
+``Shard``: then it ends, and the op is computed whole as well. To add an op, add its
+name to the ``@rule`` of its family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tfcluster.runtime.partition.graph import Node, Value, elements_of, sizes_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    SUM,
     ListOf,
     Placement,
     Shape,
@@ -69,6 +72,20 @@ class Plan:
     """What is written, if not ``outputs``: each rank then takes its part of it."""
 
 
+class Whole(Exception):
+    """A rule does not cover this use of its op, which is then computed whole."""
+
+
+T = TypeVar("T")
+
+
+def known(found: T | None) -> T:
+    """``found``, without which the op is computed whole."""
+    if found is None:
+        raise Whole
+    return found
+
+
 class Operation:
     """An op with the placements that its inputs have."""
 
@@ -94,49 +111,59 @@ class Operation:
     def outputs(self) -> Sequence[Value]:
         return self.node.outputs
 
-    def shape(self, index: int = 0) -> Shape | None:
-        """The shape of an input; None if its rank is unknown."""
-        return self.node.inputs[index].shape
+    def shape(self, index: int = 0) -> Shape:
+        """The shape of an input."""
+        return known(self.node.inputs[index].shape)
 
-    def output_shape(self, index: int = 0) -> Shape | None:
-        """The shape of an output; None if its rank is unknown."""
-        return self.node.outputs[index].shape
+    def output_shape(self, index: int = 0) -> Shape:
+        """The shape of an output."""
+        return known(self.node.outputs[index].shape)
 
-    def sizes(self, index: int = 0) -> tuple[int, ...] | None:
-        """The shape of an input if it is fully known."""
-        return sizes_of(self.shape(index))
+    def sizes(self, index: int = 0) -> tuple[int, ...]:
+        """The shape of an input, all of whose sizes are known."""
+        return known(sizes_of(self.shape(index)))
 
-    def output_sizes(self, index: int = 0) -> tuple[int, ...] | None:
-        """The shape of an output if it is fully known."""
-        return sizes_of(self.output_shape(index))
+    def output_sizes(self, index: int = 0) -> tuple[int, ...]:
+        """The shape of an output, all of whose sizes are known."""
+        return known(sizes_of(self.output_shape(index)))
 
     def elements(self, index: int = 0) -> int | None:
-        """The number of elements of an input."""
-        return elements_of(self.shape(index))
+        """The number of elements of an input; None if it is not known."""
+        return elements_of(self.node.inputs[index].shape)
 
-    def constant(self, index: int) -> Array | None:
-        """The value of an input, if it depends on no input of the function."""
-        return self.node.inputs[index].constant
+    def constant(self, index: int) -> Array:
+        """The value of an input that depends on no input of the function."""
+        return known(self.node.inputs[index].constant)
 
-    def integer(self, index: int) -> int | None:
+    def integer(self, index: int) -> int:
         """The value of an input that has one element, such as an axis."""
         found = self.constant(index)
-        if found is None or found.size != 1:
-            return None
+        if found.size != 1:
+            raise Whole
         return int(found.reshape(-1)[0])
 
     def attribute(self, name: str) -> Any:
         return self.node.attribute(name)
 
-    def shard(self, index: int = 0) -> Shard | None:
-        """The placement of an input, if it is a ``Shard``."""
-        found = self.placements[index]
-        return found if isinstance(found, Shard) else None
+    def shard(self, index: int = 0) -> Shard:
+        """The placement of an input that is divided."""
+        return self.first_shard([index])
 
-    def first_shard(self, indices: Sequence[int] | None = None) -> Shard | None:
-        """The first ``Shard`` among the placements of these inputs, or of all."""
+    def first_shard(self, indices: Sequence[int] | None = None) -> Shard:
+        """The placement of the first of these inputs, or of all, that is divided."""
         chosen = range(len(self.placements)) if indices is None else indices
-        return next((s for i in chosen if (s := self.shard(i)) is not None), None)
+        placements = (self.placements[index] for index in chosen)
+        return known(next((p for p in placements if isinstance(p, Shard)), None))
+
+    def alike(self, inputs: Sequence[int], before: int | None = None) -> Plan:
+        """A plan that divides these inputs, and all outputs, along one dimension.
+
+        It is one of the first ``before`` dimensions. Other inputs are whole.
+        """
+        shard = self.first_shard(inputs)
+        if before is not None and shard.dim >= before:
+            raise Whole
+        return Plan(self.want(inputs, shard), [shard] * len(self.outputs))
 
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
@@ -157,6 +184,7 @@ class Operation:
 
 
 Rule: TypeAlias = Callable[[Operation], Plan | None]
+R = TypeVar("R", bound=Rule)
 
 RULES: dict[str, Rule] = {}
 """The rule of each op that can be divided."""
@@ -166,17 +194,38 @@ WHOLE_FAMILIES: dict[str, str] = {}
 """The same for all ops that have no entry and whose names begin so."""
 
 
-def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of these ops."""
+def rule(*op_types: str, linear: int | None = None) -> Callable[[R], R]:
+    """Register a function as the rule of these ops.
 
-    def register(function: Rule) -> Rule:
+    With ``linear``, the ops are linear in this input: terms of it become terms of the
+    outputs. The function then gets the op with other placements only.
+    """
+
+    def register(function: R) -> R:
         for op_type in op_types:
             if op_type in RULES:
                 raise ValueError(f"{op_type} has two rules")
-            RULES[op_type] = function
+            RULES[op_type] = _registered(function, linear)
         return function
 
     return register
+
+
+def _registered(function: Rule, linear: int | None) -> Rule:
+    def found(op: Operation) -> Plan | None:
+        if linear is not None and op.placements[linear] == SUM:
+            return Plan(op.want([linear], SUM), [SUM] * len(op.outputs))
+        try:
+            return function(op)
+        except Whole:
+            return None
+
+    return found
+
+
+def by_rows(*inputs: int) -> Rule:
+    """A rule that divides these inputs, and all outputs, along their dimension 0."""
+    return lambda op: op.alike(inputs, 1)
 
 
 def whole(reason: str, *op_types: str) -> None:

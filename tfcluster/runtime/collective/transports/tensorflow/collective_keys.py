@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterable
-from typing import Any
 
 GROUP_KEYS = range(1 << 29, 1 << 30)
 NAMED_KEYS = range(1 << 30, 1 << 31)
@@ -28,33 +26,3 @@ def instance_key(words: Iterable[object]) -> int:
     """
     digest = hashlib.sha256(json.dumps([*map(str, words)]).encode()).digest()
     return NAMED_KEYS[int.from_bytes(digest[:8], "big") % len(NAMED_KEYS)]
-
-
-class CollectiveKeys:
-    """Keys for groups of devices.
-
-    Processes that request the same keys in the same order get equal keys. Thread-safe;
-    supports deepcopy.
-    """
-
-    def __init__(self, group_key_start: int = GROUP_KEYS.start) -> None:
-        self._lock = threading.Lock()
-        self._next_group_key = group_key_start
-        self._group_keys: dict[tuple[str, ...], int] = {}
-
-    def group_key(self, devices: Iterable[str]) -> int:
-        """The key of a group of devices, which may be given in any order."""
-        group = tuple(sorted(devices))
-        with self._lock:
-            if group not in self._group_keys:
-                self._group_keys[group] = self._next_group_key
-                self._next_group_key += 1
-            return self._group_keys[group]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CollectiveKeys:
-        # A lock cannot be copied.
-        copied = CollectiveKeys()
-        with self._lock:
-            copied._next_group_key = self._next_group_key
-            copied._group_keys = dict(self._group_keys)
-        return copied

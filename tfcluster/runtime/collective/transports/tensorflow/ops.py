@@ -26,7 +26,7 @@ MERGE_OPS = {
     ReduceOp.PRODUCT: "Mul",
 }
 
-_DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
+DTYPES = (tf.float32, tf.float64, tf.int32, tf.int64)
 
 SUBDIVISIONS = 4
 """Number of pieces of a long vector that a ring sends concurrently."""
@@ -37,7 +37,7 @@ class Devices:
     """The group of devices, as one of its members sees it."""
 
     key: int
-    """The group's key, from ``collective_keys.CollectiveKeys``."""
+    """The group's key, one of ``collective_keys.GROUP_KEYS``."""
     size: int
     own: str
     """The full name of this rank's device."""
@@ -74,7 +74,7 @@ def all_reduce(
     the order in which they were written.
     """
     given: Tensor = tf.convert_to_tensor(tensor)
-    if given.dtype not in _DTYPES:
+    if given.dtype not in DTYPES:
         raise TypeError(
             f"TensorFlow's collective ops do not support {given.dtype.name}"
         )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.transports.base import Array, ReduceOp, fill
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
 from tfcluster.runtime.collective.transports.hierarchical import (
     STALL_TIMEOUT_S,
@@ -25,25 +25,20 @@ from tfcluster.runtime.collective.transports.hierarchical import (
 )
 from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
-    CollectiveKeys,
+    GROUP_KEYS,
     instance_key,
 )
-from tfcluster.runtime.collective.transports.tensorflow.dtypes import to_supported
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
 from tfcluster.runtime.collective.transports.tensorflow.gpus import (
     identities,
     obstacle,
 )
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
-from tfcluster.runtime.collective.transports.tensorflow.padding import padded, unpadded
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 20
 """Up to this size ``host`` is many times faster."""
-
-_WHOLE, _LENGTH = b"\0", b"\1"
-"""The first byte of an all-gather message: it has all of the data, or its length."""
 
 
 class TensorFlowTransport(DelegatingTransport[HostTransport]):
@@ -72,7 +67,6 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self._watched = joining
         self.stall_timeout_s = stall_timeout_s
         """The number of seconds that an op may wait for other ranks."""
-        self._keys = CollectiveKeys()
         self._groups: ops.Groups | None = None
         self._joining = threading.Lock()
         self._has_joined = False
@@ -130,72 +124,30 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
 
     def allreduce(
-        self,
-        buffer: Array,
-        op: ReduceOp,
-        source: Array | None = None,
-        scale: float = 1.0,
+        self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; above 1 MiB uses TensorFlow's ops and ``to_supported``."""
-        if buffer.nbytes <= _DIRECT_BYTES or not self.uses_ops:
-            self._joined().allreduce(buffer, op, source, scale)
+        """See ``Transport``; above 1 MiB uses TensorFlow's ops, if they know the dtype.
+
+        MIN and MAX of floats use ``host``: numpy and TensorFlow treat NaN differently.
+        """
+        dtype = tf.as_dtype(buffer.dtype)
+        is_known = dtype in ops.DTYPES and buffer.dtype.isnative
+        if dtype.is_floating and op in (ReduceOp.MIN, ReduceOp.MAX):
+            is_known = False
+        if buffer.nbytes <= _DIRECT_BYTES or not is_known or not self.uses_ops:
+            self._joined().allreduce(buffer, op, source)
             return
-        fill(buffer, source, scale)
-        vector = to_supported(buffer, op)
-        if vector is None:
-            self._joined().allreduce(buffer, op)
-            return
-        array = vector.array
+        if source is not None:
+            buffer[:] = source
         # Keys repeat, which is safe: no rank starts an all-reduce before all ranks have
         # finished the previous one.
-        words = ("allreduce", op.value, array.dtype.name, array.size)
-        key = instance_key(words)
+        key = instance_key(("allreduce", op.value, dtype.name, buffer.size))
         devices = self.devices
-        vector.store(
-            self._run(
-                lambda: ops.all_reduce(
-                    # Not copied: nobody writes to the buffer meanwhile.
-                    tensor_of(array, tf.as_dtype(array.dtype)),
-                    devices,
-                    key,
-                    op,
-                ),
-                array.nbytes,
-            ),
-            buffer,
+        buffer[:] = self._run(
+            # Not copied: nobody writes to the buffer meanwhile.
+            lambda: ops.all_reduce(tensor_of(buffer, dtype), devices, key, op),
+            buffer.nbytes,
         )
-
-    def allgather(self, data: bytes) -> list[bytes]:
-        """See ``Transport``; above 1 MiB uses TensorFlow's ops."""
-        if not self.uses_ops:
-            return self._joined().allgather(data)
-        whole = len(data) <= _DIRECT_BYTES
-        said = _WHOLE + data if whole else _LENGTH + len(data).to_bytes(8, "big")
-        answers = self._joined().allgather(said)
-        if all(other.startswith(_WHOLE) for other in answers):
-            return [other[1:] for other in answers]
-        lengths = [
-            len(other) - 1
-            if other.startswith(_WHOLE)
-            else int.from_bytes(other[1:], "big")
-            for other in answers
-        ]
-        # The ops accept no bytes, and only vectors of equal length. They order the
-        # tasks in their own way, so each rank adds its number.
-        words = -(-max(lengths) // 8)
-        array = np.empty(1 + words, np.int64)
-        array[0] = self.rank
-        array[1:] = padded(np.frombuffer(data, np.uint8), 8 * words).view(np.int64)
-        key = instance_key(("allgather", array.size))
-        devices = self.devices
-        gathered = self._run(
-            lambda: ops.all_gather(array, devices, key),
-            array.nbytes,
-        )
-        rows = gathered.reshape(self.size, -1)
-        rows = rows[np.argsort(rows[:, 0]), 1:]
-        parts = unpadded(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), lengths)
-        return [part.tobytes() for part in parts]
 
     def prepare(self) -> None:
         """Connect, unless connected. Raises CollectiveError."""
@@ -249,9 +201,9 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return ops.Groups(cpus if shared else self._group("GPU", ops.NCCL), cpus)
 
     def _group(self, kind: str, hint: str) -> ops.Devices:
-        names = [f"{rank}/device:{kind}:0" for rank in self._task.ranks]
-        key = self._keys.group_key(names)
-        return ops.Devices(key, self.size, names[self.rank], hint)
+        key = GROUP_KEYS[("CPU", "GPU").index(kind)]
+        own = f"{self._task.ranks[self.rank]}/device:{kind}:0"
+        return ops.Devices(key, self.size, own, hint)
 
     def _run(self, act: Callable[[], Any], count: int) -> Array:
         self.carried_bytes += count
