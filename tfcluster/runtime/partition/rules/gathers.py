@@ -53,7 +53,7 @@ def scatter_nd(op: Operation) -> Plan | None:
         return None
     if not _can_be_added(op):
         return None
-    return Plan([shard, shard, REPLICATE], [SUM])
+    return op.added_up([shard, shard, REPLICATE], SUM)
 
 
 @rule(
@@ -75,9 +75,9 @@ def unsorted_segments(op: Operation) -> Plan | None:
         return Plan(op.wants(i0=shard), [target])
     want = op.wants(i0=shard, i1=shard)
     if is_sum:
-        return Plan(want, [SUM]) if _can_be_added(op) else None
+        return op.added_up(want, SUM) if _can_be_added(op) else None
     kind = op.type.removeprefix("UnsortedSegment").lower()
-    return None if kind == "prod" else Plan(want, [Partial(kind)])
+    return None if kind == "prod" else op.added_up(want, Partial(kind))
 
 
 @rule("DenseBincount")
@@ -87,7 +87,7 @@ def dense_bincount(op: Operation) -> Plan | None:
     want = op.wants(i0=shard) if no_weights else op.wants(i0=shard, i2=shard)
     if len(shape) == 2:
         return Plan(want, [shard]) if shard.dim == 0 else None
-    return Plan(want, [Partial("max") if op.attribute("binary_output") else SUM])
+    return op.added_up(want, Partial("max") if op.attribute("binary_output") else SUM)
 
 
 def _can_be_added(op: Operation) -> bool:
