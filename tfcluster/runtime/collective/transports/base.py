@@ -61,8 +61,8 @@ class Transport(Protocol):
     def several_hosts(self) -> bool:
         """Whether large vectors go through a network that this transport drives itself.
 
-        Only in that case may a thread other than the program's use the transport, and
-        does ``allreduce_rounded`` round. Equal on all ranks; False until connected.
+        Only in that case does ``allreduce_rounded`` round. Equal on all ranks; False
+        until connected.
         """
         ...
 

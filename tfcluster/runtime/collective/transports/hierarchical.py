@@ -9,7 +9,8 @@ on first use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -36,8 +37,7 @@ from tfcluster.runtime.collective.transports.topology import Groups, share_memor
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import connect
 
-JOIN_TIMEOUT_S = 300.0
-STALL_TIMEOUT_S = 1800.0
+TIMEOUT_S = 1800.0
 """A rank may well be silent while it saves a model or compiles a step."""
 
 _DIRECT_BYTES = 1 << 14
@@ -58,10 +58,10 @@ class HostTransport:
     """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
 
     Ranks with equal ``host_key`` share memory; "" means that the rank shares it with no
-    other rank, and None that the key is detected. Connecting fails after
-    ``join_timeout_s`` seconds, and an operation after ``stall_timeout_s`` seconds
-    without progress. The hierarchy is the same as in Horovod's
-    ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
+    other rank, and None that the key is detected. Connecting fails after ``timeout_s``
+    seconds, and so does an operation without progress. The hierarchy is the same as in
+    Horovod's ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
+    Transports that send large vectors by other means are subclasses.
     """
 
     def __init__(
@@ -69,20 +69,19 @@ class HostTransport:
         me: Member,
         addresses: Sequence[str],
         *,
-        join_timeout_s: float = JOIN_TIMEOUT_S,
-        stall_timeout_s: float = STALL_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
         host_key: str | None = None,
     ) -> None:
         self._me = me
         self._addresses = tuple(addresses)
-        self._join_timeout_s = join_timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self.timeout_s = timeout_s
         self._host_key = host_key
         self._interrupted = threading.Event()
         self._sockets: PeerSockets | None = None
         self._local: ShmCollectives | None = None
         self._groups: Groups = ()
         self._exchanged_bytes = 0
+        self._elsewhere = False
 
     @property
     def rank(self) -> int:
@@ -106,6 +105,8 @@ class HostTransport:
     @property
     def waiting_for(self) -> tuple[int, ...]:
         """See ``Transport``; first the ranks of this host."""
+        if self._elsewhere:  # Other libraries do not say which rank is late.
+            return tuple(rank for rank in range(self.size) if rank != self.rank)
         local = self._local.progress.waiting_for if self._local else ()
         return local or (self._sockets.waiting_for if self._sockets else ())
 
@@ -123,10 +124,20 @@ class HostTransport:
         """Set the generation of ranks to which this one belongs; call it first."""
         self._me = replace(self._me, generation=generation)
 
+    @contextmanager
+    def elsewhere(self, nbytes: int) -> Iterator[None]:
+        """A context in which another library reduces a vector of this size."""
+        self._elsewhere = True
+        self._exchanged_bytes += nbytes
+        try:
+            yield
+        finally:
+            self._elsewhere = False
+
     def join(self) -> None:
         """Connect to the other ranks, unless connected.
 
-        Raises CollectiveTimeoutError after ``join_timeout_s`` seconds, PeerLostError
+        Raises CollectiveTimeoutError after ``timeout_s`` seconds, PeerLostError
         after ``interrupt``, and CollectiveError if it cannot listen.
         """
         self._joined()
@@ -189,7 +200,7 @@ class HostTransport:
         if me < owners:
             ring_ranks = [group[me] for group in self._groups]
             made = between(ring_ranks, buffer[start:end], source[start:end])
-            sockets.transfer(made.sources, made.sinks, self._stall_timeout_s)
+            sockets.transfer(made.sources, made.sinks, self.timeout_s)
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
 
@@ -222,12 +233,12 @@ class HostTransport:
         sockets = self._joined()
         if self._local is not None and len(self._groups) == 1:
             return self._local.allgather(data)
-        return sockets.swap(self.rank, [data] * self.size, self._stall_timeout_s)
+        return sockets.swap(self.rank, [data] * self.size, self.timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         """See ``Transport``; uses TCP, even within a host."""
         self._exchanged_bytes += sum(map(len, parts))
-        return self._joined().swap(self.rank, parts, self._stall_timeout_s)
+        return self._joined().swap(self.rank, parts, self.timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
         """See ``Transport``; the root sends to every rank."""
@@ -236,10 +247,10 @@ class HostTransport:
             self._exchanged_bytes += len(data)
             message = framed(data)
             sources = [Outgoing(peer, message) for peer in sockets.peers]
-            sockets.transfer(sources, [], self._stall_timeout_s)
+            sockets.transfer(sources, [], self.timeout_s)
             return data
         sink = Incoming(root)
-        sockets.transfer([], [sink], self._stall_timeout_s)
+        sockets.transfer([], [sink], self.timeout_s)
         return bytes(sink.data)
 
     def interrupt(self) -> None:
@@ -260,7 +271,7 @@ class HostTransport:
                 connect(
                     self._me,
                     self._addresses,
-                    timeout_s=self._join_timeout_s,
+                    timeout_s=self.timeout_s,
                     interrupted=self._interrupted,
                 )
             )
@@ -270,9 +281,9 @@ class HostTransport:
                     self.rank,
                     sockets,
                     lambda data: sockets.swap(
-                        self.rank, [data] * self.size, self._join_timeout_s
+                        self.rank, [data] * self.size, self.timeout_s
                     ),
-                    self._stall_timeout_s,
+                    self.timeout_s,
                     host_key=self._host_key,
                 )
         return self._sockets
