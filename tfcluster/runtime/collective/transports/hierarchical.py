@@ -55,7 +55,13 @@ class _Transfer(Protocol):
 
 
 class HostTransport:
-    """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
+    """Collective operations on raw data.
+
+    ``addresses`` are ``host:port``, in rank order. Every rank has to make the same calls in the same order, which ``group`` ensures.
+    They raise PeerLostError if a rank is gone, CollectiveTimeoutError if a rank is
+    late, and CollectiveError if the ranks cannot be connected; after that only
+    ``close`` may be called. One thread at a time makes them; any thread may use
+    ``waiting_for``, ``waited_s``, ``exchanged_bytes`` and ``interrupt``.
 
     Ranks with equal ``host_key`` share memory; "" means that the rank shares it with no
     other rank, and None that the key is detected. Connecting fails after ``timeout_s``
@@ -85,26 +91,32 @@ class HostTransport:
 
     @property
     def rank(self) -> int:
+        """This process's number among the ranks."""
         return self._me.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self._me.size
 
     @property
     def several_hosts(self) -> bool:
-        """See ``Transport``."""
+        """Whether large vectors go through a network that this transport drives itself.
+
+        Only in that case does ``allreduce_rounded`` round. Equal on all ranks; False
+        until connected.
+        """
         return len(self._groups) > 1
 
     @property
     def waited_s(self) -> float:
-        """See ``Transport``; in seconds, over TCP and in shared memory."""
+        """Seconds this rank has spent waiting for other ranks so far."""
         waited_s = self._sockets.waited_s if self._sockets else 0.0
         return waited_s + (self._local.progress.waited_s if self._local else 0.0)
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """See ``Transport``; first the ranks of this host."""
+        """The ranks for which this one is waiting; first those of this host."""
         if self._elsewhere:  # Other libraries do not say which rank is late.
             return tuple(rank for rank in range(self.size) if rank != self.rank)
         local = self._local.progress.waiting_for if self._local else ()
@@ -112,7 +124,7 @@ class HostTransport:
 
     @property
     def exchanged_bytes(self) -> int:
-        """See ``Transport``."""
+        """The bytes of data that this rank has contributed to operations so far."""
         return self._exchanged_bytes
 
     @property
@@ -145,7 +157,14 @@ class HostTransport:
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; between hosts up to 16 KiB directly, else around rings."""
+        """All-reduce contiguous vectors of equal length and dtype into ``buffer``.
+
+        ``buffer`` has shape (n,) and a numeric numpy dtype. ``op`` is one of
+        ``UFUNCS``, else KeyError is raised. This rank contributes ``source``, a
+        separate vector of the same length and dtype, or else ``buffer`` itself. The
+        result is bitwise equal on all ranks. Between hosts, up to 16 KiB go directly,
+        and more around rings.
+        """
         if self.size == 1:
             if source is not None:
                 buffer[:] = source
@@ -207,7 +226,12 @@ class HostTransport:
     def allreduce_rounded(
         self, buffer: Array, rounding: Rounding, residual: Residual | None
     ) -> None:
-        """See ``Transport``; within a host nothing is rounded."""
+        """Sum the ranks' buffers into ``buffer``, rounded between hosts.
+
+        They are contiguous vectors of float32 or float64, of equal length on all ranks.
+        With ``residual``, the rounding error is added to the next sum. The result is
+        bitwise equal on all ranks.
+        """
         self._joined()
         if len(self._groups) < 2:
             self.allreduce(buffer, ReduceOp.SUM)
@@ -226,6 +250,7 @@ class HostTransport:
         )
 
     def allgather(self, data: bytes) -> list[bytes]:
+        """Every rank's data, of any length, in rank order."""
         self._exchanged_bytes += len(data)
         return self._gathered(data)
 
@@ -236,12 +261,15 @@ class HostTransport:
         return sockets.swap(self.rank, [data] * self.size, self.timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
-        """See ``Transport``; uses TCP, even within a host."""
+        """Send ``parts[r]`` to rank r; return what was received, in rank order.
+
+        Uses TCP, even within a host.
+        """
         self._exchanged_bytes += sum(map(len, parts))
         return self._joined().swap(self.rank, parts, self.timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """See ``Transport``; the root sends to every rank."""
+        """The data of rank ``root``; the data of other ranks is ignored."""
         sockets = self._joined()
         if self.rank == root:
             self._exchanged_bytes += len(data)
@@ -254,12 +282,18 @@ class HostTransport:
         return bytes(sink.data)
 
     def interrupt(self) -> None:
-        """See ``Transport``; the connections can no longer be used."""
+        """Make operations fail that wait for other ranks, here and on other ranks.
+
+        Called from another thread, and repeatedly as long as an operation waits: the
+        first call may come before the wait. Also called before ``close`` if this rank
+        fails. The connections can no longer be used.
+        """
         self._interrupted.set()
         if sockets := self._sockets:
             sockets.interrupt()
 
     def close(self) -> None:
+        """Disconnect; may be called twice."""
         if self._sockets:
             self._sockets.close()
         if self._local:

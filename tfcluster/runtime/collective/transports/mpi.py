@@ -65,7 +65,7 @@ class MpiRankInfo:
 
 
 class MpiTransport(HostTransport):
-    """A ``Transport`` whose all-reduce is MPI_Iallreduce.
+    """A ``HostTransport`` whose all-reduce is MPI_Iallreduce.
 
     Ranks with equal ``host_key`` share memory. The first operation raises
     CollectiveError on all ranks if one of them cannot start MPI.
@@ -84,7 +84,7 @@ class MpiTransport(HostTransport):
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; dtypes that MPI does not know are sent without it.
+        """See ``HostTransport``; dtypes that MPI does not know are sent without it.
 
         An MPI error also raises PeerLostError.
         """

@@ -40,7 +40,7 @@ _DIRECT_BYTES = 1 << 20
 
 
 class TensorFlowTransport(HostTransport):
-    """A ``Transport`` that sends large vectors by TensorFlow's ops.
+    """A ``HostTransport`` that sends large vectors by TensorFlow's ops.
 
     The context manager ``joining`` is entered while the ranks connect; its argument is
     the reason for connecting. With ``unless``, the ranks agree on whether each of them
@@ -80,7 +80,7 @@ class TensorFlowTransport(HostTransport):
 
         With ``unless``, the ranks agree on this when they connect. Then the first call
         is a collective operation, unless TensorFlow has executed an op. Raises what
-        ``Transport.allgather`` raises.
+        ``HostTransport.allgather`` raises.
         """
         if self._uses_ops is None:
             self._join()
@@ -94,7 +94,7 @@ class TensorFlowTransport(HostTransport):
     def devices(self) -> ops.Devices:
         """The devices of the ops. The first call is a collective operation.
 
-        Raises what ``Transport.allgather`` raises.
+        Raises what ``HostTransport.allgather`` raises.
         """
         return self.groups.large
 
@@ -108,7 +108,7 @@ class TensorFlowTransport(HostTransport):
     def gathered_order(self) -> tuple[int, ...]:
         """The ranks in the order in which the ops gather their tensors.
 
-        A collective operation; raises what ``Transport.allgather`` raises.
+        A collective operation; raises what ``HostTransport.allgather`` raises.
         """
         own = np.array([self.rank], np.int64)
         key, cpus = instance_key(["order of the ranks"]), self.groups.cpus
@@ -123,7 +123,7 @@ class TensorFlowTransport(HostTransport):
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; above 1 MiB uses TensorFlow's ops, if they know the dtype.
+        """Above 1 MiB uses TensorFlow's ops, if they know the dtype.
 
         Not for MIN and MAX of floats: numpy and TensorFlow treat NaN differently.
         """
@@ -147,7 +147,7 @@ class TensorFlowTransport(HostTransport):
         )
 
     def interrupt(self) -> None:
-        """See ``Transport``; TensorFlow runs no collective op after that."""
+        """See ``HostTransport``; TensorFlow runs no collective op after that."""
         super().interrupt()
         # Abort even if this rank is not in an op: others may wait for it in an op, and
         # their own abort misses an op that has only just begun to receive.
