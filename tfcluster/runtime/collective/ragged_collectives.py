@@ -81,7 +81,8 @@ def reduce_half_precision(
     ``vector`` has shape (n,). ``op`` is one of ``UFUNCS``. The sums are in float32;
     they are divided by ``divisor``, and rounded once. Returns a new vector of the same
     length and dtype; values out of range become infinite. Raises what the transport
-    raises. The algorithm is Rabenseifner's (Thakur et al., as above), by direct exchange: every rank sends 2 (N-1)/N of the vector, as in a ring.
+    raises. The algorithm is Rabenseifner's (Thakur et al., as above), by direct
+    exchange: every rank sends 2 (N-1)/N of the vector, as in a ring.
     """
     total = reduce_scatter(transport, vector, op)
     if divisor != 1:

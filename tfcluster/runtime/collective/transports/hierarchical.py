@@ -57,11 +57,12 @@ class _Transfer(Protocol):
 class HostTransport:
     """Collective operations on raw data.
 
-    ``addresses`` are ``host:port``, in rank order. Every rank has to make the same calls in the same order, which ``group`` ensures.
-    They raise PeerLostError if a rank is gone, CollectiveTimeoutError if a rank is
-    late, and CollectiveError if the ranks cannot be connected; after that only
-    ``close`` may be called. One thread at a time makes them; any thread may use
-    ``waiting_for``, ``waited_s``, ``exchanged_bytes`` and ``interrupt``.
+    ``addresses`` are ``host:port``, in rank order. Every rank has to make the same
+    calls in the same order, which ``group`` ensures. They raise PeerLostError if a rank
+    is gone, CollectiveTimeoutError if a rank is late, and CollectiveError if the ranks
+    cannot be connected; after that only ``close`` may be called. One thread at a time
+    makes them; any thread may use ``waiting_for``, ``waited_s``, ``exchanged_bytes``
+    and ``interrupt``.
 
     Ranks with equal ``host_key`` share memory; "" means that the rank shares it with no
     other rank, and None that the key is detected. Connecting fails after ``timeout_s``
@@ -152,7 +153,7 @@ class HostTransport:
         Raises CollectiveTimeoutError after ``timeout_s`` seconds, PeerLostError
         after ``interrupt``, and CollectiveError if it cannot listen.
         """
-        self._joined()
+        self.connected()
 
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
@@ -169,7 +170,7 @@ class HostTransport:
             if source is not None:
                 buffer[:] = source
             return
-        self._joined()
+        self.connected()
         self._exchanged_bytes += buffer.nbytes
         ufunc = UFUNCS[op]
         values = buffer if source is None else source
@@ -208,7 +209,7 @@ class HostTransport:
         between: Callable[[Sequence[int], Array, Array], _Transfer],
     ) -> None:
         """``between`` makes the exchange of a shard among ranks of different hosts."""
-        sockets = self._joined()
+        sockets = self.connected()
         # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
@@ -232,7 +233,7 @@ class HostTransport:
         With ``residual``, the rounding error is added to the next sum. The result is
         bitwise equal on all ranks.
         """
-        self._joined()
+        self.connected()
         if len(self._groups) < 2:
             self.allreduce(buffer, ReduceOp.SUM)
             return
@@ -255,7 +256,7 @@ class HostTransport:
         return self._gathered(data)
 
     def _gathered(self, data: bytes) -> list[bytes]:
-        sockets = self._joined()
+        sockets = self.connected()
         if self._local is not None and len(self._groups) == 1:
             return self._local.allgather(data)
         return sockets.swap(self.rank, [data] * self.size, self.timeout_s)
@@ -266,11 +267,11 @@ class HostTransport:
         Uses TCP, even within a host.
         """
         self._exchanged_bytes += sum(map(len, parts))
-        return self._joined().swap(self.rank, parts, self.timeout_s)
+        return self.connected().swap(self.rank, parts, self.timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
         """The data of rank ``root``; the data of other ranks is ignored."""
-        sockets = self._joined()
+        sockets = self.connected()
         if self.rank == root:
             self._exchanged_bytes += len(data)
             message = framed(data)
@@ -299,7 +300,8 @@ class HostTransport:
         if self._local:
             self._local.progress.close()
 
-    def _joined(self) -> PeerSockets:
+    def connected(self) -> PeerSockets:
+        """The connections to the other ranks, which are made on first use."""
         if self._sockets is None:
             sockets = PeerSockets(
                 connect(

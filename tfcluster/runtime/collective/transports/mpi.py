@@ -88,7 +88,7 @@ class MpiTransport(HostTransport):
 
         An MPI error also raises PeerLostError.
         """
-        self._joined()
+        self.connected()
         mpi = self._mpi
         if mpi is None or not reducible(buffer.dtype, op):
             super().allreduce(buffer, op, source)
@@ -124,8 +124,8 @@ class MpiTransport(HostTransport):
             else:
                 time.sleep(_PAUSE_S)
 
-    def _joined(self) -> PeerSockets:
-        sockets = super()._joined()
+    def connected(self) -> PeerSockets:
+        sockets = super().connected()
         if self.size > 1 and not self._starts:
             self._starts = True  # The ranks exchange data meanwhile.
             self._mpi = self._start()

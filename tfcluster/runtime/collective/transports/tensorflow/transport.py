@@ -154,9 +154,9 @@ class TensorFlowTransport(HostTransport):
         if self._device_groups is not None:
             lazy_server.abort(f"rank {self.rank} was interrupted")
 
-    def _joined(self) -> PeerSockets:
+    def connected(self) -> PeerSockets:
         self._join()
-        return super()._joined()
+        return super().connected()
 
     def _join(self) -> bool:
         """Connect, unless connected; return ``uses_ops``."""
@@ -166,7 +166,7 @@ class TensorFlowTransport(HostTransport):
                 self._has_joined = True  # The ranks exchange data below.
                 try:
                     with self._watched("TensorFlow's first op"):
-                        super()._joined()
+                        super().connected()
                         if self._uses_ops is None:
                             self._uses_ops = self._agreed_on_ops()
                 except BaseException:
