@@ -57,8 +57,7 @@ def as_threads(
         transport = HostTransport(
             member,
             addresses,
-            join_timeout_s=10.0,
-            stall_timeout_s=10.0,
+            timeout_s=10.0,
             host_key=host_keys[rank] if host_keys else None,
         )
         group = Group(transport)

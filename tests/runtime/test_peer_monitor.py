@@ -72,9 +72,7 @@ def joined_group(
 ) -> Iterator[Group]:
     member = Member(rank, len(addresses), TOKEN)
     group = Group(
-        HostTransport(
-            member, addresses, join_timeout_s=timeout_s, stall_timeout_s=timeout_s
-        ),
+        HostTransport(member, addresses, timeout_s=timeout_s),
         monitor=PeerMonitor(
             member,
             addresses,

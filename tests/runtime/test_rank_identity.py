@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.ranks import ROOT, as_threads, results
-from tfcluster.runtime.collective import Group, ReduceOp, Signature, Transport
+from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.tf_server import filters_of
@@ -119,6 +119,6 @@ def test_a_ring_sends_what_it_has_to(size: int) -> None:
         assert found == 2 * (size - 1) * numbers.nbytes // size
 
 
-def _sent_bytes(transport: Transport) -> int:
+def _sent_bytes(transport: HostTransport) -> int:
     assert isinstance(transport, HostTransport)
     return transport.sent_bytes

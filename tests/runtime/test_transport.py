@@ -231,9 +231,7 @@ def test_a_rank_that_is_late_is_a_timeout() -> None:
     with held_addresses(2) as addresses:
 
         def run(rank: int) -> object:
-            transport = HostTransport(
-                Member(rank, 2, TOKEN), addresses, stall_timeout_s=0.3
-            )
+            transport = HostTransport(Member(rank, 2, TOKEN), addresses, timeout_s=0.3)
             group = Group(transport)
             meet(group, SIGNATURE)
             if rank == 1:
@@ -251,7 +249,7 @@ def test_a_rank_that_is_late_is_a_timeout() -> None:
 
 def test_a_rank_that_never_comes_is_named() -> None:
     with held_addresses(2) as addresses:
-        transport = HostTransport(Member(0, 2, TOKEN), addresses, join_timeout_s=0.2)
+        transport = HostTransport(Member(0, 2, TOKEN), addresses, timeout_s=0.2)
         with pytest.raises(CollectiveTimeoutError, match=r"rank 1 \(127\.0\.0\.1:"):
             transport.allgather(b"")
 
@@ -336,9 +334,9 @@ def test_a_rank_with_another_token_is_refused(wrong: int) -> None:
 
         def run(rank: int) -> None:
             token = b"another" if rank == wrong else TOKEN
-            HostTransport(
-                Member(rank, 2, token), addresses, join_timeout_s=2.0
-            ).allgather(b"")
+            HostTransport(Member(rank, 2, token), addresses, timeout_s=2.0).allgather(
+                b""
+            )
 
         outcomes = in_threads([partial(run, 0), partial(run, 1)])
     assert all(isinstance(outcome, CollectiveTimeoutError) for outcome in outcomes)
@@ -362,9 +360,7 @@ def test_a_refusal_is_named_when_the_peer_is_gone_by_the_end() -> None:
             listener.close()
 
         def dial() -> None:
-            HostTransport(Member(1, 2, TOKEN), addresses, join_timeout_s=1.0).allgather(
-                b""
-            )
+            HostTransport(Member(1, 2, TOKEN), addresses, timeout_s=1.0).allgather(b"")
 
         _, outcome = in_threads([refuse, dial])
     assert "does not know this run's token" in str(outcome)

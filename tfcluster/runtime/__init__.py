@@ -22,15 +22,13 @@ if TYPE_CHECKING:
         NotDistributedError,
         PeerLostError,
     )
-    from tfcluster.runtime.exchange.broadcast_variables import (
-        broadcast_,
-        broadcast_global_variables,
-        broadcast_variables,
-    )
     from tfcluster.runtime.exchange.gather_broadcast import (
         allgather,
         alltoall,
         broadcast,
+        broadcast_,
+        broadcast_global_variables,
+        broadcast_variables,
         grouped_allgather,
     )
     from tfcluster.runtime.exchange.objects import (

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
-from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
+from tfcluster.runtime.exchange.gather_broadcast import broadcast_variables
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.process_group import group, is_chief, size

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tfcluster.runtime import process_group
-from tfcluster.runtime.exchange.broadcast_variables import broadcast_variables
+from tfcluster.runtime.exchange.gather_broadcast import broadcast_variables
 from tfcluster.runtime.exchange.objects import broadcast_object
 from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.tf1_types import Session

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from tfcluster.model import Strategy
-from tfcluster.runtime.collective import CollectiveError, Group, Signature, Transport
+from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
@@ -189,12 +189,10 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
     ``token`` authenticates its connections. Raises CollectiveError.
     """
     described = context()
-    timeout_s = described.options.stall_timeout_s or _FOREVER_S
     transport = HostTransport(
         Member(ranks.index(described.rank), len(ranks), token, described.attempt),
         [described.addresses[rank] for rank in ranks] if len(ranks) > 1 else [""],
-        join_timeout_s=timeout_s,
-        stall_timeout_s=timeout_s,
+        timeout_s=_timeout_s(described),
     )
     if len(ranks) > 1:
         transport.join()
@@ -234,11 +232,10 @@ def _group_of(context: Context) -> Group:
         )
     exit_status.install()
     monitor = _monitor(context) if context.size > 1 else None
-    host = _host(context)
 
     def enter() -> None:
         generation = _generation(context)
-        host.enter(generation)
+        transport.enter(generation)
         if monitor is not None:
             monitor.enter(generation)
         # Again, because this process may have been forked since the group was created.
@@ -251,8 +248,9 @@ def _group_of(context: Context) -> Group:
         with monitor.joining(what) if monitor is not None else nullcontext():
             yield
 
+    transport = _TRANSPORTS[name](context, joining)
     ranks = Group(
-        _TRANSPORTS[name](context, host, joining),
+        transport,
         monitor=monitor,
         enter=enter if agent_answers() else None,
         on_failure=lambda error: reporter().failure(str(error)),
@@ -302,53 +300,49 @@ def _monitor(context: Context) -> PeerMonitor:
         _member(context),
         context.addresses,
         # The first exchange has the same timeout as all others.
-        join_timeout_s=options.stall_timeout_s or _FOREVER_S,
+        join_timeout_s=_timeout_s(context),
         warning_s=options.stall_warning_s,
     )
 
 
-def _host(context: Context) -> HostTransport:
-    timeout_s = context.options.stall_timeout_s or _FOREVER_S
-    return HostTransport(
-        _member(context),
-        context.addresses or ("localhost:0",),
-        join_timeout_s=timeout_s,
-        stall_timeout_s=timeout_s,
-    )
+def _ends(context: Context) -> tuple[Member, Sequence[str]]:
+    return _member(context), context.addresses or ("localhost:0",)
 
 
-def _auto(context: Context, host: HostTransport, joining: Joining) -> Transport:
+def _timeout_s(context: Context) -> float:
+    return context.options.stall_timeout_s or _FOREVER_S
+
+
+def _auto(context: Context, joining: Joining) -> HostTransport:
     # Without GPUs, do not ask the ranks: they would wait for each other at the first
     # op.
     if not context.own_gpus or context.strategy is not Strategy.COLLECTIVE:
-        return host
+        return _upon_host(context, joining)
 
     def use_host(why: str) -> None:
         if context.rank == 0:
             reporter().warning(f"transport: host, because {why}")
 
-    return _tensorflow(context, host, joining, unless=use_host)
+    return _tensorflow(context, joining, unless=use_host)
 
 
-def _upon_host(context: Context, host: HostTransport, joining: Joining) -> Transport:
-    return host
+def _upon_host(context: Context, joining: Joining) -> HostTransport:
+    return HostTransport(*_ends(context), timeout_s=_timeout_s(context))
 
 
-def _mpi(context: Context, host: HostTransport, joining: Joining) -> Transport:
+def _mpi(context: Context, joining: Joining) -> HostTransport:
     from tfcluster.runtime.collective.transports.mpi import MpiTransport
 
-    timeout_s = context.options.stall_timeout_s or _FOREVER_S
-    return MpiTransport(host, stall_timeout_s=timeout_s)
+    return MpiTransport(*_ends(context), timeout_s=_timeout_s(context))
 
 
 def _tensorflow(
     context: Context,
-    host: HostTransport,
     joining: Joining,
     unless: Callable[[str], None] | None = None,
-) -> Transport:
+) -> HostTransport:
     if context.size == 1:
-        return host
+        return _upon_host(context, joining)
     from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
     from tfcluster.runtime.collective.transports.tensorflow.transport import (
         TensorFlowTransport,
@@ -356,16 +350,16 @@ def _tensorflow(
 
     jobs = {job: found for job, found in context.cluster.items() if job in RANKED_TYPES}
     return TensorFlowTransport(
-        host,
-        Task(jobs, context.task_type, context.task_index),
         # The ranks connect at the address that TensorFlow's server takes over later.
+        *_ends(context),
+        Task(jobs, context.task_type, context.task_index),
         joining=joining,
-        stall_timeout_s=context.options.stall_timeout_s or _FOREVER_S,
+        timeout_s=_timeout_s(context),
         unless=unless,
     )
 
 
-_TRANSPORTS: dict[str, Callable[[Context, HostTransport, Joining], Transport]] = {
+_TRANSPORTS: dict[str, Callable[[Context, Joining], HostTransport]] = {
     "auto": _auto,
     "host": _upon_host,
     "mpi": _mpi,

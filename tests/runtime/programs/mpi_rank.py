@@ -17,7 +17,6 @@ from tfcluster.runtime.collective.collectives import (
     broadcast_bytes,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.collective.transports.mpi import MpiTransport
 from tfcluster.runtime.net.handshake import Member
 
@@ -32,8 +31,8 @@ def values(rank: int, dtype: str, length: int = 37) -> np.ndarray[Any, Any]:
 
 def main(what: str, rank: int, host_key: str, addresses: list[str]) -> dict[str, Any]:
     size = len(addresses)
-    host = HostTransport(Member(rank, size, bytes(32)), addresses)
-    transport = MpiTransport(host, host_key=host_key or None)
+    member = Member(rank, size, bytes(32))
+    transport = MpiTransport(member, addresses, host_key=host_key or None)
     group = Group(transport)
     try:
         return ACTS[what](group, transport)

@@ -5,7 +5,8 @@ Works on numpy arrays; only ``transports.tensorflow`` imports TensorFlow.
 
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.signature import Signature, tensor_words
-from tfcluster.runtime.collective.transports.base import ReduceOp, Transport
+from tfcluster.runtime.collective.transports.base import ReduceOp
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -19,10 +20,10 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "Group",
+    "HostTransport",
     "NotDistributedError",
     "PeerLostError",
     "ReduceOp",
     "Signature",
-    "Transport",
     "tensor_words",
 ]

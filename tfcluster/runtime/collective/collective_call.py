@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
 T = TypeVar("T")
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class CollectiveCall:
     """An exchange in progress, on whose signature all ranks have agreed."""
 
-    transport: Transport
+    transport: HostTransport
     notes: tuple[bytes, ...] = ()
     """The note that each rank has sent along, in rank order: eight bytes."""
     tracer: Tracer | None = None

@@ -22,7 +22,7 @@ from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
 from tfcluster.runtime.collective.straggler_messages import RankProgress
-from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
@@ -89,7 +89,7 @@ class Group:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: HostTransport,
         *,
         monitor: PeerMonitor | None = None,
         enter: Callable[[], None] | None = None,
@@ -153,7 +153,7 @@ class Group:
         return self._transport.exchanged_bytes
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> HostTransport:
         """The transport that connects the ranks. It is used within exchanges only."""
         return self._transport
 

@@ -32,7 +32,7 @@ def reduced(
     Small arrays of one dtype are packed into one vector, which is all-reduced piece by
     piece. A large array is all-reduced in a separate call. Results have the shapes and
     dtypes of ``arrays``, which are equal on all ranks. The average of integers is
-    rounded down; it does not overflow. Raises what the methods of ``Transport`` raise.
+    rounded down; it does not overflow. Raises what the transport raises.
     """
     if op is not ReduceOp.AVERAGE:
         return _reduced(call, arrays, op)

@@ -13,43 +13,39 @@ from itertools import pairwise
 import numpy as np
 
 from tfcluster.runtime.collective.rounding import Rounding, is_half_precision
-from tfcluster.runtime.collective.transports.base import (
-    UFUNCS,
-    Array,
-    ReduceOp,
-    Transport,
-)
+from tfcluster.runtime.collective.transports.base import UFUNCS, Array, ReduceOp
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 
 _COUNT = struct.Struct(">q")
 """The row count, sent before the bytes: rows without columns have no bytes to count."""
 
 
-def allgatherv(transport: Transport, array: Array) -> tuple[Array, Array]:
+def allgatherv(transport: HostTransport, array: Array) -> tuple[Array, Array]:
     """All-gather: the ranks' arrays concatenated, and each rank's row count.
 
     ``array`` has shape (rows, ...); dtype and other dimensions are equal on all ranks,
     and the result has the same. The counts are int64 of shape (ranks,). This is
-    MPI_Allgatherv. Raises what ``Transport.allgather`` raises.
+    MPI_Allgatherv. Raises what ``HostTransport.allgather`` raises.
     """
     return _joined(transport.allgather(_packed(array)), array)
 
 
 def alltoallv(
-    transport: Transport, array: Array, splits: Sequence[int]
+    transport: HostTransport, array: Array, splits: Sequence[int]
 ) -> tuple[Array, Array]:
     """All-to-all: the first ``splits[0]`` rows go to rank 0, the next to rank 1, etc.
 
     ``array`` has shape (rows, ...); dtype and other dimensions are equal on all ranks.
     ``splits`` has a number for each rank; rows beyond their sum are not sent. Returns
     the rows received here, concatenated in rank order, and each rank's row count: int64
-    of shape (ranks,). This is MPI_Alltoallv. Raises what ``Transport.alltoall`` raises.
+    of shape (ranks,). This is MPI_Alltoallv. Raises what the transport raises.
     """
     ends = np.cumsum([0, *splits])
     parts = [_packed(array[start:end]) for start, end in pairwise(ends)]
     return _joined(transport.alltoall(parts), array)
 
 
-def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
+def reduce_scatter(transport: HostTransport, array: Array, op: ReduceOp) -> Array:
     """Reduce-scatter: this rank's part (``part_bounds``) of the reduced array.
 
     ``array`` has shape (rows, ...), equal on all ranks like the dtype; the result has
@@ -57,7 +53,7 @@ def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
     divide. float16 and bfloat16 are summed in, and returned as, float32; integers wrap
     around. Every rank sends and receives (N-1)/N of the array, by direct exchange:
     Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005.
-    Raises what ``Transport.alltoall`` raises.
+    Raises what ``HostTransport.alltoall`` raises.
     """
     ends = part_bounds(len(array), transport.size)
     parts = [array[start:end].tobytes() for start, end in pairwise(ends)]
@@ -78,15 +74,15 @@ def reduce_scatter(transport: Transport, array: Array, op: ReduceOp) -> Array:
 
 
 def reduce_half_precision(
-    transport: Transport, vector: Array, op: ReduceOp, divisor: int = 1
+    transport: HostTransport, vector: Array, op: ReduceOp, divisor: int = 1
 ) -> Array:
     """All-reduce a float16 or bfloat16 vector, of equal length on all ranks.
 
     ``vector`` has shape (n,). ``op`` is one of ``UFUNCS``. The sums are in float32;
     they are divided by ``divisor``, and rounded once. Returns a new vector of the same
-    length and dtype; values out of range become infinite. Raises what
-    ``Transport.alltoall`` raises. The algorithm is Rabenseifner's (Thakur et al., as
-    above), by direct exchange: every rank sends 2 (N-1)/N of the vector, as in a ring.
+    length and dtype; values out of range become infinite. Raises what the transport
+    raises. The algorithm is Rabenseifner's (Thakur et al., as above), by direct
+    exchange: every rank sends 2 (N-1)/N of the vector, as in a ring.
     """
     total = reduce_scatter(transport, vector, op)
     if divisor != 1:

@@ -23,12 +23,8 @@ from tfcluster.runtime.collective.shard_tree import (
     shard_bounds,
     subtrees,
 )
-from tfcluster.runtime.collective.transports.base import (
-    UFUNCS,
-    Array,
-    ReduceOp,
-    Transport,
-)
+from tfcluster.runtime.collective.transports.base import UFUNCS, Array, ReduceOp
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 
 _DIRECT_BYTES = 1 << 14
 """Vectors up to this size are sent to every rank, which is faster than two steps."""
@@ -40,7 +36,7 @@ def reduced_in_order(
     """All-reduce arrays; returns new arrays of the same shapes and dtypes.
 
     ``terms[i]`` has the i-th array's terms: those of this rank's subtrees, in their
-    order. Raises what the methods of ``Transport`` raise.
+    order. Raises what the methods of ``HostTransport`` raise.
     """
     first = [each[0] for each in terms]
     results: list[Array] = [np.empty(0)] * len(first)
@@ -59,7 +55,7 @@ def reduced_in_order(
 
 
 def _over_ranks(
-    transport: Transport, vectors: Sequence[Array], op: ReduceOp, shards: int
+    transport: HostTransport, vectors: Sequence[Array], op: ReduceOp, shards: int
 ) -> Array:
     """The reduction over all shards, from this rank's reductions of its subtrees.
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.ragged_collectives import reduce_scatter
-from tfcluster.runtime.collective.transports.base import Array, Transport
+from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.exchange.gather_broadcast import gather_tensors
 from tfcluster.runtime.exchange.graph_ops import (
     exchange_op,
@@ -278,7 +279,7 @@ def _scattered(
     return [each.restored(part) for each, part in zip(sent, parts, strict=True)]
 
 
-def _part(transport: Transport, array: Array, op: ReduceOp) -> Array:
+def _part(transport: HostTransport, array: Array, op: ReduceOp) -> Array:
     """This rank's rows, in the array's own dtype."""
     wide = array
     if op is Average and array.dtype.kind in "iu":

@@ -16,7 +16,7 @@ from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_word
 from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.packing import packed, reduced
 from tfcluster.runtime.collective.rounding import Residual, Rounding
-from tfcluster.runtime.collective.transports.base import Transport
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import Partial, Shape, Shard
 from tfcluster.runtime.partition.tf_functions import HostFunction
@@ -209,7 +209,7 @@ def numbers(array: Array) -> Array:
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
 
 
-def gathered(transport: Transport, array: Array, shard: Shard) -> Array:
+def gathered(transport: HostTransport, array: Array, shard: Shard) -> Array:
     """The whole array, of which every rank has its rows."""
     parts = transport.allgather(_packed(array))
     before, after = array.shape[: shard.dim], array.shape[shard.dim + 1 :]

@@ -165,7 +165,7 @@ class OpRuns:
 
     @property
     def _stall_timeout_s(self) -> float:
-        return self._transport.stall_timeout_s
+        return self._transport.timeout_s
 
     def _counts(self) -> tuple[int, int]:
         """The numbers of exchanges that this rank has begun and ended."""

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import process_group
-from tfcluster.runtime.exchange.broadcast_variables import broadcast_global_variables
 from tfcluster.runtime.exchange.error_translation import translated
+from tfcluster.runtime.exchange.gather_broadcast import broadcast_global_variables
 from tfcluster.runtime.tensor_types import Graph, Nest, Operation
 from tfcluster.runtime.tf1.cluster import session_config
 from tfcluster.runtime.tf1_types import ConfigProto, Coordinator

@@ -9,7 +9,8 @@ on first use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -36,8 +37,7 @@ from tfcluster.runtime.collective.transports.topology import Groups, share_memor
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.net.rendezvous import connect
 
-JOIN_TIMEOUT_S = 300.0
-STALL_TIMEOUT_S = 1800.0
+TIMEOUT_S = 1800.0
 """A rank may well be silent while it saves a model or compiles a step."""
 
 _DIRECT_BYTES = 1 << 14
@@ -55,13 +55,20 @@ class _Transfer(Protocol):
 
 
 class HostTransport:
-    """A ``Transport``. ``addresses`` are ``host:port`` in rank order.
+    """Collective operations on raw data.
+
+    ``addresses`` are ``host:port``, in rank order. Every rank has to make the same
+    calls in the same order, which ``group`` ensures. They raise PeerLostError if a rank
+    is gone, CollectiveTimeoutError if a rank is late, and CollectiveError if the ranks
+    cannot be connected; after that only ``close`` may be called. One thread at a time
+    makes them; any thread may use ``waiting_for``, ``waited_s``, ``exchanged_bytes``
+    and ``interrupt``.
 
     Ranks with equal ``host_key`` share memory; "" means that the rank shares it with no
-    other rank, and None that the key is detected. Connecting fails after
-    ``join_timeout_s`` seconds, and an operation after ``stall_timeout_s`` seconds
-    without progress. The hierarchy is the same as in Horovod's
-    ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
+    other rank, and None that the key is detected. Connecting fails after ``timeout_s``
+    seconds, and so does an operation without progress. The hierarchy is the same as in
+    Horovod's ``NCCLHierarchicalAllreduce`` (horovod/common/ops/nccl_operations.cc).
+    Transports that send large vectors by other means are subclasses.
     """
 
     def __init__(
@@ -69,49 +76,56 @@ class HostTransport:
         me: Member,
         addresses: Sequence[str],
         *,
-        join_timeout_s: float = JOIN_TIMEOUT_S,
-        stall_timeout_s: float = STALL_TIMEOUT_S,
+        timeout_s: float = TIMEOUT_S,
         host_key: str | None = None,
     ) -> None:
         self._me = me
         self._addresses = tuple(addresses)
-        self._join_timeout_s = join_timeout_s
-        self._stall_timeout_s = stall_timeout_s
+        self.timeout_s = timeout_s
         self._host_key = host_key
         self._interrupted = threading.Event()
         self._sockets: PeerSockets | None = None
         self._local: ShmCollectives | None = None
         self._groups: Groups = ()
         self._exchanged_bytes = 0
+        self._elsewhere = False
 
     @property
     def rank(self) -> int:
+        """This process's number among the ranks."""
         return self._me.rank
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self._me.size
 
     @property
     def several_hosts(self) -> bool:
-        """See ``Transport``."""
+        """Whether large vectors go through a network that this transport drives itself.
+
+        Only in that case does ``allreduce_rounded`` round. Equal on all ranks; False
+        until connected.
+        """
         return len(self._groups) > 1
 
     @property
     def waited_s(self) -> float:
-        """See ``Transport``; in seconds, over TCP and in shared memory."""
+        """Seconds this rank has spent waiting for other ranks so far."""
         waited_s = self._sockets.waited_s if self._sockets else 0.0
         return waited_s + (self._local.progress.waited_s if self._local else 0.0)
 
     @property
     def waiting_for(self) -> tuple[int, ...]:
-        """See ``Transport``; first the ranks of this host."""
+        """The ranks for which this one is waiting; first those of this host."""
+        if self._elsewhere:  # Other libraries do not say which rank is late.
+            return tuple(rank for rank in range(self.size) if rank != self.rank)
         local = self._local.progress.waiting_for if self._local else ()
         return local or (self._sockets.waiting_for if self._sockets else ())
 
     @property
     def exchanged_bytes(self) -> int:
-        """See ``Transport``."""
+        """The bytes of data that this rank has contributed to operations so far."""
         return self._exchanged_bytes
 
     @property
@@ -123,23 +137,40 @@ class HostTransport:
         """Set the generation of ranks to which this one belongs; call it first."""
         self._me = replace(self._me, generation=generation)
 
+    @contextmanager
+    def elsewhere(self, nbytes: int) -> Iterator[None]:
+        """A context in which another library reduces a vector of this size."""
+        self._elsewhere = True
+        self._exchanged_bytes += nbytes
+        try:
+            yield
+        finally:
+            self._elsewhere = False
+
     def join(self) -> None:
         """Connect to the other ranks, unless connected.
 
-        Raises CollectiveTimeoutError after ``join_timeout_s`` seconds, PeerLostError
+        Raises CollectiveTimeoutError after ``timeout_s`` seconds, PeerLostError
         after ``interrupt``, and CollectiveError if it cannot listen.
         """
-        self._joined()
+        self.connected()
 
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; between hosts up to 16 KiB directly, else around rings."""
+        """All-reduce contiguous vectors of equal length and dtype into ``buffer``.
+
+        ``buffer`` has shape (n,) and a numeric numpy dtype. ``op`` is one of
+        ``UFUNCS``, else KeyError is raised. This rank contributes ``source``, a
+        separate vector of the same length and dtype, or else ``buffer`` itself. The
+        result is bitwise equal on all ranks. Between hosts, up to 16 KiB go directly,
+        and more around rings.
+        """
         if self.size == 1:
             if source is not None:
                 buffer[:] = source
             return
-        self._joined()
+        self.connected()
         self._exchanged_bytes += buffer.nbytes
         ufunc = UFUNCS[op]
         values = buffer if source is None else source
@@ -178,7 +209,7 @@ class HostTransport:
         between: Callable[[Sequence[int], Array, Array], _Transfer],
     ) -> None:
         """``between`` makes the exchange of a shard among ranks of different hosts."""
-        sockets = self._joined()
+        sockets = self.connected()
         # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
@@ -189,15 +220,20 @@ class HostTransport:
         if me < owners:
             ring_ranks = [group[me] for group in self._groups]
             made = between(ring_ranks, buffer[start:end], source[start:end])
-            sockets.transfer(made.sources, made.sinks, self._stall_timeout_s)
+            sockets.transfer(made.sources, made.sinks, self.timeout_s)
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
 
     def allreduce_rounded(
         self, buffer: Array, rounding: Rounding, residual: Residual | None
     ) -> None:
-        """See ``Transport``; within a host nothing is rounded."""
-        self._joined()
+        """Sum the ranks' buffers into ``buffer``, rounded between hosts.
+
+        They are contiguous vectors of float32 or float64, of equal length on all ranks.
+        With ``residual``, the rounding error is added to the next sum. The result is
+        bitwise equal on all ranks.
+        """
+        self.connected()
         if len(self._groups) < 2:
             self.allreduce(buffer, ReduceOp.SUM)
             return
@@ -215,52 +251,63 @@ class HostTransport:
         )
 
     def allgather(self, data: bytes) -> list[bytes]:
+        """Every rank's data, of any length, in rank order."""
         self._exchanged_bytes += len(data)
         return self._gathered(data)
 
     def _gathered(self, data: bytes) -> list[bytes]:
-        sockets = self._joined()
+        sockets = self.connected()
         if self._local is not None and len(self._groups) == 1:
             return self._local.allgather(data)
-        return sockets.swap(self.rank, [data] * self.size, self._stall_timeout_s)
+        return sockets.swap(self.rank, [data] * self.size, self.timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
-        """See ``Transport``; uses TCP, even within a host."""
+        """Send ``parts[r]`` to rank r; return what was received, in rank order.
+
+        Uses TCP, even within a host.
+        """
         self._exchanged_bytes += sum(map(len, parts))
-        return self._joined().swap(self.rank, parts, self._stall_timeout_s)
+        return self.connected().swap(self.rank, parts, self.timeout_s)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
-        """See ``Transport``; the root sends to every rank."""
-        sockets = self._joined()
+        """The data of rank ``root``; the data of other ranks is ignored."""
+        sockets = self.connected()
         if self.rank == root:
             self._exchanged_bytes += len(data)
             message = framed(data)
             sources = [Outgoing(peer, message) for peer in sockets.peers]
-            sockets.transfer(sources, [], self._stall_timeout_s)
+            sockets.transfer(sources, [], self.timeout_s)
             return data
         sink = Incoming(root)
-        sockets.transfer([], [sink], self._stall_timeout_s)
+        sockets.transfer([], [sink], self.timeout_s)
         return bytes(sink.data)
 
     def interrupt(self) -> None:
-        """See ``Transport``; the connections can no longer be used."""
+        """Make operations fail that wait for other ranks, here and on other ranks.
+
+        Called from another thread, and repeatedly as long as an operation waits: the
+        first call may come before the wait. Also called before ``close`` if this rank
+        fails. The connections can no longer be used.
+        """
         self._interrupted.set()
         if sockets := self._sockets:
             sockets.interrupt()
 
     def close(self) -> None:
+        """Disconnect; may be called twice."""
         if self._sockets:
             self._sockets.close()
         if self._local:
             self._local.progress.close()
 
-    def _joined(self) -> PeerSockets:
+    def connected(self) -> PeerSockets:
+        """The connections to the other ranks, which are made on first use."""
         if self._sockets is None:
             sockets = PeerSockets(
                 connect(
                     self._me,
                     self._addresses,
-                    timeout_s=self._join_timeout_s,
+                    timeout_s=self.timeout_s,
                     interrupted=self._interrupted,
                 )
             )
@@ -270,9 +317,9 @@ class HostTransport:
                     self.rank,
                     sockets,
                     lambda data: sockets.swap(
-                        self.rank, [data] * self.size, self._join_timeout_s
+                        self.rank, [data] * self.size, self.timeout_s
                     ),
-                    self._stall_timeout_s,
+                    self.timeout_s,
                     host_key=self._host_key,
                 )
         return self._sockets

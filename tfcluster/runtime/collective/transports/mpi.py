@@ -1,4 +1,4 @@
-"""The ``mpi`` transport: MPI all-reduces vectors, everything else goes over ``host``.
+"""The ``mpi`` transport: MPI all-reduces vectors, all else is as with ``host``.
 
 MPI (MPICH or a derivative of it) is initialised within the existing processes, without
 mpiexec: see ``pmi_server``. It is never finalized, because MPI_Finalize would wait for
@@ -21,12 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster.runtime.collective.transports.base import (
-    Array,
-    ReduceOp,
-    Transport,
-)
-from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
 from tfcluster.runtime.collective.transports.pmi_server import ProcessManager, serving
 from tfcluster.runtime.collective.transports.topology import own_host_key
 from tfcluster.runtime.errors import (
@@ -34,8 +31,6 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     PeerLostError,
 )
-
-STALL_TIMEOUT_S = 1800.0
 
 _OPS = {
     ReduceOp.SUM: "SUM",
@@ -69,41 +64,37 @@ class MpiRankInfo:
     problem: str = ""
 
 
-class MpiTransport(DelegatingTransport[Transport]):
-    """A ``Transport`` whose all-reduce is MPI_Iallreduce; ``host`` does the rest.
+class MpiTransport(HostTransport):
+    """A ``HostTransport`` whose all-reduce is MPI_Iallreduce.
 
-    Ranks with equal ``host_key`` share memory; None means that the key is detected. An
-    all-reduce fails after ``stall_timeout_s`` seconds. The first operation raises
+    Ranks with equal ``host_key`` share memory. The first operation raises
     CollectiveError on all ranks if one of them cannot start MPI.
     """
 
-    def __init__(
-        self,
-        host: Transport,
-        *,
-        stall_timeout_s: float = STALL_TIMEOUT_S,
-        host_key: str | None = None,
-    ) -> None:
-        super().__init__(host)
-        self._stall_timeout_s = stall_timeout_s
-        self._host_key = host_key
-        self._mpi: Any = None
-        self._manager: ProcessManager | None = None
-        self._interrupted = False
+    _mpi: Any = None
+    """``mpi4py.MPI``, initialised on first use; None if there is only one rank."""
+    _manager: ProcessManager | None = None
+    _starts = False
+
+    @property
+    def several_hosts(self) -> bool:
+        """False: MPI sends the large vectors."""
+        return False
 
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; dtypes that MPI does not know are sent over ``host``.
+        """See ``HostTransport``; dtypes that MPI does not know are sent without it.
 
         An MPI error also raises PeerLostError.
         """
-        mpi = self._joined()
+        self.connected()
+        mpi = self._mpi
+        if mpi is None or not reducible(buffer.dtype, op):
+            super().allreduce(buffer, op, source)
+            return
         if source is not None:
             buffer[:] = source
-        if mpi is None or not reducible(buffer.dtype, op):
-            self._host.allreduce(buffer, op)
-            return
         try:
             with self.elsewhere(buffer.nbytes):
                 request = mpi.COMM_WORLD.Iallreduce(
@@ -113,15 +104,6 @@ class MpiTransport(DelegatingTransport[Transport]):
         except mpi.Exception as error:
             raise PeerLostError(f"MPI: {error}") from error
 
-    def prepare(self) -> None:
-        """Start MPI on first use. Raises CollectiveError: see the class."""
-        self._joined()
-
-    def interrupt(self) -> None:
-        """See ``Transport``; also abandons a running all-reduce."""
-        self._interrupted = True
-        super().interrupt()
-
     def _wait(self, request: Any, buffer: Array) -> None:
         """Poll until the request is done: MPI_Wait could not be interrupted."""
         for _ in range(_BUSY_LOOKS):
@@ -130,23 +112,24 @@ class MpiTransport(DelegatingTransport[Transport]):
         began = time.monotonic()
         while not request.Test():
             waited_s = time.monotonic() - began
-            if self._interrupted or waited_s > self._stall_timeout_s:
+            if self._interrupted.is_set() or waited_s > self.timeout_s:
                 _abandoned.append((request, buffer))
-                if self._interrupted:
+                if self._interrupted.is_set():
                     raise PeerLostError("a rank has left while MPI waited for it")
                 raise CollectiveTimeoutError(
-                    f"MPI has waited for other ranks for {self._stall_timeout_s:g} s"
+                    f"MPI has waited for other ranks for {self.timeout_s:g} s"
                 )
             if waited_s < _BUSY_S:
                 os.sched_yield()
             else:
                 time.sleep(_PAUSE_S)
 
-    def _joined(self) -> Any:
-        """``mpi4py.MPI``, initialised on first use; None if there is only one rank."""
-        if self._mpi is None and self.size > 1:
+    def connected(self) -> PeerSockets:
+        sockets = super().connected()
+        if self.size > 1 and not self._starts:
+            self._starts = True  # The ranks exchange data meanwhile.
             self._mpi = self._start()
-        return self._mpi
+        return sockets
 
     def _start(self) -> Any:
         """Initialise MPI on all ranks; raises on all of them if one cannot."""
@@ -158,12 +141,12 @@ class MpiTransport(DelegatingTransport[Transport]):
             site = MpiRankInfo(host_key, job, library=library(mpi))
         except CollectiveError as error:
             site = MpiRankInfo(host_key, job, problem=str(error))
-        answers = self._host.allgather(json.dumps(asdict(site)).encode())
+        answers = self.allgather(json.dumps(asdict(site)).encode())
         sites = [MpiRankInfo(**json.loads(answer)) for answer in answers]
         if problem := disagreement(sites):
             raise CollectiveError(f"transport mpi: {problem}")
         host_keys = [site.host_key or f"rank {r}" for r, site in enumerate(sites)]
-        self._manager = ProcessManager(sites[0].job, host_keys, self._host.allgather)
+        self._manager = ProcessManager(sites[0].job, host_keys, self.allgather)
         files = _shared_files()
         with serving(self._manager, self.rank, self.size):
             initialize(mpi)
@@ -179,7 +162,7 @@ class MpiTransport(DelegatingTransport[Transport]):
                 f"{self.size} as rank {world.rank} of {world.size}"
             )
         world.Set_errhandler(mpi.ERRORS_RETURN)
-        self._host.allgather(b"")
+        self.allgather(b"")
         _forget(_shared_files() - files)
         return mpi
 

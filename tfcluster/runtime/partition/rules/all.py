@@ -10,7 +10,6 @@ from tfcluster.runtime.partition.rules import (  # noqa: F401 - registers its ru
     images,
     linear,
     lists,
-    quantization,
     random,
     reductions,
     rows,

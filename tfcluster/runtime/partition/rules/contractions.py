@@ -12,21 +12,27 @@ from tfcluster.runtime.partition.placement import (
     Shard,
 )
 from tfcluster.runtime.partition.rules.linear import is_finite_constant
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Operation,
+    Plan,
+    Whole,
+    require,
+    rule,
+)
 
 Labels = Sequence[object]
 """A name for each dimension; None for a dimension of size 1 that is broadcast."""
 
 
 @rule("MatMul")
-def matmul(op: Operation) -> Plan | None:
+def matmul(op: Operation) -> Plan:
     first = "km" if op.attribute("transpose_a") else "mk"
     second = "nk" if op.attribute("transpose_b") else "kn"
     return contract(op, [list(first), list(second)], list("mn"))
 
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def batch_matmul(op: Operation) -> Plan | None:
+def batch_matmul(op: Operation) -> Plan:
     output = op.output_shape()
 
     def labels(index: int, matrix: str) -> list[object]:
@@ -44,18 +50,15 @@ def batch_matmul(op: Operation) -> Plan | None:
 
 
 @rule("Einsum")
-def einsum(op: Operation) -> Plan | None:
+def einsum(op: Operation) -> Plan:
     equation = op.attribute("equation").decode().replace(" ", "")
     inputs, _, output = equation.partition("->")
     labels = [list(each) for each in inputs.split(",")]
-    if any(len(set(each)) < len(each) for each in [*labels, output]):
-        return None
-    if "..." in equation:
-        return None
+    require(not any(len(set(each)) < len(each) for each in [*labels, output]))
+    require("..." not in equation)
     if len(labels) == 2:
         return contract(op, labels, list(output))
-    if len(labels) != 1:
-        return None
+    require(len(labels) == 1)
     if op.placements[0] == SUM:
         return Plan([SUM], [SUM])
     shard = op.shard()
@@ -65,7 +68,7 @@ def einsum(op: Operation) -> Plan | None:
     return Plan([shard], [SUM])
 
 
-def contract(op: Operation, labels: Sequence[Labels], output: Labels) -> Plan | None:
+def contract(op: Operation, labels: Sequence[Labels], output: Labels) -> Plan:
     """Divide both inputs along the dimension of one of them that is divided.
 
     If the output does not have that dimension, the result is a term of a sum. Of
@@ -113,7 +116,7 @@ def _along(
     return Plan(want, [SUM])
 
 
-def _of_terms(op: Operation) -> Plan | None:
+def _of_terms(op: Operation) -> Plan:
     """Terms times a constant, unless the result is larger than the terms.
 
     Any other factor may be infinite, which would make a term of zero NaN. It is used
@@ -129,7 +132,7 @@ def _of_terms(op: Operation) -> Plan | None:
             want: list[Placement] = [REPLICATE, REPLICATE]
             want[index] = SUM
             return Plan(want, [SUM])
-    return None
+    raise Whole
 
 
 def _moved(op: Operation, plan: Plan) -> int:

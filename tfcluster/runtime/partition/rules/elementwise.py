@@ -1,4 +1,4 @@
-"""Ops that compute each element from the elements at its place."""
+"""Ops that compute each element from the elements at its place, or round it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from tfcluster.runtime.partition.graph import Node, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
+    SUM,
     Partial,
     Placement,
     Shard,
@@ -19,6 +20,7 @@ from tfcluster.runtime.partition.rules.table import (
     Plan,
     Whole,
     known,
+    require,
     rule,
 )
 from tfcluster.runtime.partition.writer import Ref
@@ -101,7 +103,7 @@ def _broadcast_wants(op: Operation, target: Shard) -> list[Placement]:
 
 
 @rule("Select")
-def select(op: Operation) -> Plan | None:
+def select(op: Operation) -> Plan:
     """The condition may be a scalar, or have one entry for each entry of dimension 0.
 
     It is not broadcast otherwise.
@@ -116,7 +118,7 @@ def select(op: Operation) -> Plan | None:
 
 
 @rule("ZerosLike", "OnesLike")
-def constant_like(op: Operation) -> Plan | None:
+def constant_like(op: Operation) -> Plan:
     """Only the shape matters, and every rank's term has the whole shape."""
     placement = op.placements[0]
     if isinstance(placement, Partial):
@@ -127,14 +129,14 @@ def constant_like(op: Operation) -> Plan | None:
 
 
 @rule("Rank", "Shape", "ShapeN", "Size")
-def shape_of(op: Operation) -> Plan | None:
+def shape_of(op: Operation) -> Plan:
     """Every rank's term has the whole shape.
 
     A rank's rows have not, but its size along their dimension is known.
     """
     shards = {i: s for i, s in enumerate(op.placements) if isinstance(s, Shard)}
     if any(op.inputs[index].shape is None for index in shards):
-        return None
+        raise Whole
     replicated = [REPLICATE] * len(op.outputs)
     if not shards or op.type == "Rank":
         return Plan(list(op.placements), replicated)
@@ -172,7 +174,7 @@ def _whole_size(local: Local, node: Node, part: Ref, shard: Shard) -> Ref:
 
 
 @rule("OneHot")
-def one_hot(op: Operation) -> Plan | None:
+def one_hot(op: Operation) -> Plan:
     shape, shard = op.shape(), op.shard()
     axis = op.attribute("axis")
     axis = len(shape) if axis in (-1, None) else axis
@@ -181,11 +183,10 @@ def one_hot(op: Operation) -> Plan | None:
 
 
 @rule("Bitcast")
-def bitcast(op: Operation) -> Plan | None:
+def bitcast(op: Operation) -> Plan:
     """A dimension may come or go at the end."""
     shard, shape, output = op.shard(), op.shape(), op.output_shape()
-    if shard.dim >= min(len(shape), len(output)):
-        return None
+    require(shard.dim < min(len(shape), len(output)))
     return Plan([shard], [shard])
 
 
@@ -193,16 +194,49 @@ def bitcast(op: Operation) -> Plan | None:
     *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),
     "QuantizeAndDequantizeV4",
 )
-def quantize_and_dequantize(op: Operation) -> Plan | None:
+def quantize_and_dequantize(op: Operation) -> Plan:
     """If the range is not given, it is that of all values.
 
     A range has one entry, or one for each entry of the dimension ``axis``.
     """
     shard = op.shard()
-    if not op.attribute("range_given"):
-        return None
+    require(op.attribute("range_given"))
     want = op.wants(i0=shard)
     for index in (1, 2):
         if op.inputs[index].shape != () and op.attribute("axis") == shard.dim:
             want[index] = shard.at(0)
     return Plan(want, [shard])
+
+
+@rule("QuantizeAndDequantizeV4Grad")
+def round_trip_gradient(op: Operation) -> Plan:
+    """The limits have no gradient: it is zero."""
+    shard = op.first_shard([0, 1])
+    require(not _has_own_limits(op, shard))
+    return Plan(op.want([0, 1], shard), [shard, REPLICATE, REPLICATE])
+
+
+@rule(
+    *("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient"),
+)
+def fake_gradient(op: Operation) -> Plan:
+    """The gradients of the limits are sums over all numbers."""
+    shard, shape = op.first_shard([0, 1]), op.shape()
+    require("PerChannel" not in op.type or shard.dim != len(shape) - 1)
+    outputs: list[Placement] = [shard, SUM, SUM]
+    return Plan(op.want([0, 1], shard), outputs)
+
+
+@rule("QuantizeV2", "Dequantize")
+def quantize(op: Operation) -> Plan:
+    """The limits are given; adjusted ones are further outputs."""
+    shard = op.shard()
+    require(not _has_own_limits(op, shard))
+    rest = [REPLICATE] * (len(op.outputs) - 1)
+    return Plan(op.wants(i0=shard), [shard, *rest])
+
+
+def _has_own_limits(op: Operation, shard: Shard) -> bool:
+    """Whether each entry along the rows has limits of its own."""
+    axis = op.attribute("axis")
+    return axis is not None and axis == shard.dim

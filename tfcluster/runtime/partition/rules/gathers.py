@@ -5,11 +5,17 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfcluster.runtime.partition.placement import REPLICATE, SUM, Partial, Shard
-from tfcluster.runtime.partition.rules.table import Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Operation,
+    Plan,
+    Whole,
+    require,
+    rule,
+)
 
 
 @rule("Gather", "GatherV2", "ResourceGather")
-def gather(op: Operation) -> Plan | None:
+def gather(op: Operation) -> Plan:
     """Indices may be divided, or the dimensions of the table that are not looked up."""
     is_variable = op.type == "ResourceGather"
     table, indices = op.placements[0], op.placements[1]
@@ -21,11 +27,10 @@ def gather(op: Operation) -> Plan | None:
         if indices.dim >= batch:
             target = indices.at(axis + indices.dim - batch)
             return Plan(op.wants(i1=indices), [target])
-        if is_variable:
-            return None
+        require(not is_variable)
         return Plan(op.wants(i0=indices, i1=indices), [indices])
     if not isinstance(table, Shard) or table.dim == axis:
-        return None
+        raise Whole
     if table.dim < batch:
         return Plan(op.wants(i0=table, i1=table), [table])
     if table.dim < axis:
@@ -36,23 +41,20 @@ def gather(op: Operation) -> Plan | None:
 
 
 @rule("GatherNd", "ResourceGatherNd")
-def gather_nd(op: Operation) -> Plan | None:
+def gather_nd(op: Operation) -> Plan:
     shard, shape = op.shard(1), op.shape(1)
-    if shard.dim >= len(shape) - 1:
-        return None
+    require(shard.dim < len(shape) - 1)
     return Plan(op.wants(i1=shard), [shard])
 
 
 @rule("ScatterNd")
-def scatter_nd(op: Operation) -> Plan | None:
+def scatter_nd(op: Operation) -> Plan:
     """Every rank adds its rows to zeros."""
     if op.placements[1] == SUM and op.placements[0] == REPLICATE:
         return Plan(op.wants(i1=SUM), [SUM])
     shard = op.first_shard([0, 1])
-    if shard.dim >= len(op.shape(0)) - 1:
-        return None
-    if not _can_be_added(op):
-        return None
+    require(shard.dim < len(op.shape(0)) - 1)
+    require(_can_be_added(op))
     return op.added_up([shard, shard, REPLICATE], SUM)
 
 
@@ -60,7 +62,7 @@ def scatter_nd(op: Operation) -> Plan | None:
     *("UnsortedSegmentSum", "UnsortedSegmentProd"),
     *("UnsortedSegmentMax", "UnsortedSegmentMin"),
 )
-def unsorted_segments(op: Operation) -> Plan | None:
+def unsorted_segments(op: Operation) -> Plan:
     """Every rank adds its rows to their segments; others are zero.
 
     An empty segment has the lowest (or highest) number, on each rank as well.
@@ -75,18 +77,21 @@ def unsorted_segments(op: Operation) -> Plan | None:
         return Plan(op.wants(i0=shard), [target])
     want = op.wants(i0=shard, i1=shard)
     if is_sum:
-        return op.added_up(want, SUM) if _can_be_added(op) else None
+        require(_can_be_added(op))
+        return op.added_up(want, SUM)
     kind = op.type.removeprefix("UnsortedSegment").lower()
-    return None if kind == "prod" else op.added_up(want, Partial(kind))
+    require(kind != "prod")
+    return op.added_up(want, Partial(kind))
 
 
 @rule("DenseBincount")
-def dense_bincount(op: Operation) -> Plan | None:
+def dense_bincount(op: Operation) -> Plan:
     shard, shape = op.shard(), op.shape()
     no_weights = op.elements(2) == 0
     want = op.wants(i0=shard) if no_weights else op.wants(i0=shard, i2=shard)
     if len(shape) == 2:
-        return Plan(want, [shard]) if shard.dim == 0 else None
+        require(shard.dim == 0)
+        return Plan(want, [shard])
     return op.added_up(want, Partial("max") if op.attribute("binary_output") else SUM)
 
 

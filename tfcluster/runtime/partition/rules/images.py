@@ -12,6 +12,7 @@ from tfcluster.runtime.partition.rules.table import (
     Plan,
     Rule,
     by_rows,
+    require,
     rule,
 )
 from tfcluster.runtime.partition.writer import Ref
@@ -36,7 +37,7 @@ rule("ResizeNearestNeighborGrad")(by_rows(0))
     *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "Dilation2DBackpropFilter"),
     "DepthwiseConv2dNativeBackpropFilter",
 )
-def filter_gradient(op: Operation) -> Plan | None:
+def filter_gradient(op: Operation) -> Plan:
     """The gradient of a filter is a sum over all rows."""
     return Plan(op.alike([0, 2], 1).want, [SUM])
 
@@ -44,10 +45,9 @@ def filter_gradient(op: Operation) -> Plan | None:
 def _input_gradient(sizes: int, image: int) -> Rule:
     """Input ``sizes`` has the shape of the result, or that of one image in it."""
 
-    def gradient(op: Operation) -> Plan | None:
+    def gradient(op: Operation) -> Plan:
         shard, known, shape = op.shard(image), op.shape(image), op.constant(sizes)
-        if shard.dim != 0:
-            return None
+        require(shard.dim == 0)
         want = op.want([image], shard)
         if len(shape) == len(known) - 2:
             return Plan(want, [shard])
@@ -71,21 +71,21 @@ rule("AvgPoolGrad", "AvgPool3DGrad")(_input_gradient(0, 1))
 
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
-def projective_transform(op: Operation) -> Plan | None:
+def projective_transform(op: Operation) -> Plan:
     """One transform for all rows, or one for each."""
     transforms = op.shape(1)
     return op.alike([0] if transforms[0] == 1 else [0, 1], 1)
 
 
 @rule("BiasAdd")
-def bias_add(op: Operation) -> Plan | None:
+def bias_add(op: Operation) -> Plan:
     shard, shape = op.shard(), op.shape()
     is_channels = shard.dim == _channels(op, len(shape))
     return Plan([shard, shard.at(0) if is_channels else REPLICATE], [shard])
 
 
 @rule("BiasAddGrad", linear=0)
-def bias_add_gradient(op: Operation) -> Plan | None:
+def bias_add_gradient(op: Operation) -> Plan:
     """A sum along all dimensions but the channels."""
     shard, shape = op.shard(), op.shape()
     is_channels = shard.dim == _channels(op, len(shape))
@@ -105,23 +105,23 @@ rule("DrawBoundingBoxes", "DrawBoundingBoxesV2", "CombinedNonMaxSuppression")(
 
 
 @rule("CropAndResizeGradImage")
-def crop_gradient(op: Operation) -> Plan | None:
+def crop_gradient(op: Operation) -> Plan:
     """Boxes are divided, and each adds to its image."""
     return Plan(op.alike([0, 1, 2], 1).want, [SUM])
 
 
 @rule("ExtractGlimpse", "ExtractGlimpseV2")
-def glimpse(op: Operation) -> Plan | None:
+def glimpse(op: Operation) -> Plan:
     """A place in each image; with noise it is random."""
     noise = op.attribute("noise")
-    if noise == b"gaussian" or (noise != b"zero" and op.attribute("uniform_noise")):
-        return None
+    require(
+        noise != b"gaussian" and (noise == b"zero" or not op.attribute("uniform_noise"))
+    )
     return op.alike([0, 2], 1)
 
 
 @rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax")
-def pool_with_places(op: Operation) -> Plan | None:
+def pool_with_places(op: Operation) -> Plan:
     """Places are numbers within an image, unless the images are counted, too."""
-    if op.attribute("include_batch_in_index"):
-        return None
+    require(not op.attribute("include_batch_in_index"))
     return op.alike(range(len(op.inputs)), 1)

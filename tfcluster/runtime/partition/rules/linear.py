@@ -17,7 +17,14 @@ from tfcluster.runtime.partition.placement import (
     Shard,
 )
 from tfcluster.runtime.partition.rules.elementwise import elementwise
-from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Local,
+    Operation,
+    Plan,
+    Whole,
+    require,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 _COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
@@ -32,33 +39,32 @@ def copy(op: Operation) -> Plan:
 
 
 @rule("IdentityN")
-def copy_all(op: Operation) -> Plan | None:
+def copy_all(op: Operation) -> Plan:
     return Plan(list(op.placements), list(op.placements))
 
 
 @rule("PlaceholderWithDefault")
-def default(op: Operation) -> Plan | None:
+def default(op: Operation) -> Plan:
     """Nothing else is fed here; its shape may be that of all rows."""
     plan = copy(op)
     return Plan(plan.want, plan.outputs, lambda local, node, inputs: inputs)
 
 
 @rule("CheckNumerics", "CheckNumericsV2")
-def check_numerics(op: Operation) -> Plan | None:
+def check_numerics(op: Operation) -> Plan:
     """Rows are checked by the rank that has them; a term may be anything."""
     shard = op.shard()
     return Plan([shard], [shard])
 
 
 @rule("EnsureShape")
-def ensure_shape(op: Operation) -> Plan | None:
+def ensure_shape(op: Operation) -> Plan:
     """The number of rows is known; the other sizes are checked."""
     placement, output = op.placements[0], op.output_shape()
     if isinstance(placement, Partial):
         return Plan([placement], [placement])
     shard = op.shard()
-    if output[shard.dim] != shard.size:
-        return None
+    require(output[shard.dim] == shard.size)
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         expected = local.split.local_shape(output, shard)
@@ -71,18 +77,18 @@ rule("Conj", "Imag", "Neg", "Real", linear=0)(elementwise)
 
 
 @rule("Cast")
-def cast(op: Operation) -> Plan | None:
+def cast(op: Operation) -> Plan:
     """Terms are cast only to dtypes that hold them exactly."""
     source, target = op.inputs[0].dtype, op.outputs[0].dtype
     if op.placements[0] == SUM and source.is_floating and target.is_floating:
         if target.size >= source.size and target.size > 2:
             return Plan([SUM], [SUM])
-        return None
+        raise Whole
     return elementwise(op)
 
 
 @rule("Add", "AddV2", "Sub", "AddN")
-def add(op: Operation) -> Plan | None:
+def add(op: Operation) -> Plan:
     """A sum of terms is a term of the sum, if nothing is broadcast.
 
     Terms are added up over the ranks at once where a whole input waits for an exchange
@@ -121,7 +127,7 @@ def _add_lists(op: Operation) -> Plan:
 
 
 @rule("Mul")
-def multiply(op: Operation) -> Plan | None:
+def multiply(op: Operation) -> Plan:
     for term, factor in ((0, 1), (1, 0)):
         if op.placements[term] == SUM and op.placements[factor] == REPLICATE:
             return _scaled(op, term, factor)
@@ -129,13 +135,13 @@ def multiply(op: Operation) -> Plan | None:
 
 
 @rule("RealDiv", "DivNoNan", "Div")
-def divide(op: Operation) -> Plan | None:
+def divide(op: Operation) -> Plan:
     if op.placements[0] == SUM and op.placements[1] == REPLICATE:
         return _scaled(op, 0, 1)
     return elementwise(op)
 
 
-def _scaled(op: Operation, term: int, factor: int) -> Plan | None:
+def _scaled(op: Operation, term: int, factor: int) -> Plan:
     """Terms times a factor.
 
     Only if the factor is finite: 0 * inf is not 0. It is, if it is a constant; any
@@ -143,12 +149,11 @@ def _scaled(op: Operation, term: int, factor: int) -> Plan | None:
     """
     output = elements_of(op.output_shape())
     if output is None or output != op.elements(term):
-        return None
-    if not is_finite_constant(op.inputs[factor]):
-        return None
+        raise Whole
+    require(is_finite_constant(op.inputs[factor]))
     divisor = None if op.type == "Mul" else op.constant(factor)
     if divisor is not None and (np.abs(divisor) <= _TINY).any():
-        return None
+        raise Whole
     want: list[Placement] = [REPLICATE, REPLICATE]
     want[term] = SUM
     return Plan(want, [SUM])

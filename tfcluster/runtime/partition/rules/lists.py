@@ -62,13 +62,13 @@ def _of_shape(index: int, whole: Shape | None, element: Element) -> Build | None
 
 
 @rule("TensorListReserve", "EmptyTensorList")
-def new_list(op: Operation) -> Plan | None:
+def new_list(op: Operation) -> Plan:
     want: list[Placement] = [REPLICATE] * len(op.inputs)
     return Plan(want, [ListOf(None)], _of_any_shape(0))
 
 
 @rule("TensorListFromTensor")
-def from_tensor(op: Operation) -> Plan | None:
+def from_tensor(op: Operation) -> Plan:
     shard = op.placements[0]
     if not isinstance(shard, Shard) or shard.dim == 0:
         return Plan([REPLICATE, REPLICATE], [ListOf(REPLICATE)])
@@ -77,7 +77,7 @@ def from_tensor(op: Operation) -> Plan | None:
 
 
 @rule("TensorListSetItem", "TensorListPushBack")
-def add_element(op: Operation) -> Plan | None:
+def add_element(op: Operation) -> Plan:
     place = 2 if op.type == "TensorListSetItem" else 1
     known = op.placements[0]
     before = known.element if isinstance(known, ListOf) else REPLICATE
@@ -99,21 +99,21 @@ def _has_known_elements(op: Operation) -> bool:
 
 
 @rule("TensorListGetItem")
-def get_element(op: Operation) -> Plan | None:
+def get_element(op: Operation) -> Plan:
     element = _element(op)
     want: list[Placement] = [ListOf(element), REPLICATE, REPLICATE]
     return Plan(want, [element], _of_shape(2, op.outputs[0].shape, element))
 
 
 @rule("TensorListPopBack")
-def pop_element(op: Operation) -> Plan | None:
+def pop_element(op: Operation) -> Plan:
     element = _element(op)
     build = _of_shape(1, op.outputs[1].shape, element)
     return Plan([ListOf(element), REPLICATE], [ListOf(element), element], build)
 
 
 @rule("TensorListStack")
-def stack(op: Operation) -> Plan | None:
+def stack(op: Operation) -> Plan:
     element = _element(op)
     shape = op.outputs[0].shape
     target = element.at(element.dim + 1) if isinstance(element, Shard) else element
@@ -122,7 +122,7 @@ def stack(op: Operation) -> Plan | None:
 
 
 @rule("TensorListLength", "TensorListElementShape")
-def length(op: Operation) -> Plan | None:
+def length(op: Operation) -> Plan:
     if op.type == "TensorListElementShape":
         return Plan([op.placements[0]], [REPLICATE], _unknown_shape)
     return Plan([op.placements[0]], [REPLICATE])
@@ -134,5 +134,5 @@ def _unknown_shape(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[
 
 
 @rule("TensorListResize")
-def resize(op: Operation) -> Plan | None:
+def resize(op: Operation) -> Plan:
     return Plan([op.placements[0], REPLICATE], [op.placements[0]])

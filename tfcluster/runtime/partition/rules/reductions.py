@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import SUM, Partial
-from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Local,
+    Operation,
+    Plan,
+    Whole,
+    require,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 
@@ -20,21 +27,20 @@ def _axes(op: Operation, rank: int) -> list[int]:
 
 
 @rule("Sum", "Mean", "Max", "Min", "Any", "All", "Prod", "EuclideanNorm")
-def reduce(op: Operation) -> Plan | None:
+def reduce(op: Operation) -> Plan:
     """A reduction over the rows is a term of the whole reduction."""
     shape = op.shape()
     if op.placements[0] == SUM:
         if op.type == "Sum" or (op.type == "Mean" and _is_wide_float(op)):
             return Plan(op.wants(i0=SUM), [SUM])
-        return None
+        raise Whole
     shard = op.shard()
     axes = _axes(op, len(shape))
     want = op.wants(i0=shard)
     if shard.dim not in axes:
         dropped = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in axes)
         return Plan(want, [shard.at(shard.dim - dropped)])
-    if op.inputs[0].dtype.is_complex and op.type != "Sum":
-        return None
+    require(not op.inputs[0].dtype.is_complex or op.type == "Sum")
     if op.type == "Sum":
         return Plan(want, [SUM], _sum if _is_half(op) else None)
     if op.type == "Mean" and op.inputs[0].dtype.is_floating:
@@ -43,14 +49,14 @@ def reduce(op: Operation) -> Plan | None:
         return Plan(want, [Partial("max")])
     if op.type in ("Min", "All"):
         return Plan(want, [Partial("min")])
-    return None
+    raise Whole
 
 
-def _mean(op: Operation, sizes: Sequence[int | None]) -> Plan | None:
+def _mean(op: Operation, sizes: Sequence[int | None]) -> Plan:
     """The sum of a rank's rows, divided by the number of all rows."""
     shard = op.shard()
     if any(size is None for size in sizes):
-        return None
+        raise Whole
     count = math.prod(size or 0 for size in sizes)
     dtype = op.inputs[0].dtype
 
@@ -85,23 +91,22 @@ def _is_wide_float(op: Operation) -> bool:
 
 
 @rule("ArgMax", "ArgMin")
-def arg_max(op: Operation) -> Plan | None:
+def arg_max(op: Operation) -> Plan:
     shape, shard, axis = op.shape(), op.shard(), op.integer(1)
     axis %= len(shape)
-    if axis == shard.dim:
-        return None
+    require(axis != shard.dim)
     return Plan(op.wants(i0=shard), [shard.at(shard.dim - (axis < shard.dim))])
 
 
 @rule("L2Loss")
-def l2_loss(op: Operation) -> Plan | None:
+def l2_loss(op: Operation) -> Plan:
     shard = op.shard()
-    if not _is_wide_float(op):
-        return None
+    require(_is_wide_float(op))
     return Plan([shard], [SUM])
 
 
 @rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
-def cumulate(op: Operation) -> Plan | None:
+def cumulate(op: Operation) -> Plan:
     shape, shard, axis = op.shape(), op.shard(), op.integer(1)
-    return None if axis % len(shape) == shard.dim else op.alike([0])
+    require(axis % len(shape) != shard.dim)
+    return op.alike([0])

@@ -6,17 +6,23 @@ from collections.abc import Sequence
 
 from tfcluster.runtime.partition.graph import elements_of
 from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement
-from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, rule
+from tfcluster.runtime.partition.rules.table import (
+    Operation,
+    Plan,
+    Whole,
+    by_rows,
+    require,
+    rule,
+)
 
 
-def _outer_dimensions(op: Operation, own: int) -> Plan | None:
+def _outer_dimensions(op: Operation, own: int) -> Plan:
     """The op works on the last ``own`` dimensions of its first input.
 
     Outputs have the same outer dimensions, or are empty because nobody asked for them.
     """
     shard, shape = op.shard(), op.shape()
-    if shard.dim >= len(shape) - own:
-        return None
+    require(shard.dim < len(shape) - own)
     outputs: list[Placement] = []
     for index in range(len(op.outputs)):
         output = op.output_shape(index)
@@ -25,7 +31,7 @@ def _outer_dimensions(op: Operation, own: int) -> Plan | None:
         elif elements_of(output) == 0:
             outputs.append(REPLICATE)
         else:
-            return None
+            raise Whole
     return Plan(op.wants(i0=shard), outputs)
 
 
@@ -34,7 +40,7 @@ def _outer_dimensions(op: Operation, own: int) -> Plan | None:
     *("LogSoftmax", "MatrixDiag", "NthElement", "RFFT", "RGBToHSV", "Softmax"),
     "TopKV2",
 )
-def on_vectors(op: Operation) -> Plan | None:
+def on_vectors(op: Operation) -> Plan:
     """The colours of a pixel are a vector."""
     return _outer_dimensions(op, 1)
 
@@ -45,38 +51,38 @@ def on_vectors(op: Operation) -> Plan | None:
     *("MatrixDiagPartV3", "MatrixInverse", "MatrixLogarithm"),
     *("MatrixSquareRoot", "Qr", "RFFT2D", "SelfAdjointEigV2", "Svd"),
 )
-def on_matrices(op: Operation) -> Plan | None:
+def on_matrices(op: Operation) -> Plan:
     return _outer_dimensions(op, 2)
 
 
 @rule("AdjustContrastv2", "FFT3D", "IFFT3D", "IRFFT3D", "RFFT3D")
-def on_cubes(op: Operation) -> Plan | None:
+def on_cubes(op: Operation) -> Plan:
     return _outer_dimensions(op, 3)
 
 
 @rule("MatrixDiagV2", "MatrixDiagV3")
-def matrix_diagonals(op: Operation) -> Plan | None:
+def matrix_diagonals(op: Operation) -> Plan:
     """One diagonal is a vector, and a band of diagonals is a matrix."""
     band = op.constant(1)
     return _outer_dimensions(op, 1 if len(set(band.reshape(-1))) == 1 else 2)
 
 
 @rule("UnravelIndex")
-def unravel_index(op: Operation) -> Plan | None:
+def unravel_index(op: Operation) -> Plan:
     """The coordinates of an index are a column of the output."""
     shard = op.shard()
     return Plan([shard, REPLICATE], [shard.at(1)])
 
 
-def _stacks(op: Operation, inputs: Sequence[int], own: int) -> Plan | None:
+def _stacks(op: Operation, inputs: Sequence[int], own: int) -> Plan:
     """Each input, and each output, has ``own`` dimensions beside the outer ones."""
     outer = [op.shape(index)[: len(op.shape(index)) - own] for index in inputs]
-    same = all(each == outer[0] for each in outer)
-    return op.alike(inputs, len(outer[0])) if same else None
+    require(all(each == outer[0] for each in outer))
+    return op.alike(inputs, len(outer[0]))
 
 
 @rule("Cross", "IsotonicRegression")
-def on_stacks_of_vectors(op: Operation) -> Plan | None:
+def on_stacks_of_vectors(op: Operation) -> Plan:
     return _stacks(op, range(len(op.inputs)), 1)
 
 
@@ -84,28 +90,27 @@ def on_stacks_of_vectors(op: Operation) -> Plan | None:
     *("BandedTriangularSolve", "CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve"),
     *("TridiagonalMatMul", "TridiagonalSolve"),
 )
-def on_stacks_of_matrices(op: Operation) -> Plan | None:
+def on_stacks_of_matrices(op: Operation) -> Plan:
     return _stacks(op, range(len(op.inputs)), 2)
 
 
 @rule("MatrixSolveLs")
-def solve_least_squares(op: Operation) -> Plan | None:
+def solve_least_squares(op: Operation) -> Plan:
     """The last input is a number."""
     return _stacks(op, [0, 1], 2)
 
 
 @rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def set_diagonals(op: Operation) -> Plan | None:
+def set_diagonals(op: Operation) -> Plan:
     """A matrix and one or several diagonals, with the same outer dimensions."""
     return op.alike([0, 1], len(op.shape(0)) - 2)
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(op: Operation) -> Plan | None:
+def cross_entropy(op: Operation) -> Plan:
     """Logits and labels have the same rows, unless one of them is broadcast."""
     first, second = op.shape(0), op.shape(1)
-    if first[0] != second[0]:
-        return None
+    require(first[0] == second[0])
     return op.alike([0, 1], 1)
 
 
@@ -114,30 +119,27 @@ rule("InTopK", "InTopKV2", "LowerBound", "UpperBound")(by_rows(0, 1))
 
 
 @rule("ReverseSequence")
-def reverse_sequence(op: Operation) -> Plan | None:
+def reverse_sequence(op: Operation) -> Plan:
     """The lengths belong to the entries of one dimension; another is reversed."""
     shard = op.shard()
-    if op.attribute("seq_dim") == shard.dim:
-        return None
+    require(op.attribute("seq_dim") != shard.dim)
     has_lengths = op.attribute("batch_dim") == shard.dim
     return Plan([shard, shard.at(0) if has_lengths else REPLICATE], [shard])
 
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-def fused_batch_norm(op: Operation) -> Plan | None:
+def fused_batch_norm(op: Operation) -> Plan:
     """Without training, the statistics are inputs."""
     shard = op.shard()
-    if shard.dim != 0 or op.attribute("is_training"):
-        return None
+    require(shard.dim == 0 and not op.attribute("is_training"))
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 1)
     return Plan(op.wants(i0=shard), [shard, *rest])
 
 
 @rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
-def fused_batch_norm_gradient(op: Operation) -> Plan | None:
+def fused_batch_norm_gradient(op: Operation) -> Plan:
     """Without training, the statistics do not depend on the rows."""
     shard = op.first_shard([0, 1])
-    if shard.dim != 0 or op.attribute("is_training"):
-        return None
+    require(shard.dim == 0 and not op.attribute("is_training"))
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 3)
     return Plan(op.want([0, 1], shard), [shard, SUM, SUM, *rest])

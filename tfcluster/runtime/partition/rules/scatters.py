@@ -14,7 +14,14 @@ from tfcluster.runtime.partition.placement import (
     Shard,
     Split,
 )
-from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Local,
+    Operation,
+    Plan,
+    Whole,
+    require,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 
@@ -22,25 +29,23 @@ from tfcluster.runtime.partition.writer import Ref
     *("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"),
     *("TensorScatterMax", "TensorScatterMin"),
 )
-def tensor_scatter(op: Operation) -> Plan | None:
+def tensor_scatter(op: Operation) -> Plan:
     """Divided are the parts that an index names, or the indices."""
     slices = _slices(op)
     if slices is not None:
         return slices
-    if not _has_numbers(op):
-        return None
+    require(_has_numbers(op))
     is_linear = op.type in ("TensorScatterAdd", "TensorScatterSub")
-    if is_linear and SUM in (op.placements[0], op.placements[2]):
-        terms = _of_terms(op)
-        if terms is not None:
-            return terms
+    given = {op.placements[0], op.placements[2]}
+    if is_linear and op.placements[1] == REPLICATE and given <= {SUM, REPLICATE}:
+        require(SUM in given)
+        return Plan([SUM, REPLICATE, SUM], [SUM])
     shard = op.first_shard([1, 2])
     if shard.dim >= len(op.shape(1)) - 1 or isinstance(op.placements[0], Shard):
-        return None
+        raise Whole
     if is_linear:
         return op.added_up([SUM, shard, shard], SUM)
-    if op.type == "TensorScatterUpdate":
-        return None
+    require(op.type != "TensorScatterUpdate")
     kind = op.type.removeprefix("TensorScatter").lower()
     return op.added_up([REPLICATE, shard, shard], Partial(kind))
 
@@ -61,31 +66,22 @@ def _slices(op: Operation) -> Plan | None:
     return Plan([shard, REPLICATE, shard.at(shard.dim - depth + before)], [shard])
 
 
-def _of_terms(op: Operation) -> Plan | None:
-    """Terms scattered into terms, if the indices are whole."""
-    given = op.placements[0], op.placements[2]
-    if op.placements[1] != REPLICATE or any(p not in (SUM, REPLICATE) for p in given):
-        return None
-    return Plan([SUM, REPLICATE, SUM], [SUM])
-
-
 def _has_numbers(op: Operation) -> bool:
     dtype = op.outputs[0].dtype
     return bool(dtype.is_floating or dtype.is_integer)
 
 
 @rule("XlaDynamicUpdateSlice")
-def dynamic_update(op: Operation) -> Plan | None:
+def dynamic_update(op: Operation) -> Plan:
     """The update has all rows; where it begins is then 0, whatever is given."""
     tensor, update = op.shape(0), op.shape(1)
     shard = op.first_shard([0, 1])
-    if tensor[shard.dim] != shard.size or update[shard.dim] != shard.size:
-        return None
+    require(tensor[shard.dim] == shard.size and update[shard.dim] == shard.size)
     return Plan([shard, shard, REPLICATE], [shard])
 
 
 @rule("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin")
-def segments(op: Operation) -> Plan | None:
+def segments(op: Operation) -> Plan:
     """Divided are the segments' dimensions, or what is added.
 
     A rank does not have the last segment, which says how many there are; so the ids are
@@ -94,10 +90,8 @@ def segments(op: Operation) -> Plan | None:
     ids, shard = op.shape(1), op.first_shard([0, 1])
     if shard.dim > 0:
         return Plan(op.wants(i0=shard), [shard])
-    if op.type != "SegmentSum" or shard.outer != 1:
-        return None
-    if ids[0] != shard.size or not _has_numbers(op):
-        return None
+    require(op.type == "SegmentSum" and shard.outer == 1)
+    require(ids[0] == shard.size and _has_numbers(op))
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = _rows(local, inputs[1], shard, local.split)
@@ -130,16 +124,15 @@ def _count(local: Local, ids: Ref) -> Ref:
     *("SparseSegmentSqrtNWithNumSegments", "SparseSegmentSumGrad"),
     *("SparseSegmentMeanGrad", "SparseSegmentSqrtNGrad"),
 )
-def sparse_segments(op: Operation) -> Plan | None:
+def sparse_segments(op: Operation) -> Plan:
     """Rows of the first input are looked up; its other dimensions may be divided."""
     shard = op.shard()
-    if shard.dim == 0:
-        return None
+    require(shard.dim != 0)
     return Plan(op.wants(i0=shard), [shard])
 
 
 @rule("Bincount")
-def bincount(op: Operation) -> Plan | None:
+def bincount(op: Operation) -> Plan:
     """The third input has weights, or is empty."""
     shard = op.first_shard([0, 2])
     has_weights = op.elements(2) != 0
@@ -147,6 +140,6 @@ def bincount(op: Operation) -> Plan | None:
 
 
 @rule("HistogramFixedWidth")
-def histogram(op: Operation) -> Plan | None:
+def histogram(op: Operation) -> Plan:
     shard = op.shard()
     return Plan(op.wants(i0=shard), [SUM])

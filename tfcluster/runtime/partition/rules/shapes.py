@@ -19,14 +19,16 @@ from tfcluster.runtime.partition.rules.table import (
     Local,
     Operation,
     Plan,
+    Whole,
     known,
+    require,
     rule,
 )
 from tfcluster.runtime.partition.writer import Ref
 
 
 @rule("Reshape")
-def reshape(op: Operation) -> Plan | None:
+def reshape(op: Operation) -> Plan:
     want, target = op.wants(i0=op.placements[0]), _reshaped(op)
     if isinstance(target, Partial):
         return Plan(want, [target])
@@ -34,7 +36,7 @@ def reshape(op: Operation) -> Plan | None:
 
 
 @rule("Squeeze", "ExpandDims")
-def squeeze(op: Operation) -> Plan | None:
+def squeeze(op: Operation) -> Plan:
     want, target = op.wants(i0=op.placements[0]), _reshaped(op)
     if isinstance(target, Partial):
         return Plan(want, [target])
@@ -68,13 +70,13 @@ def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
 
 
 @rule("Transpose", "ConjugateTranspose", linear=0)
-def transpose(op: Operation) -> Plan | None:
+def transpose(op: Operation) -> Plan:
     shard, order = op.shard(), op.constant(1)
     return Plan(op.wants(i0=shard), [shard.at(list(order).index(shard.dim))])
 
 
 @rule("Concat", "ConcatV2")
-def concat(op: Operation) -> Plan | None:
+def concat(op: Operation) -> Plan:
     """Rows of several tensors in one dimension become several blocks of rows."""
     axis_input = len(op.inputs) - 1 if op.type == "ConcatV2" else 0
     data = [i for i in range(len(op.inputs)) if i != axis_input]
@@ -90,7 +92,7 @@ def concat(op: Operation) -> Plan | None:
     for index in data:
         size = op.shape(index)[axis]
         if size is None or size % shard.block:
-            return None
+            raise Whole
         if size == 0:
             continue
         want[index] = shard.with_outer(size // shard.block)
@@ -99,7 +101,7 @@ def concat(op: Operation) -> Plan | None:
 
 
 @rule("Split", "SplitV")
-def split(op: Operation) -> Plan | None:
+def split(op: Operation) -> Plan:
     """Along the rows, whole blocks of rows can be taken apart."""
     value, axis_input = (1, 0) if op.type == "Split" else (0, 2)
     axis, shape = op.integer(axis_input), op.shape(value)
@@ -111,8 +113,7 @@ def split(op: Operation) -> Plan | None:
     if axis % len(shape) != shard.dim:
         return Plan(want, [shard] * count)
     sizes = [op.output_shape(index)[shard.dim] or 0 for index in range(count)]
-    if any(size == 0 or size % shard.block for size in sizes):
-        return None
+    require(not any(size == 0 or size % shard.block for size in sizes))
     blocks = [size // shard.block for size in sizes]
     outputs = [shard.with_outer(each) for each in blocks]
     return Plan(want, outputs, None if op.type == "Split" else _of_blocks(outputs))
@@ -130,7 +131,7 @@ def _of_blocks(outputs: Sequence[Shard]) -> Build:
 
 
 @rule("Pack")
-def pack(op: Operation) -> Plan | None:
+def pack(op: Operation) -> Plan:
     if all(each == SUM for each in op.placements):
         return Plan(list(op.placements), [SUM])
     shard, output = op.first_shard(), op.output_shape()
@@ -140,57 +141,52 @@ def pack(op: Operation) -> Plan | None:
 
 
 @rule("Unpack", linear=0)
-def unpack(op: Operation) -> Plan | None:
+def unpack(op: Operation) -> Plan:
     shape, shard = op.shape(), op.shard()
     axis = op.attribute("axis") % len(shape)
-    if axis == shard.dim:
-        return None
+    require(axis != shard.dim)
     target = shard.at(shard.dim - (axis < shard.dim))
     return Plan([shard], [target] * len(op.outputs))
 
 
 @rule("Tile", linear=0)
-def tile(op: Operation) -> Plan | None:
+def tile(op: Operation) -> Plan:
     """Tiles of rows are blocks of rows."""
     shard, multiples = op.shard(), op.constant(1)
     count = int(multiples[shard.dim])
-    if count == 0:
-        return None
+    require(count != 0)
     return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer * count)])
 
 
 @rule("BroadcastTo")
-def broadcast_to(op: Operation) -> Plan | None:
+def broadcast_to(op: Operation) -> Plan:
     shape, output = op.shape(), op.output_sizes()
     if op.placements[0] == SUM and op.elements() == op.outputs[0].elements:
         return Plan([SUM, REPLICATE], [SUM])
     shard = op.shard()
     target = shard.at(shard.dim + len(output) - len(shape))
-    if output[target.dim] != shard.size:
-        return None
+    require(output[target.dim] == shard.size)
     return Plan(op.wants(i0=shard), [target], _with_shape(1, output, target))
 
 
 @rule("ReverseV2", "Roll", linear=0)
-def reverse(op: Operation) -> Plan | None:
+def reverse(op: Operation) -> Plan:
     axes_input = 1 if op.type == "ReverseV2" else 2
     shape, shard, axes = op.shape(), op.shard(), op.constant(axes_input)
-    if shard.dim in {int(axis) % len(shape) for axis in np.atleast_1d(axes)}:
-        return None
+    require(shard.dim not in {int(axis) % len(shape) for axis in np.atleast_1d(axes)})
     return op.alike([0])
 
 
 @rule("Pad", linear=0)
 @rule("PadV2", "MirrorPad", "MirrorPadGrad")
-def pad(op: Operation) -> Plan | None:
+def pad(op: Operation) -> Plan:
     """Along the rows, only whole blocks of zeros can be added."""
     widths, shard = op.constant(1), op.shard()
     before, after = (int(width) for width in widths[shard.dim])
     block = shard.block
     if before or after:
         is_mirror = op.type.startswith("Mirror")
-        if is_mirror or before % block or after % block:
-            return None
+        require(not is_mirror and before % block == 0 and after % block == 0)
     target = shard.with_outer(shard.outer + (before + after) // block)
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -203,20 +199,18 @@ def pad(op: Operation) -> Plan | None:
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND", linear=0)
-def blocks_to_rows(op: Operation) -> Plan | None:
+def blocks_to_rows(op: Operation) -> Plan:
     """Space goes into the outermost part of the rows' dimension, and back."""
     shard, block = op.shard(), op.constant(1)
-    if shard.dim != 0:
-        return None
+    require(shard.dim == 0)
     count = int(np.prod(block))
     if op.type == "SpaceToBatchND":
         return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer * count)])
-    if shard.outer % count:
-        return None
+    require(shard.outer % count == 0)
     return Plan(op.wants(i0=shard), [shard.with_outer(shard.outer // count)])
 
 
 @rule("Fill", linear=1)
-def fill(op: Operation) -> Plan | None:
+def fill(op: Operation) -> Plan:
     """Only a sum's term fills a term."""
-    return None
+    raise Whole

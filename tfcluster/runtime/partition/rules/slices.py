@@ -9,12 +9,20 @@ import numpy as np
 
 from tfcluster.runtime.partition.graph import Node, sizes_of
 from tfcluster.runtime.partition.placement import Shard, Split
-from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Local,
+    Operation,
+    Plan,
+    Whole,
+    known,
+    require,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 
 @rule("Slice", linear=0)
-def slice_(op: Operation) -> Plan | None:
+def slice_(op: Operation) -> Plan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, begin, size = op.shard(), op.inputs[1].constant, op.inputs[2].constant
     dim, block = shard.dim, shard.block
@@ -22,8 +30,7 @@ def slice_(op: Operation) -> Plan | None:
         return _if_rows_stay(op, shard)
     first, whole = int(begin[dim]), shard.size
     count = int(size[dim]) if size[dim] != -1 else whole - first
-    if first % block or count % block or count == 0:
-        return None
+    require(first % block == 0 and count % block == 0 and count != 0)
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         part = local.split.local_block(shard)
@@ -35,14 +42,13 @@ def slice_(op: Operation) -> Plan | None:
     return Plan(op.wants(i0=shard), [shard.with_outer(count // block)], build)
 
 
-def _if_rows_stay(op: Operation, shard: Shard) -> Plan | None:
+def _if_rows_stay(op: Operation, shard: Shard) -> Plan:
     """A slice that begins where the data say; all rows must be in it.
 
     That is known from its size: then it begins with the first row.
     """
     output, size = op.output_shape(), op.constant(2)
-    if output[shard.dim] != shard.size:
-        return None
+    require(output[shard.dim] == shard.size)
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = np.array(size)
@@ -165,20 +171,19 @@ def _vectors(local: Local, vectors: Sequence[Sequence[int]]) -> list[Ref]:
 
 
 @rule("StridedSlice", linear=0)
-def strided_slice(op: Operation) -> Plan | None:
+def strided_slice(op: Operation) -> Plan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, shape = op.shard(), op.shape()
     want = op.wants(i0=shard)
     numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape))
-        return None if place is None else Plan(want, [shard.at(place)])
+        return Plan(want, [shard.at(known(place))])
     ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.dim == shard.dim)
     if own.output is None or own.stride != 1 or any(map(_is_empty, ranges)):
-        return None
-    if own.begin % shard.block or own.end % shard.block:
-        return None
+        raise Whole
+    require(own.begin % shard.block == 0 and own.end % shard.block == 0)
     blocks = (own.end - own.begin) // shard.block
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -189,7 +194,7 @@ def strided_slice(op: Operation) -> Plan | None:
 
 
 @rule("StridedSliceGrad", linear=4)
-def strided_slice_gradient(op: Operation) -> Plan | None:
+def strided_slice_gradient(op: Operation) -> Plan:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
     shard, shape = op.shard(4), op.constant(0)
     want = op.wants(i4=shard)
@@ -200,11 +205,9 @@ def strided_slice_gradient(op: Operation) -> Plan | None:
     ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.output == shard.dim)
     if own.dim is None or own.stride != 1 or sizes[own.dim] % shard.block:
-        return None
-    if any(map(_is_empty, ranges)):
-        return None
-    if own.begin % shard.block or own.end % shard.block:
-        return None
+        raise Whole
+    require(not any(map(_is_empty, ranges)))
+    require(own.begin % shard.block == 0 and own.end % shard.block == 0)
     target = shard.at(own.dim).with_outer(sizes[own.dim] // shard.block)
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -218,7 +221,7 @@ def strided_slice_gradient(op: Operation) -> Plan | None:
 
 def _gradient_of_unknown_slice(
     op: Operation, shard: Shard, sizes: Sequence[int]
-) -> Plan | None:
+) -> Plan:
     for dim in range(len(sizes)):
         place = _place_of_whole_dimension(op, dim, len(sizes))
         if place == shard.dim and sizes[dim] == shard.size:
@@ -235,7 +238,7 @@ def _gradient_of_unknown_slice(
                 return local.repeat(node, [local.constant(own), *inputs[1:]])
 
             return Plan(op.wants(i4=shard), [target], build)
-    return None
+    raise Whole
 
 
 def _place_of_whole_dimension(op: Operation, dim: int, rank: int) -> int | None:

@@ -12,7 +12,13 @@ import numpy as np
 
 from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import Shard
-from tfcluster.runtime.partition.rules.table import Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Local,
+    Operation,
+    Plan,
+    require,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 _ENDLESS = 1 << 31
@@ -20,7 +26,7 @@ _ENDLESS = 1 << 31
 
 
 @rule("SparseTensorDenseMatMul")
-def sparse_matmul(op: Operation) -> Plan | None:
+def sparse_matmul(op: Operation) -> Plan:
     """The columns of the dense matrix are divided; or the rows of the result.
 
     The latter if the dense matrix has the same rows, such as the nodes of a graph.
@@ -29,8 +35,7 @@ def sparse_matmul(op: Operation) -> Plan | None:
     columns = 0 if op.attribute("adjoint_b") else 1
     if shard.dim == columns:
         return Plan(op.wants(i3=shard), [shard.at(1)])
-    if output[0] != shard.size or shard.outer != 1:
-        return None
+    require(output[0] == shard.size and shard.outer == 1)
     is_adjoint = bool(op.attribute("adjoint_a"))
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -55,12 +60,11 @@ def _rows(
 
 
 @rule("CTCLoss", "CTCLossV2")
-def ctc_loss(op: Operation) -> Plan | None:
+def ctc_loss(op: Operation) -> Plan:
     """Sequences are in dimension 1 of the first input."""
     has_rows = isinstance(op.placements[0], Shard)
     shard = op.shard(0) if has_rows else op.shard(3).at(1)
-    if shard.dim != 1 or shard.outer != 1:
-        return None
+    require(shard.dim == 1 and shard.outer == 1)
     rows = shard.at(0)
 
     def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:

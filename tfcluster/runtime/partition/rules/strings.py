@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from tfcluster.runtime.partition.rules.elementwise import elementwise
-from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, rule
+from tfcluster.runtime.partition.rules.table import (
+    Operation,
+    Plan,
+    by_rows,
+    require,
+    rule,
+)
 
 
 @rule(
@@ -13,36 +19,33 @@ from tfcluster.runtime.partition.rules.table import Operation, Plan, by_rows, ru
     *("StringToNumber", "StringUpper", "UnicodeScript", "UnicodeTranscode"),
     *("Substr", "StringJoin", "DecodeCompressed"),
 )
-def each_string(op: Operation) -> Plan | None:
+def each_string(op: Operation) -> Plan:
     """Several inputs are broadcast to one shape."""
     return elementwise(op)
 
 
 @rule("RegexFullMatch", "RegexReplace", "DecodePaddedRaw", "DecodeCSV")
-def first_input(op: Operation) -> Plan | None:
+def first_input(op: Operation) -> Plan:
     """Other inputs are whole; numbers in a string become a dimension at the end."""
     return op.alike([0])
 
 
 @rule("ReduceJoin")
-def join(op: Operation) -> Plan | None:
+def join(op: Operation) -> Plan:
     """Strings are joined in order, so along the rows by everyone."""
     shape, shard, axes = op.shape(), op.shard(), op.constant(1)
     dropped = {int(axis) % len(shape) for axis in axes.reshape(-1)}
-    if shard.dim in dropped or not dropped:
-        return None
+    require(bool(dropped) and shard.dim not in dropped)
     before = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in dropped)
     return Plan(op.wants(i0=shard), [shard.at(shard.dim - before)])
 
 
 @rule("LookupTableFind", "LookupTableFindV2")
-def look_up(op: Operation) -> Plan | None:
+def look_up(op: Operation) -> Plan:
     """Keys and values may be vectors, in further dimensions."""
     shard, keys, values = op.shard(1), op.shape(1), op.output_shape()
-    if shard.dim >= min(len(keys), len(values)):
-        return None
-    if keys[: shard.dim + 1] != values[: shard.dim + 1]:
-        return None
+    require(shard.dim < min(len(keys), len(values)))
+    require(keys[: shard.dim + 1] == values[: shard.dim + 1])
     return Plan(op.wants(i1=shard), [shard])
 
 
@@ -51,12 +54,10 @@ rule("Fingerprint")(by_rows(0))
 
 
 @rule("ParseExampleV2")
-def parse_examples(op: Operation) -> Plan | None:
+def parse_examples(op: Operation) -> Plan:
     """Each example by itself, if no feature has as many values as it likes."""
     shape = op.shape()
-    if len(shape) != 1:
-        return None
-    if op.attribute("num_sparse") or op.attribute("ragged_value_types"):
-        return None
+    require(len(shape) == 1)
+    require(not op.attribute("num_sparse") and not op.attribute("ragged_value_types"))
     has_names = op.elements(1) != 0
     return op.alike([0, 1] if has_names else [0])

@@ -2,10 +2,10 @@
 
 A rule gets an op of the whole graph with the placements that its inputs have, and
 returns a ``Plan``: the placements that the op wants, those of its outputs, and how a
-rank computes them if not by the same op. It returns None if the op has to be computed
-whole. What it asks of the op need not be known, or not be so, for instance a shape or a
-``Shard``: then it ends, and the op is computed whole as well. To add an op, add its
-name to the ``@rule`` of its family.
+rank computes them if not by the same op. It ends where something does not hold that it
+requires, or where something is not known that it asks of the op, such as a shape or the
+``Shard`` of an input: the op is then computed whole. To add an op, add its name to the
+``@rule`` of its family.
 """
 
 from __future__ import annotations
@@ -84,6 +84,12 @@ def known(found: T | None) -> T:
     if found is None:
         raise Whole
     return found
+
+
+def require(condition: bool) -> None:
+    """End the rule unless the condition holds: the op is then computed whole."""
+    if not condition:
+        raise Whole
 
 
 class Operation:
@@ -194,11 +200,11 @@ class Operation:
         ]
 
 
-Rule: TypeAlias = Callable[[Operation], Plan | None]
+Rule: TypeAlias = Callable[[Operation], Plan]
 R = TypeVar("R", bound=Rule)
 
-RULES: dict[str, Rule] = {}
-"""The rule of each op that can be divided."""
+RULES: dict[str, Callable[[Operation], Plan | None]] = {}
+"""The rule of each op that can be divided; None if it has to be computed whole."""
 WHOLE: dict[str, str] = {}
 """Why an op is computed whole, for ops of which that is known."""
 WHOLE_FAMILIES: dict[str, str] = {}
@@ -222,7 +228,9 @@ def rule(*op_types: str, linear: int | None = None) -> Callable[[R], R]:
     return register
 
 
-def _registered(function: Rule, linear: int | None) -> Rule:
+def _registered(
+    function: Rule, linear: int | None
+) -> Callable[[Operation], Plan | None]:
     def found(op: Operation) -> Plan | None:
         if linear is not None and op.placements[linear] == SUM:
             return Plan(op.want([linear], SUM), [SUM] * len(op.outputs))

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,11 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
-from tfcluster.runtime.collective.transports.delegating import DelegatingTransport
-from tfcluster.runtime.collective.transports.hierarchical import (
-    STALL_TIMEOUT_S,
-    HostTransport,
-)
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
 from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
 from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
     GROUP_KEYS,
@@ -35,40 +32,40 @@ from tfcluster.runtime.collective.transports.tensorflow.gpus import (
 )
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 20
 """Up to this size ``host`` is many times faster."""
 
 
-class TensorFlowTransport(DelegatingTransport[HostTransport]):
-    """A ``Transport`` that uses ``host``, which connects the same ranks.
+class TensorFlowTransport(HostTransport):
+    """A ``HostTransport`` that sends large vectors by TensorFlow's ops.
 
-    The context manager ``joining`` is entered while ``host`` connects; its argument is
-    the reason for connecting. An op fails after ``stall_timeout_s`` seconds. With
-    ``unless``, the ranks agree on whether each of them has its own GPU. If not,
-    ``host`` carries everything, no server starts, and ``unless`` is called with the
-    reason. Without ``unless``, raises CollectiveError if TensorFlow has already
-    executed an op. Follows the start of ``MultiWorkerMirroredStrategy``
+    The context manager ``joining`` is entered while the ranks connect; its argument is
+    the reason for connecting. With ``unless``, the ranks agree on whether each of them
+    has its own GPU. If not, everything is as with ``host``, no server starts, and
+    ``unless`` is called with the reason. Without ``unless``, raises CollectiveError if
+    TensorFlow has already executed an op. Follows the start of
+    ``MultiWorkerMirroredStrategy``
     (tensorflow/python/distribute/collective_all_reduce_strategy.py).
     """
 
     def __init__(
         self,
-        host: HostTransport,
+        me: Member,
+        addresses: Sequence[str],
         task: Task,
         *,
         joining: Callable[[str], AbstractContextManager[None]],
-        stall_timeout_s: float = STALL_TIMEOUT_S,
+        timeout_s: float,
         unless: Callable[[str], None] | None = None,
     ) -> None:
-        super().__init__(host)
+        super().__init__(me, addresses, timeout_s=timeout_s)
         self._task = task
         self._watched = joining
-        self.stall_timeout_s = stall_timeout_s
-        """The number of seconds that an op may wait for other ranks."""
-        self._groups: ops.Groups | None = None
-        self._joining = threading.Lock()
+        self._device_groups: ops.Groups | None = None
+        self._joining = threading.RLock()
         self._has_joined = False
         self.carried_bytes = 0
         """The total number of bytes passed to TensorFlow's ops."""
@@ -83,7 +80,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
 
         With ``unless``, the ranks agree on this when they connect. Then the first call
         is a collective operation, unless TensorFlow has executed an op. Raises what
-        ``Transport.allgather`` raises.
+        ``HostTransport.allgather`` raises.
         """
         if self._uses_ops is None:
             self._join()
@@ -91,27 +88,27 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
 
     @property
     def several_hosts(self) -> bool:
-        return self._host.several_hosts and not self.uses_ops
+        return super().several_hosts and not self.uses_ops
 
     @property
     def devices(self) -> ops.Devices:
         """The devices of the ops. The first call is a collective operation.
 
-        Raises what ``Transport.allgather`` raises.
+        Raises what ``HostTransport.allgather`` raises.
         """
         return self.groups.large
 
     @property
     def groups(self) -> ops.Groups:
         """The groups of devices of ops in graphs; see ``devices``."""
-        if self._groups is None:
-            self._groups = self._agreed_groups()
-        return self._groups
+        if self._device_groups is None:
+            self._device_groups = self._agreed_groups()
+        return self._device_groups
 
     def gathered_order(self) -> tuple[int, ...]:
         """The ranks in the order in which the ops gather their tensors.
 
-        A collective operation; raises what ``Transport.allgather`` raises.
+        A collective operation; raises what ``HostTransport.allgather`` raises.
         """
         own = np.array([self.rank], np.int64)
         key, cpus = instance_key(["order of the ranks"]), self.groups.cpus
@@ -126,16 +123,16 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
     def allreduce(
         self, buffer: Array, op: ReduceOp, source: Array | None = None
     ) -> None:
-        """See ``Transport``; above 1 MiB uses TensorFlow's ops, if they know the dtype.
+        """Above 1 MiB uses TensorFlow's ops, if they know the dtype.
 
-        MIN and MAX of floats use ``host``: numpy and TensorFlow treat NaN differently.
+        Not for MIN and MAX of floats: numpy and TensorFlow treat NaN differently.
         """
         dtype = tf.as_dtype(buffer.dtype)
         is_known = dtype in ops.DTYPES and buffer.dtype.isnative
         if dtype.is_floating and op in (ReduceOp.MIN, ReduceOp.MAX):
             is_known = False
         if buffer.nbytes <= _DIRECT_BYTES or not is_known or not self.uses_ops:
-            self._joined().allreduce(buffer, op, source)
+            super().allreduce(buffer, op, source)
             return
         if source is not None:
             buffer[:] = source
@@ -149,39 +146,39 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
             buffer.nbytes,
         )
 
-    def prepare(self) -> None:
-        """Connect, unless connected. Raises CollectiveError."""
-        self._join()
-
     def interrupt(self) -> None:
-        """See ``Transport``; TensorFlow runs no collective op after that."""
+        """See ``HostTransport``; TensorFlow runs no collective op after that."""
         super().interrupt()
         # Abort even if this rank is not in an op: others may wait for it in an op, and
         # their own abort misses an op that has only just begun to receive.
-        if self._groups is not None:
+        if self._device_groups is not None:
             lazy_server.abort(f"rank {self.rank} was interrupted")
 
-    def _joined(self) -> HostTransport:
+    def connected(self) -> PeerSockets:
         self._join()
-        return self._host
+        return super().connected()
 
     def _join(self) -> bool:
         """Connect, unless connected; return ``uses_ops``."""
         # The program's first op may run in another thread than the first exchange.
         with self._joining:
             if not self._has_joined:
-                with self._watched("TensorFlow's first op"):
-                    self._host.join()
-                    if self._uses_ops is None:
-                        self._uses_ops = self._agreed_on_ops()
-                self._has_joined = True
+                self._has_joined = True  # The ranks exchange data below.
+                try:
+                    with self._watched("TensorFlow's first op"):
+                        super().connected()
+                        if self._uses_ops is None:
+                            self._uses_ops = self._agreed_on_ops()
+                except BaseException:
+                    self._has_joined = False
+                    raise
             return bool(self._uses_ops)
 
     def _agreed_on_ops(self) -> bool:
         """Whether each rank has its own GPU, and can still start a server."""
         late = lazy_server.is_running()
         ours = json.dumps([late, () if late else visible_gpus()])
-        said = [json.loads(other) for other in self._host.allgather(ours.encode())]
+        said = [json.loads(other) for other in self.allgather(ours.encode())]
         late_ranks = [rank for rank, (late, _) in enumerate(said) if late]
         why = obstacle([gpus for _, gpus in said])
         if late_ranks:
@@ -195,7 +192,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         lazy_server.started()
         gpus = visible_gpus() if tf.config.list_logical_devices("GPU") else ()
         # This is also a barrier: after it, every rank's server is running.
-        said = self._joined().allgather(json.dumps([self._task.name, gpus]).encode())
+        said = self.allgather(json.dumps([self._task.name, gpus]).encode())
         shared = obstacle([json.loads(other)[1] for other in said])
         cpus = self._group("CPU", ops.RING)
         return ops.Groups(cpus if shared else self._group("GPU", ops.NCCL), cpus)
@@ -209,7 +206,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         self.carried_bytes += count
         # Not the ops' own timeout: it ends an op while bytes are still in transit, and
         # TensorFlow then uses memory that it has already freed.
-        limit = threading.Timer(self.stall_timeout_s, self._give_up)
+        limit = threading.Timer(self.timeout_s, self._give_up)
         limit.daemon = True
         with self.elsewhere(count):
             limit.start()
@@ -222,7 +219,7 @@ class TensorFlowTransport(DelegatingTransport[HostTransport]):
         return result
 
     def _give_up(self) -> None:
-        self.wait_no_longer(self.stall_timeout_s)
+        self.wait_no_longer(self.timeout_s)
 
     def error_of(self, error: tf.errors.OpError) -> CollectiveError:
         """The CollectiveError for an error of one of the ops."""
