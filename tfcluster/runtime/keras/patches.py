@@ -42,7 +42,6 @@ OPTIMIZER_APPLY = Patch(
         _RECORD_APPLY,
         in_keras("train.eager_gradients.EagerGradients.apply", IN_STEP),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
-        in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
         in_keras(f"{_SERVED_UPDATES}._apply", SERVED),
     ),
     "eager gradients, steps, updates on ps tasks, averaging",
@@ -54,7 +53,6 @@ LOSS_SCALE_APPLY = Patch(
         _RECORD_APPLY,
         in_keras("train.eager_gradients.EagerGradients.apply", IN_STEP),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
-        in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
     "eager gradients before the check for infinities",
 )
@@ -171,7 +169,6 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
     "train_function",
     (
         in_keras("train.xla_fallback.without_xla", EACH),
-        _WITHOUT_XLA,
         Handler("horovod.load_model.load_model", OWN, True),
     ),
     "a step that is traced again without XLA",
@@ -180,7 +177,7 @@ ONE_MODEL_TRAIN_FUNCTION = Patch(
 ONE_MODEL_TEST_FUNCTION = Patch(
     "keras.Model",
     "test_function",
-    (in_keras("train.xla_fallback.without_xla", EACH), _WITHOUT_XLA),
+    (in_keras("train.xla_fallback.without_xla", EACH),),
     "models without XLA",
     how="object",
 )

@@ -20,11 +20,10 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
 )
 from tfcluster.runtime.keras.strategies.async_callbacks import Epochs, FreshWeights
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
-from tfcluster.runtime.keras.strategies.async_push import AsyncPush
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
-from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, Layer, Model
 from tfcluster.runtime.tensor_types import Array
@@ -42,7 +41,7 @@ class AsyncModels(PartitionedModels):
         shard: ShardSpec,
         server_models: ServerModels,
         progress: Progress,
-        push: AsyncPush,
+        updates: ServedUpdates,
         batches: FitBatches,
         loops: LoopBatches,
         settle_loops: Callable[[], None],
@@ -51,7 +50,7 @@ class AsyncModels(PartitionedModels):
         self._shard = shard
         self._server_models = server_models
         self._progress = progress
-        self._push = push
+        self._updates = updates
         self._batches = batches
         self._loops = loops
         self._settle_loops = settle_loops
@@ -72,13 +71,12 @@ class AsyncModels(PartitionedModels):
         return [
             FreshWeights(server_models, progress),
             *super().around(callbacks),
-            Epochs(self._session, server_models, progress, self._push),
+            Epochs(self._session, server_models, progress, self._updates),
         ]
 
     def fit(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
-        self._without_xla(model)
         try:
             with self._batches.sharding_next_iterator():
                 return super().fit(original, model, *args, **kwargs)
@@ -100,7 +98,6 @@ class AsyncModels(PartitionedModels):
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         """Run every N-th call on this rank; other calls return its last result."""
-        self._without_xla(model)
         number, self._calls = self._calls, self._calls + 1
         last = vars(model).get(_LAST_LOGS)
         divides = self._session.divides and not self._loops.divides_now
@@ -121,12 +118,3 @@ class AsyncModels(PartitionedModels):
         if not self._session.inside_keras:
             self._settle_loops()
         return original(layer)
-
-    def _without_xla(self, model: Model) -> None:
-        if without_xla(model):
-            self._session.warn(
-                f"{model.name} runs without XLA, as with compile(jit_compile=False), "
-                "because XLA cannot compile a push of gradients. Keras would use it "
-                "here: jit_compile is True, or 'auto' on a GPU. With XLA, layers such "
-                "as Dropout draw other random numbers"
-            )

@@ -18,9 +18,9 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
 )
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_models import AsyncModels
-from tfcluster.runtime.keras.strategies.async_push import AsyncPush
 from tfcluster.runtime.keras.strategies.async_saving import AsyncSaving
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
 from tfcluster.runtime.keras.training_session import Session
 
@@ -45,7 +45,6 @@ def install(
     def pushed(optimizer: str) -> None:
         nonlocal undivided
         session.applies += 1
-        session.exchanged()
         session.step_rate.applied(optimizer)
         if session.inside_keras or not session.divides:
             return
@@ -53,10 +52,9 @@ def install(
         if undivided == _SUSPICIOUS:
             session.warn(_UNDIVIDED)
 
-    push = AsyncPush(session, server_models, pushed)
-    session.settle = push.settle
-    server_models.install()
-    push.install()
+    updates = ServedUpdates(session, server_models, pushed)
+    session.settle = server_models.settle
+    updates.install()
 
     def settle_loops() -> None:
         """After a loop of the program, fetch weights that include all batches."""
@@ -67,7 +65,11 @@ def install(
     files = AsyncSaving(session, progress, settle_loops)
     atexit.register(_end_program, progress)
     XlaFallback(session).install()
-    batches = FitBatches(session, session.shard, push.set_idle)
+
+    def set_idle(idle: bool) -> None:
+        updates.idle = idle
+
+    batches = FitBatches(session, session.shard, set_idle)
     batches.install()
     loops.install()
     files.install()
@@ -77,7 +79,7 @@ def install(
         session.shard,
         server_models,
         progress,
-        push,
+        updates,
         batches,
         loops,
         settle_loops,

@@ -29,7 +29,6 @@ from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arr
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
@@ -111,7 +110,9 @@ class LocalSgd:
         """How many programs that train have run since the last averaging."""
         self._lost = 0
         """The steps of optimizers that are gone, and the runs before."""
-        self._by_optimizer = ObjectMap[Training]()
+        self._by_optimizer: weakref.WeakKeyDictionary[Optimizer, Training] = (
+            weakref.WeakKeyDictionary()
+        )
         self._changes: dict[Program, list[Changed]] = {}
         """The variables that each program changes."""
         self._changed: dict[int, tuple[Any, Placement]] = {}

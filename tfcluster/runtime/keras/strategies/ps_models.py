@@ -155,7 +155,7 @@ class ServerModels:
         with self._lock, tf.init_scope():
             model, others = self._open(optimizer, kinds)
         # A step that is being traced will read the current values when it runs.
-        model.begun_elsewhere = others and in_step
+        model.begun_elsewhere = others and in_step and not self.synchronous
         return model
 
     def _open(self, optimizer: Optimizer, kinds: str) -> tuple[ServerModel, bool]:
@@ -232,6 +232,11 @@ class ServerModels:
                 with contextlib.suppress(KeyError):  # if the variable is only local
                     self.servers.assign(model.key, path, value)
 
+    def settle(self, what: str) -> None:
+        """Pass on assignments, and fetch the latest weights."""
+        self.pass_on_all_assignments()
+        self.pull()
+
     def pass_on_all_assignments(self) -> None:
         """Call ``pass_on_assignments`` for all models."""
         for model in self._models:
@@ -241,7 +246,10 @@ class ServerModels:
         for path, variable in zip(unique(variables), variables, strict=True):
             self._watched[id(variable)] = model, path, weakref.ref(variable)
             if id(variable) in self._in_graphs:
-                self._in_graphs[id(variable)] = weakref.ref(variable), _memory(variable)
+                self._in_graphs[id(variable)] = (
+                    weakref.ref(variable),
+                    memory_of(variable),
+                )
 
     def _look_at_assigned_in_graphs(self, model: ServerModel) -> None:
         for key, (ref, memory) in list(self._in_graphs.items()):
@@ -252,7 +260,7 @@ class ServerModels:
             owner, path, _ = self._watched.get(key, (None, "", None))
             if owner is not model:
                 continue
-            now = _memory(variable)
+            now = memory_of(variable)
             if memory is None or not _is_unchanged(variable, now, memory):
                 model.changed[path] = variable
             trained = any(variable is each for each in model.variables)
@@ -263,7 +271,7 @@ class ServerModels:
         """Note that a graph that is being traced assigns to a variable."""
         if id(variable) not in self._in_graphs:
             watched = id(variable) in self._watched
-            memory = _memory(variable) if watched else None
+            memory = memory_of(variable) if watched else None
             self._in_graphs[id(variable)] = weakref.ref(variable), memory
 
     def _assign(
@@ -428,7 +436,7 @@ def _is_unchanged(variable: Variable, now: Array, before: Array) -> bool:
     return not on_host and now.tobytes() == before.tobytes()
 
 
-def _memory(variable: Variable) -> Array:
+def memory_of(variable: Variable) -> Array:
     """A variable's value, in its own memory if that is on the host."""
     with tf.init_scope():
         return array_of(raw(variable).read_value())
