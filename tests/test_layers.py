@@ -75,7 +75,6 @@ RUNTIME_LAYERS = [
     "exchange",
     "partition",
     "keras.tf_variables",
-    "keras.unique_names",
     "keras.training_session",
     "keras.program_lines",
     "keras.data",

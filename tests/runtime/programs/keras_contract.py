@@ -403,8 +403,6 @@ def check_training_begins_with_the_epoch_that_is_set() -> None:
 
 
 def check_callbacks_save_by_their_own_methods() -> None:
-    backup = keras.callbacks.BackupAndRestore("backup")
-    assert callable(internals.save_of(backup))
     swap = keras.callbacks.SwapEMAWeights()
     assert internals.averages_are_in_model(swap) is False
 

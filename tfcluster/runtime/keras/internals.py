@@ -7,14 +7,13 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.contract import Name
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
-    BackupAndRestore,
     BatchNormalization,
     EpochIterator,
     Layer,
@@ -40,7 +39,6 @@ _ITERATOR = "keras.src.backend.tensorflow.trainer.TFEpochIterator"
 _BASE_ITERATOR = "keras.src.trainers.epoch_iterator.EpochIterator"
 
 _SERVERS = "parameter servers"
-_STATE = "state of layers"
 _SHARDED = "sharded batches"
 _DATA = "data tasks"
 _DECAY = "weight decay on ps tasks"
@@ -99,14 +97,8 @@ NAMES = (
     Name(
         "keras.random.SeedGenerator.__init__",
         "seed_generator_state",
-        _STATE,
-        "states of seed generators are averaged",
-    ),
-    Name(
-        f"{_BATCH_NORM}.call",
-        "_moments",
-        "BatchNormalization(synchronized=True)",
-        "each rank normalizes by its own rows",
+        "tfcluster verify",
+        "states of seed generators are compared",
     ),
     Name(
         f"{_BATCH_NORM}.call",
@@ -118,7 +110,7 @@ NAMES = (
     Name(
         f"{_BATCH_NORM}.build",
         "_reduction_axes",
-        "BatchNormalization(synchronized=True)",
+        "SyncBatchNormalization",
         "each rank normalizes by its own rows",
     ),
     Name(
@@ -173,12 +165,6 @@ NAMES = (
         "input pipelines are not sent to data tasks",
     ),
     # Callbacks and files.
-    Name(
-        "keras.callbacks.BackupAndRestore.on_epoch_end",
-        "_save_model",
-        "BackupAndRestore",
-        "each rank writes",
-    ),
     Name(
         "keras.callbacks.ModelCheckpoint.on_epoch_end",
         "_save_model",
@@ -373,11 +359,6 @@ def reads_dataset(iterator: EpochIterator) -> bool:
 def averages_are_in_model(callback: SwapEMAWeights) -> bool:
     """Whether the weights are currently swapped with their averages."""
     return callback._ema_weights_in_model
-
-
-def save_of(callback: BackupAndRestore) -> Callable[[], None]:
-    """The bound method with which a ``BackupAndRestore`` saves."""
-    return callback._save_model
 
 
 def save_checkpoint(

@@ -26,7 +26,7 @@ from tfcluster.runtime.tf_patches import (
 )
 
 _LOCAL = "strategies.local_sgd_models.LocalSgdModels"
-_ASYNC = "strategies.async_models.AsyncModels"
+_ASYNC = "strategies.async_parameter_server.AsyncRank"
 _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
@@ -270,12 +270,14 @@ PRINT_MSG = Patch(
     (in_keras("train.chief_only_saving._say_nothing", "ranks other than the chief"),),
     "messages printed once",
 )
-ONE_BACKUP_SAVE = Patch(
-    "keras.callbacks.BackupAndRestore",
-    "_save_model",
-    (in_keras("train.injected_callbacks.ByTheChief.__init__", EACH),),
-    "backups written by the chief only",
-    how="object's dict",
+BACKUP_SAVE, BACKUP_TRAIN_END = (
+    Patch(
+        "keras.callbacks.BackupAndRestore",
+        name,
+        (in_keras("train.chief_only_saving.ChiefOnlySaving._by_the_chief", EACH),),
+        "backups written and removed by the chief only",
+    )
+    for name in ("_save_model", "on_train_end")
 )
 
 PATCHES = tuple(each for each in list(vars().values()) if isinstance(each, Patch))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +14,34 @@ from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.rounding import Rounding
-from tfcluster.runtime.keras.unique_names import OptimizerNames
+from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
+
+
+class OptimizerNames:
+    """The names of optimizers, in the order in which the program uses them.
+
+    The second ``adam`` is ``adam (2)``. A name is never given again, not even when its
+    optimizer is gone: Python frees objects at different times on different ranks, and
+    all ranks must use the same names.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._names: weakref.WeakKeyDictionary[Optimizer, str] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, optimizer: Optimizer) -> str:
+        """The name of ``optimizer``; the first call determines it."""
+        if optimizer not in self._names:
+            name = optimizer.name
+            self._counts[name] += 1
+            count = self._counts[name]
+            self._names[optimizer] = name if count == 1 else f"{name} ({count})"
+        return self._names[optimizer]
 
 
 @dataclass
@@ -24,6 +50,8 @@ class Session:
 
     group: Group
     reporter: Reporter
+    chief: bool
+    """Whether this is rank 0 of all ranks."""
     divides: bool = True
     """True: the script's batches are those of all ranks. False: each rank has its own.
     """
@@ -63,11 +91,6 @@ class Session:
     def size(self) -> int:
         """The number of ranks that train synchronously."""
         return self.group.size
-
-    @property
-    def chief(self) -> bool:
-        """Whether this is rank 0 of the group."""
-        return self.group.rank == 0
 
     @property
     def waited_s(self) -> float:

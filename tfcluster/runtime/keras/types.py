@@ -13,7 +13,6 @@ from tfcluster.runtime.tensor_types import (
     Array,
     Dataset,
     Gradient,
-    Nest,
     Tensor,
     TensorLike,
 )
@@ -174,7 +173,6 @@ class Model(Layer, Protocol):
     compiled: bool
     jit_compile: bool
     stop_training: bool
-    train_function: Callable[[Iterator[Nest]], Logs]
     _initial_epoch: int | None
 
     @property
@@ -196,11 +194,7 @@ class Callback(Protocol):
 
     def on_train_end(self, logs: Logs | None = None) -> None: ...
 
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None: ...
-
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None: ...
 
 
 class CallbackList(Protocol):
@@ -210,12 +204,6 @@ class CallbackList(Protocol):
 
     @property
     def params(self) -> Mapping[str, Any]: ...
-
-
-class BackupAndRestore(Callback, Protocol):
-    """A ``keras.callbacks.BackupAndRestore``."""
-
-    def _save_model(self) -> None: ...
 
 
 class ModelCheckpoint(Callback, Protocol):

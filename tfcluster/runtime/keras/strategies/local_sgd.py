@@ -110,9 +110,8 @@ class LocalSgd:
         """How many programs that train have run since the last averaging."""
         self._lost = 0
         """The steps of optimizers that are gone, and the runs before."""
-        self._by_optimizer: weakref.WeakKeyDictionary[Optimizer, Training] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_optimizer: dict[int, Training] = {}
+        """By ``id``. They outlive optimizers, since graphs may know their counters."""
         self._changes: dict[Program, list[Changed]] = {}
         """The variables that each program changes."""
         self._changed: dict[int, tuple[Any, Placement]] = {}
@@ -238,10 +237,10 @@ class LocalSgd:
     ) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = list(variables or internals.trained_variables(inner))
-        training = self._by_optimizer.get(optimizer)
-        if training is None:
+        training = self._by_optimizer.get(id(optimizer))
+        if training is None or training.optimizer() is not optimizer:
             training = Training(weakref.ref(optimizer), new_variable(np.int64(0)))
-            self._by_optimizer[optimizer] = training
+            self._by_optimizer[id(optimizer)] = training
             self._trainings.append(training)
         known = {id(ref()) for ref in training.variables}
         training.variables.extend(

@@ -24,12 +24,9 @@ from tfcluster.runtime.keras.data.data_service_hooks import (
 )
 from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
-from tfcluster.runtime.keras.strategies import (
-    async_parameter_server,
-    partitioned,
-)
+from tfcluster.runtime.keras.strategies import partitioned
 from tfcluster.runtime.keras.strategies.async_coordination import Progress
-from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncSession
+from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncRank
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
 from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
@@ -117,11 +114,11 @@ def _asynchronous_ps(context: Context) -> Session:
     alone = HostTransport(
         Member(0, 1, context.token, context.attempt), ("localhost:0",)
     )
-    session = AsyncSession(
+    session = Session(
         Group(alone, tracer=tracer()),
         reporter(),
+        chief=context.is_chief,
         divides=context.options.divides,
-        shard=ShardSpec(context.rank, context.size),
     )
     servers = _servers(context, session)
     server_models = ServerModels(
@@ -138,7 +135,8 @@ def _asynchronous_ps(context: Context) -> Session:
     )
     # Before batches are sharded: batches from data tasks are already sharded.
     _with_data_tasks(context, session)
-    async_parameter_server.install(session, server_models, progress)
+    shard = ShardSpec(context.rank, context.size)
+    AsyncRank(session, shard, server_models, progress).install()
     return session
 
 
@@ -152,6 +150,7 @@ def _session(context: Context) -> Session:
     return Session(
         process_group.join(context),
         reporter(),
+        chief=context.is_chief,
         divides=options.divides,
         shards=options.shards,
         bucket_bytes=int(options.bucket_mb * (1 << 20)),
