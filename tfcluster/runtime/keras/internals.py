@@ -340,10 +340,17 @@ def batches_of_data(iterator: EpochIterator) -> int | None:
     return iterator.data_adapter.num_batches
 
 
-def without_count(kind: type[EpochIterator]) -> type[EpochIterator]:
-    """A subclass whose objects never know their number of batches."""
-    never = property(lambda self: None, lambda self, count: None)
-    return type(kind.__name__, (kind,), {"_num_batches": never})
+def without_count(kind: type[EpochIterator], *, warns: bool) -> type[EpochIterator]:
+    """A subclass whose objects never know their number of batches.
+
+    Unless ``warns``, they do not warn that the data has run out.
+    """
+    changed: dict[str, object] = {
+        "_num_batches": property(lambda self: None, lambda self, count: None)
+    }
+    if not warns:
+        changed["_interrupted_warning"] = lambda self: None
+    return type(kind.__name__, (kind,), changed)
 
 
 def reads_dataset(iterator: EpochIterator) -> bool:

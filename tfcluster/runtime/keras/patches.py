@@ -56,12 +56,6 @@ LOSS_SCALE_APPLY = Patch(
     ),
     "eager gradients before the check for infinities",
 )
-OPTIMIZER_SAVE = Patch(
-    "keras.optimizers.Optimizer",
-    "save_own_variables",
-    (in_keras("strategies.ps_models.ServerModels._with_slots", SERVED),),
-    "saving of slots on ps tasks",
-)
 OPTIMIZER_FINALIZE = Patch(
     "keras.optimizers.Optimizer",
     "finalize_variable_values",
@@ -164,23 +158,6 @@ MODEL_METRICS_RESULT = Patch(
 MODEL_EXPORT = Patch(
     "keras.Model", "export", (SAVED,), "files written by the chief only"
 )
-ONE_MODEL_TRAIN_FUNCTION = Patch(
-    "keras.Model",
-    "train_function",
-    (
-        in_keras("train.xla_fallback.without_xla", EACH),
-        Handler("horovod.load_model.load_model", OWN, True),
-    ),
-    "a step that is traced again without XLA",
-    how="object",
-)
-ONE_MODEL_TEST_FUNCTION = Patch(
-    "keras.Model",
-    "test_function",
-    (in_keras("train.xla_fallback.without_xla", EACH),),
-    "models without XLA",
-    how="object",
-)
 
 # --- layers, losses, random numbers, metrics ------------------------------------------
 
@@ -225,13 +202,6 @@ ONE_EPOCH_ITERATOR_CLASS = Patch(
     "__class__",
     (in_keras("data.data_service_hooks._leave_uncounted", DATA),),
     "passes of any number of batches",
-    how="object",
-)
-ONE_EPOCH_ITERATOR_WARNING = Patch(
-    "keras.src.backend.tensorflow.trainer.TFEpochIterator",
-    "_interrupted_warning",
-    (in_keras("data.data_service_hooks._leave_uncounted", DATA),),
-    "end of a pass without a warning",
     how="object",
 )
 GET_FILE = Patch(

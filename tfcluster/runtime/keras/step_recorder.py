@@ -19,7 +19,6 @@ import tensorflow as tf
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.strategies.optimizer_replica import IS_REPLICA
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
@@ -68,9 +67,7 @@ class StepRecorder:
         grads: Sequence[Gradient],
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Variable:
-        if getattr(self._inside, "apply", False) or getattr(
-            optimizer, IS_REPLICA, False
-        ):
+        if getattr(self._inside, "apply", False):
             return original(optimizer, grads, trainable_variables)
         self._inside.apply = True
         try:

@@ -148,12 +148,6 @@ class Session:
         ):
             yield
 
-    def take(self, what: str) -> bool:
-        """Whether this thread is inside ``once(what)``. Removes the mark."""
-        inside = self.within(what)
-        self._marks.discard(what)
-        return inside
-
     @property
     def _marks(self) -> set[str]:
         """The marks of this thread."""

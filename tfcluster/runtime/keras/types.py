@@ -173,6 +173,8 @@ class Model(Layer, Protocol):
     compiled: bool
     jit_compile: bool
     stop_training: bool
+    train_function: object | None
+    test_function: object | None
     _initial_epoch: int | None
 
     @property

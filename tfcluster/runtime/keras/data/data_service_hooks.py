@@ -19,7 +19,7 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
-from tfcluster.runtime.keras.data.loop_datasets import (
+from tfcluster.runtime.keras.data.round_robin_sharding import (
     IS_SHARDED,
     YIELDS_BATCHES,
     serves_a_loop,
@@ -173,10 +173,8 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
 
 def _leave_uncounted(iterator: EpochIterator) -> None:
     """Let each epoch end where its data ends, however many batches the last one had."""
-    uncounted = internals.without_count(type(iterator))
+    # Without a number of steps, every pass ends because the data runs out, which is no
+    # reason to warn.
+    warns = internals.steps_of(iterator) is not None
+    uncounted = internals.without_count(type(iterator), warns=warns)
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
-    if internals.steps_of(iterator) is None:
-        # Then every pass ends because the data runs out, which is no reason to warn.
-        patches.TABLE.replace(
-            patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None
-        )

@@ -108,8 +108,6 @@ class LocalSgd:
         self._trainings: list[Training] = []
         self._runs = 0
         """How many programs that train have run since the last averaging."""
-        self._lost = 0
-        """The steps of optimizers that are gone, and the runs before."""
         self._by_optimizer: dict[int, Training] = {}
         """By ``id``. They outlive optimizers, since graphs may know their counters."""
         self._changes: dict[Program, list[Changed]] = {}
@@ -277,12 +275,9 @@ class LocalSgd:
 
     @property
     def steps(self) -> int:
-        """A number that grows with each step."""
-        return (
-            self._lost
-            + self._runs
-            + sum(int(each.counter.numpy()) for each in self._trainings)
-        )
+        """The number of training steps so far."""
+        self._optimizer_steps.count()
+        return self._session.applies
 
     def settle_weights(self, variables: Sequence[Variable]) -> None:
         """Average these variables and all that has been trained.
@@ -335,17 +330,13 @@ class LocalSgd:
         )
         for training in self._trainings:
             training.averaged += training.steps()
-        self._forget()
+        # Forget optimizers that are gone.
+        self._trainings = [
+            each for each in self._trainings if each.optimizer() is not None
+        ]
         self._changed.clear()
-        self._lost += self._runs
         self._rows, self._runs, self._since_s = 0.0, 0, self._clock()
         self._session.exchanged()
-
-    def _forget(self) -> None:
-        """Forget optimizers that are gone."""
-        gone = [each for each in self._trainings if each.optimizer() is None]
-        self._lost += sum(each.averaged for each in gone)
-        self._trainings = [each for each in self._trainings if each not in gone]
 
     def _of_optimizers(self) -> set[int]:
         """The variables of the optimizers, which stay local."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
@@ -25,8 +24,8 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
     packer,
     traits_of,
+    unique,
 )
-from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import (
@@ -118,7 +117,6 @@ class ServerModels:
         patches.TABLE.install(
             {
                 patches.VARIABLE_ASSIGN: self._assign,
-                patches.OPTIMIZER_SAVE: self._with_slots,
                 patches.OPTIMIZER_FINALIZE: self._finalize,
                 patches.OPTIMIZER_VARIABLES: self._variables,
                 patches.SWAP_EMA: self._swap,
@@ -169,7 +167,7 @@ class ServerModels:
             described(variables, rows_only=traits.rows_only),
             values,
             kinds,
-            packer(optimizer, self._tracing, clips_here=clips_here),
+            packer(optimizer, clips_here=clips_here),
             synchronous=self.synchronous,
             splittable=traits.splittable,
             together=traits.together,
@@ -180,12 +178,6 @@ class ServerModels:
         self._watch(model, variables)
         self._watch(model, optimizer.variables)
         return model, _are_others(opened, values)
-
-    @contextmanager
-    def _tracing(self) -> Iterator[None]:
-        """In this context Keras applies a replica's gradients; nothing is pushed."""
-        with self._session.once("apply"):
-            yield
 
     # --- to the ps tasks ------------------------------------------------------------
 
@@ -360,23 +352,11 @@ class ServerModels:
         self, original: Callable[[Optimizer], _R], optimizer: Optimizer
     ) -> _R:
         """Fetch the slots before the program, or code that saves for it, reads them."""
-        if self._may_fetch_slots() and not self._session.within("slots"):
+        session = self._session
+        ours = session.within("apply") or session.within("slots")
+        if not ours and not tf.inside_function():
             self.pull_slots(optimizer)
         return original(optimizer)
-
-    def _may_fetch_slots(self) -> bool:
-        return not self._session.within("apply") and not tf.inside_function()
-
-    def _with_slots(
-        self,
-        original: Callable[Concatenate[Optimizer, _P], _R],
-        optimizer: Optimizer,
-        *args: _P.args,
-        **kwargs: _P.kwargs,
-    ) -> _R:
-        if self._may_fetch_slots():
-            self.pull_slots(optimizer)
-        return original(optimizer, *args, **kwargs)
 
     def _swap(
         self, original: Callable[[SwapEMAWeights], _R], callback: SwapEMAWeights

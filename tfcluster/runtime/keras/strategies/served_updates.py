@@ -25,8 +25,7 @@ from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of
-from tfcluster.runtime.keras.strategies.optimizer_slots import unique
+from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of, unique
 from tfcluster.runtime.keras.strategies.ps_models import (
     ServerModel,
     ServerModels,

@@ -29,12 +29,6 @@ def refuse_strategies() -> None:
         tf_patches.TABLE.install({patch: _refuse_replicas})
 
 
-def refuse_replicas(strategy: Strategy | None) -> None:
-    """Raise CollectiveError if a strategy has several replicas."""
-    if strategy is not None and strategy.num_replicas_in_sync > 1:
-        raise _refusal(type(strategy).__name__)
-
-
 def _refuse(name: str, *_: object, **__: object) -> None:
     raise _refusal(name)
 
@@ -46,7 +40,8 @@ def _refuse_replicas(
     **kwargs: _P.kwargs,
 ) -> None:
     original(strategy, *args, **kwargs)
-    refuse_replicas(strategy)
+    if strategy.num_replicas_in_sync > 1:
+        raise _refusal(type(strategy).__name__)
     reporter().warning(
         f"{type(strategy).__name__} has one replica and changes nothing: tfcluster "
         "trains on all ranks already"

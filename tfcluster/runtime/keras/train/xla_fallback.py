@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.tf_internals import Function
@@ -30,8 +29,7 @@ def without_xla(model: Model) -> bool:
     if not model.compiled or not model.jit_compile:
         return False
     model.jit_compile = False
-    patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
-    patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
+    model.train_function = model.test_function = None
     return True
 
 
