@@ -122,7 +122,6 @@ NAMES = (
     Name(_MODEL, "_flatten_metrics_in_order", "train_on_batch", "no list of metrics"),
     # The epochs of fit.
     Name(_ITERATOR, "", _SHARDED, "every rank trains on all batches"),
-    Name(_ITERATOR, "reset", _SHARDED, "epochs end too late"),
     Name(
         f"{_ITERATOR}.__init__",
         "_distributed_dataset",
@@ -140,7 +139,6 @@ NAMES = (
         for method, name in (
             ("__init__", "_num_batches"),
             ("__init__", "steps_per_epoch"),
-            ("reset", "_num_batches"),
             # The number of batches of a data adapter.
             ("reset", "num_batches"),
         )
@@ -320,11 +318,6 @@ def set_dataset(iterator: EpochIterator, dataset: Dataset) -> None:
     iterator._distributed_dataset = dataset
 
 
-def set_batches(iterator: EpochIterator, count: int | None) -> None:
-    """Set the number of batches per epoch; None if unknown."""
-    iterator._num_batches = count
-
-
 def steps_of(iterator: EpochIterator) -> int | None:
     """The batches per epoch that the program requested from ``fit``; None for all."""
     return iterator.steps_per_epoch
@@ -340,16 +333,17 @@ def batches_of_data(iterator: EpochIterator) -> int | None:
     return iterator.data_adapter.num_batches
 
 
-def without_count(kind: type[EpochIterator], *, warns: bool) -> type[EpochIterator]:
-    """A subclass whose objects never know their number of batches.
+def counted(
+    kind: type[EpochIterator], count: int | None, *, warns: bool = True
+) -> type[EpochIterator]:
+    """A subclass whose objects always have ``count`` batches; None means unknown.
 
     Unless ``warns``, they do not warn that the data has run out.
     """
-    changed: dict[str, object] = {
-        "_num_batches": property(lambda self: None, lambda self, count: None)
-    }
+    always = property(lambda iterator: count, lambda iterator, count: None)
+    changed: dict[str, object] = {"_num_batches": always}
     if not warns:
-        changed["_interrupted_warning"] = lambda self: None
+        changed["_interrupted_warning"] = lambda iterator: None
     return type(kind.__name__, (kind,), changed)
 
 

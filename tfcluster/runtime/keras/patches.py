@@ -190,18 +190,14 @@ EPOCH_ITERATOR = Patch(
     ),
     "sharded batches in fit, batches from data tasks, or batches per worker",
 )
-ONE_EPOCH_ITERATOR_RESET = Patch(
-    "keras.src.backend.tensorflow.trainer.TFEpochIterator",
-    "reset",
-    (in_keras("data.round_robin_sharding._shard_epochs", ASYNC),),
-    "the number of batches of this rank",
-    how="object",
-)
 ONE_EPOCH_ITERATOR_CLASS = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",
     "__class__",
-    (in_keras("data.data_service_hooks._leave_uncounted", DATA),),
-    "passes of any number of batches",
+    (
+        in_keras("data.round_robin_sharding._shard_epochs", ASYNC),
+        in_keras("data.data_service_hooks._leave_uncounted", DATA),
+    ),
+    "the number of batches of this rank, or passes of any number of batches",
     how="object",
 )
 GET_FILE = Patch(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
-from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
@@ -55,14 +54,6 @@ class Session:
     divides: bool = True
     """True: the script's batches are those of all ranks. False: each rank has its own.
     """
-    shards: int | None = None
-    """The number of parts of every batch; None means one for each rank."""
-    bucket_bytes: int = 25 << 20
-    """The approximate number of bytes per bucket in which gradients are exchanged."""
-    rounding: Rounding | None = None
-    """How the transport rounds gradients between hosts."""
-    feeds_errors_back: bool = False
-    """Whether each rank adds the last step's rounding error to its gradients."""
     applies: int = 0
     """The number of training steps so far."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)

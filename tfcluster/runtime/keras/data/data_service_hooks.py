@@ -176,5 +176,5 @@ def _leave_uncounted(iterator: EpochIterator) -> None:
     # Without a number of steps, every pass ends because the data runs out, which is no
     # reason to warn.
     warns = internals.steps_of(iterator) is not None
-    uncounted = internals.without_count(type(iterator), warns=warns)
+    uncounted = internals.counted(type(iterator), None, warns=warns)
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)

@@ -113,18 +113,12 @@ def _shard_epochs(iterator: EpochIterator, shard: ShardSpec) -> None:
     internals.set_dataset(iterator, dataset)
     if steps := internals.steps_of(iterator):
         internals.set_steps(iterator, shard.count(steps))
-    reset = iterator.reset
 
-    def count() -> None:
-        whole = internals.batches_of_data(iterator)
-        internals.set_batches(iterator, shard.count(whole) if whole else whole)
-
-    def reset_and_count() -> None:
-        reset()
-        count()
-
-    patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_RESET, iterator, reset_and_count)
-    count()
+    whole = internals.batches_of_data(iterator)
+    if whole:
+        count = shard.count(whole)
+        counted = internals.counted(type(iterator), count)
+        patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, counted)
 
 
 class LoopBatches:

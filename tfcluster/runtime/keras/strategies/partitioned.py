@@ -14,7 +14,9 @@ from functools import partial
 import keras
 import tensorflow as tf
 
+from tfcluster.model import Runtime
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
 )
@@ -39,10 +41,10 @@ from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 
 
-def install(session: Session, *, seed: int, strict: bool) -> None:
+def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> None:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
-    Batches are divided among the ranks, or into ``session.shards``, if there are any.
+    Batches are divided among the ranks, or into ``options.shards``, if there are any.
     ``strict`` raises what the division of a function raises, which is otherwise
     computed whole.
     """
@@ -50,7 +52,7 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
     agreement = Agreement(group, session.warn)
     group.last_state = agreement.variables.last_state
     group.last_equal = agreement.variables.last_equal
-    count = session.shards
+    count = options.shards
     whole_work = WholeWork(session.warn)
     steps = OptimizerSteps(session)
     gradients = EagerGradients(session, agreement, steps)
@@ -81,9 +83,9 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
     new_exchanger: Callable[[str], Exchanger] = partial(
         HostExchanger,
         group,
-        bucket_bytes=session.bucket_bytes,
-        rounding=session.rounding,
-        feeds_back=session.feeds_errors_back,
+        bucket_bytes=int(options.bucket_mb * (1 << 20)),
+        rounding=_rounding(options),
+        feeds_back=options.error_feedback,
     )
     if count is not None:
         new_exchanger = partial(OrderedExchanger, group, ranks=count)
@@ -126,6 +128,15 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
 
     PartitionedModels(session, saving, begin).install()
     refuse_strategies()
+
+
+def _rounding(options: Runtime) -> Rounding | None:
+    """How the transport rounds gradients; None if it does not, or cannot."""
+    dtypes = {"fp16": "float16", "bf16": "bfloat16"}
+    dtype = dtypes.get(options.compression)
+    if dtype is None or options.transport not in ("auto", "host"):
+        return None
+    return Rounding(dtype)
 
 
 def variable_paths() -> dict[int, str]:

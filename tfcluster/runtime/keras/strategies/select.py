@@ -11,10 +11,9 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfcluster.model import Runtime, Strategy
+from tfcluster.model import Strategy
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
-from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras.data import disable_autotune, unknown_rows
@@ -62,7 +61,7 @@ def begin(context: Context) -> Session:
 
 def _divide(context: Context, session: Session) -> None:
     seed, strict = _partition_options(context)
-    partitioned.install(session, seed=seed, strict=strict)
+    partitioned.install(session, context.options, seed=seed, strict=strict)
     if not session.divides:
         unknown_rows.install()
     _with_data_tasks(context, session)
@@ -146,26 +145,12 @@ def _with_data_tasks(context: Context, session: Session) -> None:
 
 
 def _session(context: Context) -> Session:
-    options = context.options
     return Session(
         process_group.join(context),
         reporter(),
         chief=context.is_chief,
-        divides=options.divides,
-        shards=options.shards,
-        bucket_bytes=int(options.bucket_mb * (1 << 20)),
-        rounding=_rounding(options),
-        feeds_errors_back=options.error_feedback,
+        divides=context.options.divides,
     )
-
-
-def _rounding(options: Runtime) -> Rounding | None:
-    """How the transport rounds gradients; None if it does not, or cannot."""
-    dtypes = {"fp16": "float16", "bf16": "bfloat16"}
-    dtype = dtypes.get(options.compression)
-    if dtype is None or options.transport not in ("auto", "host"):
-        return None
-    return Rounding(dtype)
 
 
 def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
