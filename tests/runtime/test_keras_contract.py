@@ -133,7 +133,8 @@ def test_an_attribute_is_wrapped_once(library: Any) -> None:
     found = table(patch)
     found.install({patch: inner})
     wrapper = library.Model.step
-    found.install({patch: (outer, inner)})
+    for handler in (outer, inner):
+        found.install({patch: handler})
     assert library.Model.step is wrapper
     assert wrapper.__name__ == "step"
     assert library.Model().step() == "outer(inner(step))"
@@ -141,7 +142,9 @@ def test_an_attribute_is_wrapped_once(library: Any) -> None:
 
 def test_handlers_stand_aside_but_those_that_are_always_there(library: Any) -> None:
     patch = patch_of(".Model", "step")
-    table(patch, aside=True).install({patch: (outer, middle, inner)})
+    found = table(patch, aside=True)
+    for handler in (outer, middle, inner):
+        found.install({patch: handler})
     assert library.Model().step() == "inner(step)"
 
 
@@ -165,7 +168,9 @@ def test_observers_get_the_arguments_or_the_result(library: Any, aside: bool) ->
     )
     patch = Patch(f"{LIBRARY}.Base", "fit", handlers, "tests")
     _seen.clear()
-    table(patch, aside=aside).install({patch: (before, inner, after)})
+    found = table(patch, aside=aside)
+    for handler in (before, inner, after):
+        found.install({patch: handler})
     assert library.Model().fit(3) == "inner(fit 3)"
     assert _seen == ([] if aside else [3, "inner(fit 3)"])
 

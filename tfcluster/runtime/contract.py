@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -195,7 +195,7 @@ class _WrappedAttribute:
         call = self.original
         for place in sorted(self.found, reverse=True):
             entry = self.patch.handlers[place]
-            aside = None if entry.always else self.stands_aside
+            aside = _never if entry.always else self.stands_aside
             call = _with(self.found[place], entry.called, call, aside)
         self.call = call
 
@@ -225,21 +225,16 @@ class Table:
         if len({*paths}) != len(paths):
             raise ValueError("a table has one patch for each attribute")
 
-    def install(self, handlers: Mapping[Patch, Around | Sequence[Around]]) -> None:
+    def install(self, handlers: Mapping[Patch, Around]) -> None:
         """Wrap the attributes with handlers, in the order of the table.
 
         Raises LookupError for a handler that the patch does not list, and
         AttributeError if the library has no such attribute.
         """
-        for patch, given in handlers.items():
-            several = [given] if callable(given) else list(given)
-            for handler in several:
-                self._put(patch, handler)
-
-    def _put(self, patch: Patch, handler: Around) -> None:
-        if patch not in self.patches:
-            raise LookupError(f"{patch.path} is in another table")
-        self._wrap(patch.owner(), patch, handler)
+        for patch, handler in handlers.items():
+            if patch not in self.patches:
+                raise LookupError(f"{patch.path} is in another table")
+            self._wrap(patch.owner(), patch, handler)
 
     def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
         name, original = patch.attribute, getattr(owner, patch.attribute)
@@ -396,42 +391,30 @@ def name_of(handler: Around) -> str:
     return f"{handler.__module__}.{name}".removeprefix(_PACKAGE)
 
 
+def _never() -> bool:
+    return False
+
+
 def _with(
     handler: Around,
     called: Called,
     inner: Any,
-    stands_aside: Callable[[], bool] | None = None,
+    stands_aside: Callable[[], bool] = _never,
 ) -> Any:
-    """``inner`` with the handler, which is not called while ``stands_aside()``."""
-    if called == "before":
+    """``inner`` with the handler, which is not called if ``stands_aside()`` before."""
 
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if stands_aside is None or not stands_aside():
-                handler(*args, **kwargs)
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if stands_aside():
             return inner(*args, **kwargs)
-    elif called == "after":
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # As for the other handlers, the state before the call counts.
-            aside = stands_aside is not None and stands_aside()
-            result = inner(*args, **kwargs)
-            if not aside:
-                handler(result)
-            return result
-    elif stands_aside is None:
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        if called == "around":
             return handler(inner, *args, **kwargs)
-    else:
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if stands_aside():
-                return inner(*args, **kwargs)
-            return handler(inner, *args, **kwargs)
+        if called == "before":
+            handler(*args, **kwargs)
+        result = inner(*args, **kwargs)
+        if called == "after":
+            handler(result)
+        return result
 
     return call
 
