@@ -11,12 +11,6 @@ import pytest
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.net.buffer_pool import Pool
-from tfcluster.runtime.parameter_server.gradient_parts import (
-    Pushed,
-    Share,
-    difference,
-    whole_gradients,
-)
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
@@ -32,11 +26,15 @@ from tfcluster.runtime.parameter_server.placement import (
 )
 from tfcluster.runtime.parameter_server.service import gradients_of
 from tfcluster.runtime.parameter_server.sharding import (
+    Pushed,
     Rows,
+    Share,
+    difference,
     joined,
     joined_slots,
     part_of,
     pushed_part,
+    whole_gradients,
 )
 from tfcluster.runtime.parameter_server.shm_buffers import attach, create, offer
 

@@ -20,7 +20,6 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
-from tfcluster.runtime.parameter_server.gradient_parts import Share
 from tfcluster.runtime.parameter_server.messages import Header, Message, padded
 from tfcluster.runtime.parameter_server.model_signature import facts_of
 from tfcluster.runtime.parameter_server.placement import (
@@ -33,6 +32,7 @@ from tfcluster.runtime.parameter_server.placement import (
 from tfcluster.runtime.parameter_server.sharding import (
     Gradient,
     Rows,
+    Share,
     joined,
     joined_slots,
     part_of,

@@ -22,8 +22,7 @@ from tfcluster.runtime.parameter_server.messages import (
     send,
 )
 from tfcluster.runtime.parameter_server.service import RefusedError, Service
-from tfcluster.runtime.parameter_server.shm_buffers import BufferTable
-from tfcluster.runtime.parameter_server.shm_channel import ServerChannel
+from tfcluster.runtime.parameter_server.shm_buffers import BufferTable, ServerChannel
 
 _BUFFER_BYTES = 1 << 22
 _FREE_CHECKS, _FREE_CHECK_S = 20, 0.0005

@@ -1,4 +1,4 @@
-"""Waits until the parameter servers listen before a session uses them; notices a loss.
+"""Waits for other tasks' servers to listen, or to end; notices a lost ps.
 
 TensorFlow itself waits forever for a late or dead server. A ps starts TensorFlow's
 server only on request.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from tfcluster.runtime.errors import PeerLostError
 from tfcluster.runtime.tf1.wait_policy import wait_policy
@@ -89,3 +90,37 @@ def probe(address: str) -> Answer:
         return Answer.SILENT
     except OSError:
         return Answer.CLOSED
+
+
+_RECONNECT_S = 5.0
+"""A silent connection is reopened after this time."""
+
+
+def wait_until_closed(address: str) -> None:
+    """Return once the server at ``host:port`` has been reachable and then closed.
+
+    Raises CollectiveTimeoutError if the server is never reachable.
+    """
+    waiting = wait_policy(f"waiting for the chief ({address}) to listen")
+    while probe(address) is Answer.CLOSED:
+        waiting.wait()
+    while _wait_for_close(address):
+        pass
+
+
+def _wait_for_close(address: str) -> bool:
+    """Return when the server closes the connection, or has been silent for a while.
+
+    Returns whether the server was reachable.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection(
+            (host.strip("[]"), int(port)), _RECONNECT_S
+        )
+    except OSError:
+        return False
+    with connection, suppress(OSError):
+        while connection.recv(4096):
+            pass
+    return True

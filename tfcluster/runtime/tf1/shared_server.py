@@ -15,7 +15,7 @@ from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.cluster_members import cluster_of
-from tfcluster.runtime.tf1.server_join import wait_until_closed
+from tfcluster.runtime.tf1.ps_reachability import wait_until_closed
 from tfcluster.runtime.tf1_types import ConfigProto
 
 tf1 = tf.compat.v1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import keras
@@ -10,6 +10,7 @@ import keras
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, CallbackList, Logs, Model
+from tfcluster.runtime.telemetry.agent_channel import Reporter, numbers
 from tfcluster.runtime.tensor_types import Nest
 
 _CHIEF_ONLY = (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
@@ -99,3 +100,47 @@ def looks_at_batches(callback: Callback) -> bool:
 def _has_own(callback: Callback, name: str) -> bool:
     method = getattr(getattr(callback, name), "__func__", None)
     return method is not getattr(keras.callbacks.Callback, name)
+
+
+class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """The last of the callbacks of ``fit``; it changes nothing.
+
+    After each step it only keeps a reference to the logs, which Keras creates anyway.
+    The reporter asks for the other data about once a second.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._epoch = 0
+        self._step = 0
+        self._steps: int | None = None
+        """The number of steps in the last epoch."""
+        self._logs: Mapping[str, object] = {}
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        self._reporter.position = self._tfcluster_position
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self._epoch, self._step, self._logs = epoch + 1, 0, {}
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        # In threads, the call for an earlier step may come later.
+        if batch >= self._step:
+            self._step, self._logs = batch + 1, logs or {}
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self._steps = self._step or None
+        self._reporter.epoch(epoch + 1, logs or {})
+
+    def _tfcluster_position(self) -> dict[str, object]:
+        """The keys of a ``step`` event; what is unknown is left out."""
+        params = self.params or {}
+        found: dict[str, object] = {
+            "epoch": self._epoch,
+            "epochs": params.get("epochs"),
+            "epoch_step": self._step,
+            "epoch_steps": params.get("steps") or self._steps,
+            "metrics": numbers(self._logs),
+        }
+        return {key: value for key, value in found.items() if value not in (None, {})}
