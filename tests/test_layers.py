@@ -76,7 +76,6 @@ RUNTIME_LAYERS = [
     "partition",
     "keras.tf_variables",
     "keras.training_session",
-    "keras.program_lines",
     "keras.data",
     "keras.train",
     "keras.strategies",

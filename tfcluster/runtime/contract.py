@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tfcluster import versions
 from tfcluster.runtime.errors import CollectiveError
@@ -59,25 +59,6 @@ _TITLES = {"keras": "Keras", "tensorflow": "TensorFlow"}
 _WRAPPED = "_tfcluster_wrapped"
 
 
-class Named(Protocol):
-    """An entry that ``check`` looks for."""
-
-    @property
-    def path(self) -> str:
-        """The dotted name."""
-        ...
-
-    @property
-    def needed_by(self) -> str: ...
-
-    @property
-    def without(self) -> str:
-        """What breaks if the name is missing."""
-        ...
-
-    def is_there(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Name:
     """A private name, which may change in any release of the library."""
@@ -89,12 +70,13 @@ class Name:
     its code; or "" for ``where`` itself."""
     needed_by: str
     without: str
+    """What breaks if the name is missing."""
     overridden_in: str = ""
     """The module below ``tfcluster.runtime`` with a class that overrides the name."""
 
     @property
     def path(self) -> str:
-        """See ``Named``."""
+        """The dotted name."""
         return f"{self.where}.{self.name}" if self.name else self.where
 
     def is_there(self) -> bool:
@@ -139,17 +121,17 @@ class Patch:
 
     @property
     def path(self) -> str:
-        """See ``Named``."""
+        """As of a ``Name``."""
         return f"{self.target}.{self.attribute}"
 
     @property
     def needed_by(self) -> str:
-        """See ``Named``."""
+        """As of a ``Name``."""
         return ", ".join(handler.function for handler in self.handlers)
 
     @property
     def without(self) -> str:
-        """See ``Named``."""
+        """As of a ``Name``."""
         return f"no {self.why}"
 
     def is_there(self) -> bool:
@@ -321,7 +303,7 @@ def mark(one: Any, name: str, value: Any) -> None:
         setattr(one, name, value)
 
 
-def check(names: Iterable[Named], *, optional: bool = True) -> None:
+def check(names: Iterable[Name | Patch], *, optional: bool = True) -> None:
     """Raise one CollectiveError that lists all names that the libraries lack.
 
     With ``optional``, the program runs without them if tfcluster leaves it alone.

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import (
     Array,

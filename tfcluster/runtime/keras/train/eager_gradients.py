@@ -14,11 +14,11 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.program_lines import user_line
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
+from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import Gradient
 
