@@ -147,33 +147,6 @@ def test_handlers_stand_aside_but_those_that_are_always_there(library: Any) -> N
     assert library.Model().step() == "inner(step)"
 
 
-_seen: list[object] = []
-
-
-def before(model: object, number: int) -> None:
-    _seen.append(number)
-
-
-def after(result: str) -> None:
-    _seen.append(result)
-
-
-@pytest.mark.parametrize("aside", [False, True])
-def test_observers_get_the_arguments_or_the_result(library: Any, aside: bool) -> None:
-    handlers = (
-        Handler(f"{__name__}.after", "always", called="after"),
-        Handler(f"{__name__}.before", "always", called="before"),
-        Handler(f"{__name__}.inner", "always", always=True),
-    )
-    patch = Patch(f"{LIBRARY}.Base", "fit", handlers, "tests")
-    _seen.clear()
-    found = table(patch, aside=aside)
-    for handler in (before, inner, after):
-        found.install({patch: handler})
-    assert library.Model().fit(3) == "inner(fit 3)"
-    assert _seen == ([] if aside else [3, "inner(fit 3)"])
-
-
 def test_an_inherited_method_is_wrapped_where_it_is_defined(library: Any) -> None:
     patch = patch_of(".Model", "fit", "inherited")
     table(patch).install({patch: outer})

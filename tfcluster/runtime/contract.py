@@ -23,15 +23,7 @@ from tfcluster.runtime.errors import CollectiveError
 
 _T = TypeVar("_T")
 Around = Callable[..., Any]
-"""A handler, called as the table says: see ``Called``."""
-
-Called = Literal["around", "before", "after"]
-"""When a handler is called, and with what.
-
-around     in place of the original: ``handler(original, *args, **kwargs)``
-before     it observes a call: ``handler(*args, **kwargs)``
-after      it observes what a call returned: ``handler(result)``
-"""
+"""A handler: ``handler(original, *args, **kwargs)`` is called for the original."""
 
 How = Literal[
     "attribute",
@@ -101,7 +93,6 @@ class Handler:
     """The strategy, or the condition, under which the handler is installed."""
     always: bool = False
     """Whether the handler is also called if the program distributes its training."""
-    called: Called = "around"
 
 
 @dataclass(frozen=True)
@@ -175,7 +166,7 @@ class _WrappedAttribute:
         for place in sorted(self.found, reverse=True):
             entry = self.patch.handlers[place]
             aside = _never if entry.always else self.stands_aside
-            call = _with(self.found[place], entry.called, call, aside)
+            call = _with(self.found[place], call, aside)
         self.call = call
 
     def wrapper(self) -> Any:
@@ -354,26 +345,14 @@ def _never() -> bool:
     return False
 
 
-def _with(
-    handler: Around,
-    called: Called,
-    inner: Any,
-    stands_aside: Callable[[], bool] = _never,
-) -> Any:
-    """``inner`` with the handler, which is not called if ``stands_aside()`` before."""
+def _with(handler: Around, inner: Any, stands_aside: Callable[[], bool]) -> Any:
+    """``inner`` with the handler, which is not called while ``stands_aside()``."""
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
         if stands_aside():
             return inner(*args, **kwargs)
-        if called == "around":
-            return handler(inner, *args, **kwargs)
-        if called == "before":
-            handler(*args, **kwargs)
-        result = inner(*args, **kwargs)
-        if called == "after":
-            handler(result)
-        return result
+        return handler(inner, *args, **kwargs)
 
     return call
 
@@ -422,8 +401,5 @@ def _described(patch: Patch) -> str:
     lines = [f"{patch.path}{how}", f"    for {patch.why}"]
     for number, handler in enumerate(patch.handlers, 1):
         always = ", always" if handler.always else ""
-        called = "" if handler.called == "around" else f", {handler.called}"
-        lines.append(
-            f"    {number}. {handler.function} [{handler.when}{always}{called}]"
-        )
+        lines.append(f"    {number}. {handler.function} [{handler.when}{always}]")
     return "\n".join(lines) + "\n"

@@ -7,7 +7,7 @@ tfcluster.runtime.keras.patches`` prints this table as well.
 
 from __future__ import annotations
 
-from tfcluster.runtime.contract import Called, Handler, Patch, Table
+from tfcluster.runtime.contract import Handler, Patch, Table
 from tfcluster.runtime.scripts import program_kind
 
 EACH = "every strategy"
@@ -22,11 +22,9 @@ EXPLAIN = "tfcluster explain"
 """When a handler is installed."""
 
 
-def in_keras(
-    function: str, when: str, called: Called = "around", *, always: bool = False
-) -> Handler:
+def in_keras(function: str, when: str, *, always: bool = False) -> Handler:
     """A handler in ``tfcluster.runtime.keras``."""
-    return Handler(f"keras.{function}", when, always, called)
+    return Handler(f"keras.{function}", when, always)
 
 
 def _is_in_keras(handler: Handler) -> bool:
@@ -41,12 +39,8 @@ _ALL_SLOTS = in_keras("strategies.ps_models.ServerModels._with_all_slots", SERVE
 TAPE_GRADIENT = Patch(
     "tensorflow.GradientTape",
     "gradient",
-    (
-        Handler(
-            "exchange.reduced_tensors.ReducedTensors.gradients", EACH, called="after"
-        ),
-    ),
-    "gradients from a tape over all ranks' rows",
+    (Handler("exchange.reduced_tensors.ReducedTensors.gradients", EACH),),
+    "gradients that the program has combined itself",
 )
 ONE_TAPE_GRADIENT = Patch(
     "tensorflow.GradientTape",

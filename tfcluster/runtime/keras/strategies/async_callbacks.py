@@ -6,11 +6,11 @@ import keras
 
 from tfcluster.runtime.collective import NotDistributedError
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Logs
+from tfcluster.runtime.parameter_server.progress import Progress
 
 
 class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped

@@ -21,7 +21,6 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
     ShardSpec,
 )
 from tfcluster.runtime.keras.strategies.async_callbacks import Epochs, FreshWeights
-from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving, Name
@@ -29,6 +28,7 @@ from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, Layer, Model
+from tfcluster.runtime.parameter_server.progress import Progress
 from tfcluster.runtime.tensor_types import Array
 
 T = TypeVar("T")

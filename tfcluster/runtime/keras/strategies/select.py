@@ -24,7 +24,6 @@ from tfcluster.runtime.keras.data.data_service_hooks import (
 from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.strategies import partitioned
-from tfcluster.runtime.keras.strategies.async_coordination import Progress
 from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncRank
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
 from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
@@ -34,6 +33,7 @@ from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
+from tfcluster.runtime.parameter_server.progress import Progress
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first
 from tfcluster.runtime.telemetry.tracer import tracer

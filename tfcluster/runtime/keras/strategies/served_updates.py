@@ -230,7 +230,8 @@ class ServedUpdates:
         rate = read[-1] if len(read) > len(whole) else None
         try:
             model = self._models.of(optimizer, _kinds(gradients))
-            state = self._state(optimizer, present)
+            # At first, the ps tasks have just got these values.
+            state = self._states.setdefault(optimizer, _State(dict(present)))
             self._pass_on(model, state, present, rate)
             received: Sequence[Array | Rows | None]
             if self.idle or model.begun_elsewhere:
@@ -255,13 +256,6 @@ class ServedUpdates:
                 state.known.pop(index, None)
                 results += _rows(received[index], variable)
         return results
-
-    def _state(self, optimizer: Optimizer, present: dict[int, Array]) -> _State:
-        state = self._states.get(optimizer)
-        if state is None:
-            # The ps tasks have just got these values.
-            state = self._states[optimizer] = _State(dict(present))
-        return state
 
     def _pass_on(
         self,
