@@ -14,6 +14,7 @@ from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.keras.types import Optimizer
+from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
@@ -58,10 +59,8 @@ class Session:
     """The number of training steps so far."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
-    waited_for_servers_s: Callable[[], float] = lambda: 0.0
-    """Seconds spent waiting for ps tasks since the start."""
-    bytes_with_servers: Callable[[], int] = lambda: 0
-    """Bytes of arrays exchanged with ps tasks since the start."""
+    servers: ParameterServerClient | None = None
+    """The connection to the ps tasks, if there is one."""
     settle: Callable[[str], None] = lambda what: None
     """Makes the weights equal on all ranks before they are used."""
 
@@ -86,12 +85,13 @@ class Session:
     @property
     def waited_s(self) -> float:
         """Seconds spent waiting for other tasks since the start."""
-        return self.group.waited_s + self.waited_for_servers_s()
+        return self.group.waited_s + (self.servers.waited_s if self.servers else 0.0)
 
     @property
     def exchanged_bytes(self) -> int:
         """Bytes that this task has exchanged with others since the start."""
-        return self.group.exchanged_bytes + self.bytes_with_servers()
+        servers = self.servers.exchanged_bytes if self.servers else 0
+        return self.group.exchanged_bytes + servers
 
     @property
     def totals(self) -> ExchangeTotals:

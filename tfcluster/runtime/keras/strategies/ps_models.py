@@ -85,7 +85,7 @@ class ServerModel:
 class ServerModels:
     """Opens models on the ps tasks, refreshes them, and passes on assignments.
 
-    With ``leads``, the assignments of this task are passed on to the ps tasks.
+    The assignments of the chief are passed on to the ps tasks.
     """
 
     def __init__(
@@ -94,12 +94,10 @@ class ServerModels:
         servers: Callable[[], ParameterServerClient],
         *,
         synchronous: bool,
-        leads: bool,
     ) -> None:
         self._session = session
         self._connect = servers
         self.synchronous = synchronous
-        self._leads = leads
         self._models: list[ServerModel] = []
         self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Variable]]] = {}
         self._in_graphs: dict[int, tuple[weakref.ref[Variable], Array | None]] = {}
@@ -199,7 +197,7 @@ class ServerModels:
         model.shown.clear()
         for path in looked_at:
             model.changed.pop(path, None)
-        if self._leads:
+        if self._session.chief:
             for path, value in values.items():
                 self.servers.assign(model.key, path, value)
         self.pass_on_assignments(model)
@@ -219,7 +217,7 @@ class ServerModels:
         """Pass on the values that the program has assigned since the last call."""
         while model.changed:
             path, variable = model.changed.popitem()
-            if self._leads:
+            if self._session.chief:
                 value = np.asarray(raw(variable).numpy())
                 with contextlib.suppress(KeyError):  # if the variable is only local
                     self.servers.assign(model.key, path, value)
@@ -299,7 +297,7 @@ class ServerModels:
         perhaps later.
         """
         for model in self._existing():
-            if self._leads:
+            if self._session.chief:
                 self.pass_on_assignments(model)
             if not model.changed:
                 model.set(self.servers.pull(model.key))

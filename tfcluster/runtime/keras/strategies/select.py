@@ -53,18 +53,43 @@ def begin(context: Context) -> Session:
             "Keras": keras.__version__,
         }
     )
-    session = _BEGIN[context.strategy](context)
-    if context.options.data == "seed_offset":
+    options = context.options
+    session = Session(
+        _alone(context) if _is_independent(context) else process_group.join(context),
+        reporter(),
+        chief=context.is_chief,
+        divides=options.divides,
+    )
+    if context.strategy is Strategy.LOCAL_SGD:
+        _local_sgd(context, session)
+    elif _is_independent(context):
+        _asynchronous(context, session)
+    else:
+        if context.strategy is not Strategy.COLLECTIVE:
+            servers = _servers(context, session)
+            models = ServerModels(session, servers, synchronous=True)
+            ServedUpdates(session, models).install()
+        seed, strict = _partition_options(context)
+        partitioned.install(session, options, seed=seed, strict=strict)
+        if not session.divides:
+            unknown_rows.install()
+    if found := data_service_client(context):
+        DataServiceHooks(session, *found).install()
+    if options.data == "seed_offset":
         SeedOffset(context.rank).install()
     return session
 
 
-def _divide(context: Context, session: Session) -> None:
-    seed, strict = _partition_options(context)
-    partitioned.install(session, context.options, seed=seed, strict=strict)
-    if not session.divides:
-        unknown_rows.install()
-    _with_data_tasks(context, session)
+def _is_independent(context: Context) -> bool:
+    """Whether ranks do not wait for each other, and share only the ps tasks."""
+    synchronous = context.options.synchronous
+    return context.strategy is Strategy.PARAMETER_SERVER and not synchronous
+
+
+def _alone(context: Context) -> Group:
+    """A group of this rank alone."""
+    member = Member(0, 1, context.token, context.attempt)
+    return Group(HostTransport(member, ("localhost:0",)), tracer=tracer())
 
 
 def _partition_options(context: Context) -> tuple[int, bool]:
@@ -73,14 +98,7 @@ def _partition_options(context: Context) -> tuple[int, bool]:
     return seed, os.environ.get("TFCLUSTER_PARTITION") == "strict"
 
 
-def _collective(context: Context) -> Session:
-    session = _session(context)
-    _divide(context, session)
-    return session
-
-
-def _local_sgd(context: Context) -> Session:
-    session = _session(context)
+def _local_sgd(context: Context, session: Session) -> None:
     options = context.options
     local_sgd = LocalSgd(
         session, every=options.sync_every, seconds=options.sync_seconds
@@ -90,39 +108,10 @@ def _local_sgd(context: Context) -> Session:
     saving = ChiefOnlySaving(session)
     saving.install()
     LocalSgdModels(session, saving, local_sgd).install()
-    _with_data_tasks(context, session)
-    return session
 
 
-def _parameter_server(context: Context) -> Session:
-    if context.options.synchronous:
-        return _synchronous_ps(context)
-    return _asynchronous_ps(context)
-
-
-def _synchronous_ps(context: Context) -> Session:
-    session = _session(context)
+def _asynchronous(context: Context, session: Session) -> None:
     servers = _servers(context, session)
-    models = ServerModels(session, servers, synchronous=True, leads=session.chief)
-    ServedUpdates(session, models).install()
-    _divide(context, session)
-    return session
-
-
-def _asynchronous_ps(context: Context) -> Session:
-    alone = HostTransport(
-        Member(0, 1, context.token, context.attempt), ("localhost:0",)
-    )
-    session = Session(
-        Group(alone, tracer=tracer()),
-        reporter(),
-        chief=context.is_chief,
-        divides=context.options.divides,
-    )
-    servers = _servers(context, session)
-    server_models = ServerModels(
-        session, servers, synchronous=False, leads=session.chief
-    )
     progress = Progress(
         servers,
         context.rank,
@@ -132,25 +121,9 @@ def _asynchronous_ps(context: Context) -> Session:
         warning_s=context.options.stall_warning_s,
         warn=session.reporter.warning,
     )
-    # Before batches are sharded: batches from data tasks are already sharded.
-    _with_data_tasks(context, session)
+    models = ServerModels(session, servers, synchronous=False)
     shard = ShardSpec(context.rank, context.size)
-    AsyncRank(session, shard, server_models, progress).install()
-    return session
-
-
-def _with_data_tasks(context: Context, session: Session) -> None:
-    if found := data_service_client(context):
-        DataServiceHooks(session, *found).install()
-
-
-def _session(context: Context) -> Session:
-    return Session(
-        process_group.join(context),
-        reporter(),
-        chief=context.is_chief,
-        divides=context.options.divides,
-    )
+    AsyncRank(session, shard, models, progress).install()
 
 
 def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
@@ -176,16 +149,7 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
             token=context.token,
             stall_timeout_s=context.options.stall_timeout_s,
         )
-        session.waited_for_servers_s = lambda: servers.waited_s
-        session.bytes_with_servers = lambda: servers.exchanged_bytes
+        session.servers = servers
         return servers
 
     return connect
-
-
-_BEGIN: dict[Strategy, Callable[[Context], Session]] = {
-    Strategy.COLLECTIVE: _collective,
-    Strategy.LOCAL_SGD: _local_sgd,
-    Strategy.PARAMETER_SERVER: _parameter_server,
-    Strategy.REPLICATED: _synchronous_ps,
-}
