@@ -101,13 +101,13 @@ ITERATOR_NEXT = Patch(
 DATASET_CACHE = Patch(
     "tensorflow.data.Dataset",
     "cache",
-    (in_keras("data.cache_files._cache", "ranks other than the chief"),),
+    (in_keras("data.cache_files._of_this_rank", "ranks other than the chief"),),
     "a cache file for each rank",
 )
 DATASET_SNAPSHOT = Patch(
     "tensorflow.data.Dataset",
     "snapshot",
-    (in_keras("data.cache_files._snapshot", "ranks other than the chief"),),
+    (in_keras("data.cache_files._of_this_rank", "ranks other than the chief"),),
     "a snapshot for each rank",
 )
 DATASET_SAVE = Patch(

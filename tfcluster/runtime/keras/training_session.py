@@ -73,16 +73,6 @@ class Session:
         self.group.steps = lambda: self.step_rate.steps
 
     @property
-    def rank(self) -> int:
-        """This rank's number among ``size``; asynchronous ranks are 0 of 1."""
-        return self.group.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks that train synchronously."""
-        return self.group.size
-
-    @property
     def waited_s(self) -> float:
         """Seconds spent waiting for other tasks since the start."""
         return self.group.waited_s + (self.servers.waited_s if self.servers else 0.0)
@@ -146,10 +136,6 @@ class Session:
             self._local.marks = set()
         found: set[str] = self._local.marks
         return found
-
-    def exchanged(self) -> None:
-        """Report that weights or gradients have been exchanged with the other ranks."""
-        self.reporter.exchanged()
 
     def warn(self, text: str) -> None:
         """Warn the user on the console, once per text."""

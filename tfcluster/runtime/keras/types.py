@@ -51,9 +51,6 @@ class Variable(Protocol):
         """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
         ...
 
-    @property
-    def trainable(self) -> bool: ...
-
     constraint: Callable[[Tensor], Tensor] | None
     overwrite_with_gradient: bool
     """Only Keras variables have this attribute."""
@@ -131,9 +128,6 @@ class Layer(Protocol):
     @property
     def trainable_variables(self) -> Sequence[Variable]: ...
 
-    @property
-    def losses(self) -> Sequence[Tensor]: ...
-
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
     ) -> Iterator[Layer]: ...
@@ -152,17 +146,8 @@ class BatchNormalization(Layer, Protocol):
 class Metric(Protocol):
     """A ``keras.metrics.Metric``."""
 
-    name: str
-
-    @property
-    def dtype(self) -> str: ...
-
     @property
     def variables(self) -> Sequence[Variable]: ...
-
-    def result(self) -> Any:
-        """A scalar tensor, normally; a metric of the program may return anything."""
-        ...
 
 
 class Model(Layer, Protocol):
@@ -191,12 +176,6 @@ class Callback(Protocol):
     def set_model(self, model: Model) -> None: ...
 
     def set_params(self, params: Mapping[str, Any]) -> None: ...
-
-    def on_train_begin(self, logs: Logs | None = None) -> None: ...
-
-    def on_train_end(self, logs: Logs | None = None) -> None: ...
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...
 
 
 class CallbackList(Protocol):

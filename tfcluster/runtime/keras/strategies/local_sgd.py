@@ -125,7 +125,7 @@ class LocalSgd:
         session = self._session
         group = session.group
         if session.divides:
-            ranks = Ranks(session.size, (session.rank,))
+            ranks = Ranks(session.group.size, (session.group.rank,))
         else:
             ranks = Ranks(1, (0,))
         self._split = ranks.splits[0]
@@ -336,7 +336,7 @@ class LocalSgd:
         ]
         self._changed.clear()
         self._rows, self._runs, self._since_s = 0.0, 0, self._clock()
-        self._session.exchanged()
+        self._session.reporter.exchanged()
 
     def _of_optimizers(self) -> set[int]:
         """The variables of the optimizers, which stay local."""

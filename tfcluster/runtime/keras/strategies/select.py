@@ -73,8 +73,8 @@ def begin(context: Context) -> Session:
         partitioned.install(session, options, seed=seed, strict=strict)
         if not session.divides:
             unknown_rows.install()
-    if found := data_service_client(context):
-        DataServiceHooks(session, *found).install()
+    if client := data_service_client(context):
+        DataServiceHooks(session, client).install()
     if options.data == "seed_offset":
         SeedOffset(context.rank).install()
     return session

@@ -242,7 +242,7 @@ class ServedUpdates:
         except CollectiveError as error:
             self._session.group.keep(error)
             raise
-        self._session.exchanged()
+        self._session.reporter.exchanged()
         self._pushed(model.key)
         results = []
         for index in whole:
