@@ -17,11 +17,12 @@ from tfcluster.runtime.parameter_server.messages import (
     receive,
     send,
 )
-from tfcluster.runtime.parameter_server.model_signature import differing, facts_of
 from tfcluster.runtime.parameter_server.placement import (
     Placement,
     Variable,
     bytes_of,
+    differing,
+    facts_of,
     placed,
 )
 from tfcluster.runtime.parameter_server.service import gradients_of

@@ -14,8 +14,7 @@ from typing import TypeAlias
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.parameter_server.messages import Header, Message
-from tfcluster.runtime.parameter_server.model_signature import differing
-from tfcluster.runtime.parameter_server.placement import Piece
+from tfcluster.runtime.parameter_server.placement import Piece, differing
 from tfcluster.runtime.parameter_server.sharded_model import (
     Engine,
     ShardedModel,

@@ -23,7 +23,7 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
 )
-from tfcluster.runtime.parameter_server.server_request import request_server
+from tfcluster.runtime.parameter_server.server_socket import request_server
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import Reporter, reporter
 from tfcluster.runtime.telemetry.rank_claim import claim
