@@ -116,7 +116,7 @@ DATASET_SAVE = Patch(
 SET_SEED = Patch(
     "tensorflow.random",
     "set_seed",
-    (in_keras("data.per_rank_shuffle.SeedOffset._set_seed", "data: seed_offset"),),
+    (in_keras("data.per_rank_shuffle._set_seed", "data: seed_offset"),),
     "a different order of the data on each rank",
 )
 

@@ -16,12 +16,15 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.data import disable_autotune, unknown_rows
+from tfcluster.runtime.keras.data import (
+    disable_autotune,
+    per_rank_shuffle,
+    unknown_rows,
+)
 from tfcluster.runtime.keras.data.data_service_hooks import (
     DataServiceHooks,
     data_service_client,
 )
-from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
 from tfcluster.runtime.keras.strategies import partitioned
 from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncRank
@@ -76,7 +79,7 @@ def begin(context: Context) -> Session:
     if client := data_service_client(context):
         DataServiceHooks(session, client).install()
     if options.data == "seed_offset":
-        SeedOffset(context.rank).install()
+        per_rank_shuffle.install(context.rank)
     return session
 
 
