@@ -209,7 +209,7 @@ TRACE = Patch(
 
 # --- strategies of TensorFlow's -------------------------------------------------------
 
-_REFUSE = "strategies.unsupported_strategies._refuse"
+_REFUSE = "strategies.partitioned._refuse"
 
 
 def _strategy(name: str, function: str) -> Patch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import Concatenate, ParamSpec
 
 import keras
 import tensorflow as tf
@@ -24,12 +25,11 @@ from tfcluster.runtime.collective.transports.tensorflow.transport import (
 )
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.strategies.unsupported_strategies import refuse_strategies
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.keras.types import Model, Strategy
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
@@ -40,6 +40,7 @@ from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.telemetry.agent_channel import reporter
 
 
 def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> None:
@@ -242,3 +243,49 @@ def require_alike() -> None:
             "tf.config.threading.set_intra_op_parallelism_threads. Several operations "
             "still run at a time"
         )
+
+
+# --- strategies of TensorFlow ---------------------------------------------------------
+
+
+_P = ParamSpec("_P")
+
+
+def refuse_strategies() -> None:
+    """Make the constructors of TensorFlow's strategies raise CollectiveError.
+
+    The replicas of such a strategy would all-reduce gradients among themselves, and
+    each of them with the other ranks. A strategy with one replica changes nothing.
+    """
+    for patch in tf_patches.STRATEGIES_OF_CLUSTERS:
+        # Refuse the strategy before it waits for other tasks at the ranks' addresses.
+        name = patch.target.rpartition(".")[2]
+        tf_patches.TABLE.install({patch: partial(_refuse, name)})
+    for patch in tf_patches.STRATEGIES_OF_ONE_HOST:
+        tf_patches.TABLE.install({patch: _refuse_replicas})
+
+
+def _refuse(name: str, *_: object, **__: object) -> None:
+    raise _refusal(name)
+
+
+def _refuse_replicas(
+    original: Callable[Concatenate[Strategy, _P], None],
+    strategy: Strategy,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> None:
+    original(strategy, *args, **kwargs)
+    if strategy.num_replicas_in_sync > 1:
+        raise _refusal(type(strategy).__name__)
+    reporter().warning(
+        f"{type(strategy).__name__} has one replica and changes nothing: tfcluster "
+        "trains on all ranks already"
+    )
+
+
+def _refusal(name: str) -> CollectiveError:
+    return CollectiveError(
+        f"the script creates a {name}, but tfcluster already trains on all ranks: "
+        "remove it, or set 'runtime: {strategy: none}', which leaves the script alone"
+    )
