@@ -345,14 +345,9 @@ def is_for_xla(function: Function) -> bool:
 
 def without_xla(function: Function) -> Function:
     """The same function, not compiled by XLA."""
-    plain = copy_of(function)
+    plain = function._clone(None)
     plain._jit_compile = None
     return plain
-
-
-def copy_of(function: Function) -> Function:
-    """The same function, without its traces."""
-    return function._clone(None)
 
 
 def is_in_xla(graph: Graph) -> bool:
@@ -394,9 +389,6 @@ def is_generated(file: str) -> bool:
 def is_of_autograph(error: BaseException) -> bool:
     """Whether AutoGraph raised this error in place of an error during tracing."""
     return type(error).__name__ == "StagingError"
-
-
-# --- graphs of functions --------------------------------------------------------------
 
 
 # --- tapes ----------------------------------------------------------------------------

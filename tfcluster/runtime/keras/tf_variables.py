@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import cast
 
 import keras
@@ -31,21 +30,6 @@ def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
         return tf.Variable(value, trainable=False, name=name)
-
-
-@contextmanager
-def made_at_once() -> Iterator[None]:
-    """Keras variables that are created within this context have their values at once.
-
-    A ``tf.function`` that creates variables is traced twice, and only the second trace
-    counts. These variables do not count as created by the function. A strategy's scope
-    is left as it is, because its variables are of a different kind.
-    """
-    if tf.executing_eagerly() or tf.distribute.has_strategy():
-        yield
-        return
-    with tf.variable_creator_scope(tf_internals.plain_variable):
-        yield
 
 
 def have_values(variables: Iterable[types.Variable | Variable]) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.tensor_types import Operation

@@ -35,6 +35,7 @@ from tfcluster.runtime.keras.train.saved_copies import (
     unpack,
 )
 from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
 
 T = TypeVar("T")
@@ -74,6 +75,8 @@ class ChiefOnlySaving:
                 patches.SAVE_MODEL: file,
                 patches.SAVE_WEIGHTS: file,
                 patches.MODEL_EXPORT: file,
+                patches.BACKUP_SAVE: self._by_the_chief,
+                patches.BACKUP_TRAIN_END: self._by_the_chief,
                 patches.MAKEDIRS: _make_once,
             }
         )
@@ -195,6 +198,19 @@ class ChiefOnlySaving:
             )
 
         return saved
+
+    def _by_the_chief(
+        self,
+        original: Callable[..., None],
+        callback: Callback,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Call a method of a callback that changes files."""
+        self.chief_only(
+            lambda: original(callback, *args, **kwargs),
+            f"end of {type(callback).__name__}",
+        )
 
     def _save_of_manager(
         self,
