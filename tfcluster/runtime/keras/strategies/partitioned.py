@@ -7,7 +7,9 @@ end of training.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -126,6 +128,26 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
 
     PartitionedModels(session, saving, begin).install()
     refuse_strategies()
+    atexit.register(_end, session)
+
+
+def _end(session: Session) -> None:
+    """Report at the end of a program that nothing of it was divided: it is right, too.
+
+    That cannot be said of ranks with batches of their own, and of programs that
+    distribute themselves.
+    """
+    report = session.reporter
+    ended_early = getattr(sys, "last_value", None) is not None
+    itself = program_kind.distributes_itself()
+    if report.has_exchanged or ended_early or itself or not session.divides:
+        return
+    session.warn(
+        "nothing of this program was divided: every rank computed all of it. The "
+        "result is right, but no faster than on one machine. Put a step of the "
+        "training into a function with @tf.function that gets a batch"
+    )
+    report.exchanged()
 
 
 def variable_paths() -> dict[int, str]:
