@@ -24,6 +24,7 @@ from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.strategies import shards
 from tfcluster.runtime.keras.strategies.unsupported_strategies import refuse_strategies
+from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
@@ -157,9 +158,10 @@ def variable_paths() -> dict[int, str]:
         each for each in gc.get_objects() if issubclass(type(each), keras.Variable)
     ]
     return {
-        id(each.value.handle): each.path
+        id(own.handle): each.path
         for each in found
         if isinstance(each.value, tf.Variable)
+        for own in held(each.value)
     }
 
 
@@ -168,9 +170,10 @@ def variables_of(model: Model) -> list[Watched]:
     optimizer = getattr(model, "optimizer", None)
     found = [*model.variables, *([] if optimizer is None else optimizer.variables)]
     return [
-        Watched(each.path, each.value.handle, each.value.dtype, 0, tuple(each.shape))
+        Watched(each.path, own.handle, each.value.dtype, 0, tuple(each.shape))
         for each in found
         if isinstance(each.value, tf.Variable) and each.value.dtype != tf.string
+        for own in held(each.value)
     ]
 
 

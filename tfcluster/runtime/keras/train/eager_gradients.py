@@ -15,7 +15,7 @@ from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.tf_variables import held, raw
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
@@ -72,7 +72,7 @@ class OptimizerSteps:
 
 
 def _steps_of(optimizer: Optimizer) -> int:
-    return int(raw(internals.iterations_of(optimizer)).numpy())
+    return int(held(raw(internals.iterations_of(optimizer)))[0].numpy())
 
 
 class EagerGradients:
