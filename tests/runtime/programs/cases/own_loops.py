@@ -55,6 +55,30 @@ def case_eagerly_with_an_unused_weight():
     return results(model) | {"loss": loss.numpy()}
 
 
+def case_errors_that_a_loop_catches():
+    """The rows of one rank have a wrong index; the loop leaves such batches out."""
+    table = tf.Variable(np.arange(20.0).reshape(10, 2))
+
+    @tf.function
+    def step(indices, targets):
+        with tf.GradientTape() as tape:
+            found = tf.reduce_sum(tf.gather(table, indices), 1)
+            loss = tf.reduce_mean((found - targets) ** 2)
+        table.assign_sub(0.01 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    losses = []
+    for wrong in (None, 0, 11, 6, None):
+        indices = np.arange(12) % 10
+        if wrong is not None:
+            indices[wrong] = 99
+        try:
+            losses.append(step(indices, np.linspace(0, 1, 12)).numpy())
+        except tf.errors.InvalidArgumentError as error:
+            losses.append(-1.0 if "99 is not in" in str(error) else -2.0)
+    return {"losses": np.array(losses), "table": table.numpy()}
+
+
 def case_rate_by_the_loss():
     """And a metric outside of the step, a sum of tensors, and a best loss."""
     outside, kept = keras.metrics.Mean(), [tf.constant(np.inf), tf.constant(0.0)]

@@ -33,7 +33,8 @@ from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.hook import Hook, Running, at_once
+from tfcluster.runtime.partition.failures import Failures
+from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import OpRuns
 from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
@@ -90,7 +91,7 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
     )
     if count is not None:
         new_exchanger = partial(OrderedExchanger, group, ranks=count)
-    running: Running = at_once
+    running: Running = Failures(group).running
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
