@@ -214,12 +214,38 @@ def case_variable_without_an_optimizer():
 
 
 def case_one_replica():
-    """A strategy of TensorFlow with one replica is harmless."""
-    x, y = data(40)
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+    """A strategy of TensorFlow with one replica is harmless, also in its scope."""
+    x, y = (each.astype("float32") for each in data(40))
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    return results(model, model.fit(x, y[:, None], verbose=0))
+        history = model.fit(x, y[:, None], verbose=0)
+        optimizer = keras.optimizers.SGD(0.1)
+
+        @tf.function
+        def step(rows, labels):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(rows) - labels) ** 2)
+            weights = model.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return loss
+
+        losses = [strategy.run(step, args=(x, y[:, None])) for _ in range(3)]
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = tf.Variable(1.0)
+
+        @tf.function
+        def another(rows):
+            other.assign_add(tf.reduce_mean(rows))
+            return other.read_value()
+
+        found = another(x)
+    return results(model, history) | {
+        "losses": np.array([float(each) for each in losses]),
+        "other": found.numpy(),
+    }
 
 
 # --- what cannot be equal to one process ----------------------------------------------
