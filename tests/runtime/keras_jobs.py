@@ -87,6 +87,7 @@ IN_DEFAULT_TIER = {
         "eagerly_with_an_unused_weight",
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
         *("errors_that_a_loop_catches", "one_replica"),
+        "function_between_tapes",
     ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
     "step_metrics": ["as_in_the_guide"],

@@ -55,6 +55,27 @@ def case_eagerly_with_an_unused_weight():
     return results(model) | {"loss": loss.numpy()}
 
 
+def case_function_between_tapes():
+    """A function under an eager tape, and under an eager accumulator of tangents."""
+    x, y = data(24)
+    x = tf.constant(x)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    forward = tf.function(lambda rows: tf.tanh(model(rows)))
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((forward(x) - y[:, None]) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+        outputs = forward(x)
+    return results(model) | {
+        "loss": loss.numpy(),
+        "outputs": outputs.numpy(),
+        "tangents": accumulator.jvp(outputs).numpy(),
+    }
+
+
 def case_errors_that_a_loop_catches():
     """The rows of one rank have a wrong index; the loop leaves such batches out."""
     table = tf.Variable(np.arange(20.0).reshape(10, 2))

@@ -70,6 +70,7 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
             shards.require_alike()
         if program.is_divided:
             session.exchanged()
+            gradients.of_tape |= program.is_of_tape
             if program.trains:
                 gradients.divided += 1
                 steps.count(program.label)

@@ -89,6 +89,11 @@ class EagerGradients:
         self._agreement = agreement
         self.divided = 0
         """How many divided programs that train have run."""
+        self.of_tape = False
+        """Whether a divided program has computed gradients for an eager tape.
+
+        What the tape adds to them may differ between the ranks.
+        """
         self._divided_before = 0
         self._undivided = 0
         """How many gradients were computed eagerly, one after another."""
@@ -125,7 +130,9 @@ class EagerGradients:
         session = self._session
         was_divided = self.divided > self._divided_before
         self._divided_before = self.divided
-        self._undivided = 0 if was_divided else self._undivided + 1
+        is_whole = not was_divided and not self.of_tape
+        self._undivided = self._undivided + 1 if is_whole else 0
+        self.of_tape = False
         if self._undivided == _SUSPICIOUS:
             session.warn(
                 f"{user_line()}: every rank computed the same gradient, since it is "
