@@ -131,7 +131,10 @@ CHECKPOINT_WRITE = Patch(
 CHECKPOINT_SAVE = Patch(
     "tensorflow.train.Checkpoint",
     "save",
-    (SAVED, _ALL_SLOTS),
+    (
+        in_keras("train.chief_only_saving.ChiefOnlySaving._save_of_checkpoint", EACH),
+        _ALL_SLOTS,
+    ),
     "files written by the chief only",
 )
 CHECKPOINT_READ = Patch(

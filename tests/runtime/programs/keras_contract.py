@@ -467,6 +467,8 @@ def check_a_manager_knows_a_noted_checkpoint() -> None:
     tf_internals.note_checkpoint(manager, "there/ckpt-1", 1.0)
     assert manager.latest_checkpoint == "there/ckpt-1"
     assert manager.checkpoints == ["there/ckpt-1"]
+    tf_internals.note_checkpoint(manager, "there/ckpt-2", 2.0)
+    assert manager.checkpoints == ["there/ckpt-2"]
 
 
 def check_messages_are_printed_by_one_function() -> None:

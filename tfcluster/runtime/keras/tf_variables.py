@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,15 @@ def raw(variable: types.Variable | Variable) -> Variable:
     if isinstance(variable, keras.Variable):
         return variable.value
     return cast("Variable", variable)
+
+
+def held(variable: Any) -> Sequence[Variable]:
+    """The variable itself; or what it holds, if it is one of a ``MirroredStrategy``.
+
+    Such a variable has no handle in the strategy's scope, and no value in another's.
+    """
+    found: Sequence[Variable] = getattr(variable, "values", (variable,))
+    return found
 
 
 def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:

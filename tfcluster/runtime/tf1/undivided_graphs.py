@@ -51,5 +51,6 @@ class UndividedGraphs:
             self.has_warned = True
             text = f"{user_line()}: {_WHY}"
             reporter().warning(text)
+            reporter().exchanged()
             sys.stderr.write(f"tfcluster: warning: {text}\n")
         return original(*args, **kwargs)

@@ -7,7 +7,9 @@ end of training.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Concatenate, ParamSpec
@@ -25,6 +27,7 @@ from tfcluster.runtime.collective.transports.tensorflow.transport import (
 )
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
+from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
@@ -33,7 +36,8 @@ from tfcluster.runtime.keras.types import Model, Strategy
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.hook import Hook, Running, at_once
+from tfcluster.runtime.partition.failures import Failures
+from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import OpRuns
 from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
@@ -70,6 +74,7 @@ def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> N
             require_alike()
         if program.is_divided:
             session.reporter.exchanged()
+            gradients.of_tape |= program.is_of_tape
             if program.trains:
                 gradients.divided += 1
                 steps.count(program.label)
@@ -91,7 +96,7 @@ def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> N
     )
     if count is not None:
         new_exchanger = partial(OrderedExchanger, group, ranks=count)
-    running: Running = at_once
+    running: Running = Failures(group).running
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
@@ -130,6 +135,26 @@ def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> N
 
     PartitionedModels(session, saving, begin).install()
     refuse_strategies()
+    atexit.register(_end, session)
+
+
+def _end(session: Session) -> None:
+    """Report at the end of a program that nothing of it was divided: it is right, too.
+
+    That cannot be said of ranks with batches of their own, and of programs that
+    distribute themselves.
+    """
+    report = session.reporter
+    ended_early = getattr(sys, "last_value", None) is not None
+    itself = program_kind.distributes_itself()
+    if report.has_exchanged or ended_early or itself or not session.divides:
+        return
+    session.warn(
+        "nothing of this program was divided: every rank computed all of it. The "
+        "result is right, but no faster than on one machine. Put a step of the "
+        "training into a function with @tf.function that gets a batch"
+    )
+    report.exchanged()
 
 
 def _rounding(options: Runtime) -> Rounding | None:
@@ -148,9 +173,10 @@ def variable_paths() -> dict[int, str]:
         each for each in gc.get_objects() if issubclass(type(each), keras.Variable)
     ]
     return {
-        id(each.value.handle): each.path
+        id(own.handle): each.path
         for each in found
         if isinstance(each.value, tf.Variable)
+        for own in held(each.value)
     }
 
 
@@ -159,9 +185,10 @@ def variables_of(model: Model) -> list[Watched]:
     optimizer = getattr(model, "optimizer", None)
     found = [*model.variables, *([] if optimizer is None else optimizer.variables)]
     return [
-        Watched(each.path, each.value.handle, each.value.dtype, 0, tuple(each.shape))
+        Watched(each.path, own.handle, each.value.dtype, 0, tuple(each.shape))
         for each in found
         if isinstance(each.value, tf.Variable) and each.value.dtype != tf.string
+        for own in held(each.value)
     ]
 
 

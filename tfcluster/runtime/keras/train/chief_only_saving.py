@@ -83,7 +83,7 @@ class ChiefOnlySaving:
         tf_patches.TABLE.install(
             {
                 tf_patches.CHECKPOINT_WRITE: prefix,
-                tf_patches.CHECKPOINT_SAVE: prefix,
+                tf_patches.CHECKPOINT_SAVE: self._save_of_checkpoint,
                 tf_patches.MANAGER_SAVE: self._save_of_manager,
                 tf_patches.SAVED_MODEL_SAVE: self._saved_as("export_dir"),
                 tf_patches.DATASET_SAVE: self._saved_as("path"),
@@ -212,6 +212,20 @@ class ChiefOnlySaving:
             f"end of {type(callback).__name__}",
         )
 
+    def _save_of_checkpoint(
+        self, original: Callable[..., str], checkpoint: Any, *args: Any, **kwargs: Any
+    ) -> object:
+        saved = self._saved_as("file_prefix", prefix=True)
+        found = saved(original, checkpoint, *args, **kwargs)
+        self._count_save(checkpoint)
+        return found
+
+    def _count_save(self, checkpoint: Any) -> None:
+        """Count a save on a rank that wrote nothing: it is part of the state."""
+        skipped = not self._session.chief and not self._session.within("saving")
+        if skipped and tf.executing_eagerly():
+            checkpoint.save_counter.assign_add(1)
+
     def _save_of_manager(
         self,
         original: Callable[..., str | None],
@@ -226,7 +240,10 @@ class ChiefOnlySaving:
         )
         if saved and not self._session.chief and not self._session.within("saving"):
             # The manager gets the state that it would have after saving a checkpoint.
-            tf_internals.note_checkpoint(manager, saved, time.time())
+            with contextlib.suppress(tf.errors.NotFoundError):
+                # Another rank may delete the same file at the same time.
+                tf_internals.note_checkpoint(manager, saved, time.time())
+            self._count_save(manager.checkpoint)
         return saved
 
 

@@ -14,7 +14,7 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.tf_variables import held, raw
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
@@ -67,7 +67,7 @@ class OptimizerSteps:
 
 
 def _steps_of(optimizer: Optimizer) -> int:
-    return int(raw(internals.iterations_of(optimizer)).numpy())
+    return int(held(raw(internals.iterations_of(optimizer)))[0].numpy())
 
 
 class EagerGradients:
@@ -84,6 +84,11 @@ class EagerGradients:
         self._agreement = agreement
         self.divided = 0
         """How many divided programs that train have run."""
+        self.of_tape = False
+        """Whether a divided program has computed gradients for an eager tape.
+
+        What the tape adds to them may differ between the ranks.
+        """
         self._divided_before = 0
         self._undivided = 0
         """How many gradients were computed eagerly, one after another."""
@@ -120,7 +125,9 @@ class EagerGradients:
         session = self._session
         was_divided = self.divided > self._divided_before
         self._divided_before = self.divided
-        self._undivided = 0 if was_divided else self._undivided + 1
+        is_whole = not was_divided and not self.of_tape
+        self._undivided = self._undivided + 1 if is_whole else 0
+        self.of_tape = False
         if self._undivided == _SUSPICIOUS:
             session.warn(
                 f"{user_line()}: every rank computed the same gradient, since it is "
