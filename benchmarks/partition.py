@@ -3,7 +3,7 @@
 Each table has medians of rounds; every contender runs once in each round, so the ratios
 hold even if the machine's speed changes.
 
-    python -m benchmarks.partition [--repeats 3] [--models mlp cnn cnn20 lstm transformer]
+    python -m benchmarks.partition [--repeats 3] [--models mlp cnn cnn20 ...]
         [--only steps inference rewriting]
 """
 

@@ -35,11 +35,9 @@ def measured(name: str) -> dict[str, Any]:
     traced = step.get_concrete_function(iterator)
     tracing = time.perf_counter() - began
     watch = Watch(RANKS)
-    calls = {
-        tf_patches.CALL_FUNCTION: watch.call,
-        tf_patches.FLAT_CALL: watch.flat_call,
-    }
-    with tf_patches.TABLE.replaced(calls):
+    with tf_patches.TABLE.replaced(
+        {tf_patches.CALL_FUNCTION: watch.call, tf_patches.FLAT_CALL: watch.flat_call}
+    ):
         traced(iterator)
     (program,) = (each for each in watch.programs if each.trains)
     seen = explained(program)
