@@ -34,7 +34,8 @@ def test_functions() -> None:
         if name in keras_ops.WITHOUT_CASE:
             continue
         cases = keras_ops.cases(name)
-        assert cases, f"keras.ops.{name} has no case"
+        if not cases:
+            coverage.failures.append(f"keras.ops.{name} has no case")
         for function, specs in cases:
             coverage.trace(name, *_with_gradient(function), specs=specs)
     coverage.check()
