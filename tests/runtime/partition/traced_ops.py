@@ -18,7 +18,7 @@ from tfcluster.versions import NEWEST, numbers
 ROWS = 6
 IS_NEWEST = numbers(keras.__version__) >= NEWEST["keras"]
 """Whether Keras has all that the cases need. They are those of the newest version."""
-_NOT_THERE = (AttributeError, LookupError, TypeError, ValueError)
+_NOT_THERE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What Keras raises if it lacks what a case needs, or cannot trace it."""
 
 
