@@ -66,7 +66,9 @@ def case_function_between_tapes():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((forward(x) - y[:, None]) ** 2)
         weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
     with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
         outputs = forward(x)
     return results(model) | {
