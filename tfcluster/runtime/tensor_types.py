@@ -53,10 +53,6 @@ class DType(Protocol):
         ...
 
 
-DTypeLike: TypeAlias = DType | np.dtype[Any] | type | str
-"""Anything that ``tf.as_dtype`` accepts."""
-
-
 class Shape(Protocol):
     """A ``tf.TensorShape``."""
 

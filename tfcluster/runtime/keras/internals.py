@@ -93,7 +93,7 @@ NAMES = (
         "slots have other names: a restored optimizer does not reach the ps tasks",
     ),
     # Layers and models.
-    Name(_LAYER, "_flatten_layers", "checks of models", "layers are not found"),
+    Name(_LAYER, "_flatten_layers", "tfcluster verify", "layers are not found"),
     Name(
         "keras.random.SeedGenerator.__init__",
         "seed_generator_state",

@@ -174,7 +174,7 @@ VARIABLE_ASSIGN = Patch(
     "keras.Variable",
     "assign",
     (in_keras("strategies.ps_models.ServerModels._assign", SERVED),),
-    "metrics by rows, state of layers, assignments by the program",
+    "assignments by the program",
     how="inherited",
 )
 
