@@ -34,10 +34,9 @@ def measured(name: str) -> dict[str, Any]:
     iterator = iter(batch)
     traced = step.get_concrete_function(iterator)
     tracing = time.perf_counter() - began
-    watches.append(Watch(RANKS))
+    before = len(watch.programs)
     traced(iterator)
-    watch = watches.pop()
-    (program,) = (each for each in watch.programs if each.trains)
+    (program,) = (each for each in watch.programs[before:] if each.trains)
     seen = explained(program)
     assert program.placed is not None
     return {
@@ -50,22 +49,9 @@ def measured(name: str) -> dict[str, Any]:
     }
 
 
-watches: list[Watch] = []
-"""The one that divides what is called, if any."""
-
-
-def call(original: Any, *args: Any) -> Any:
-    return watches[0].call(original, *args) if watches else original(*args)
-
-
-def flat_call(original: Any, *args: Any, **given: Any) -> Any:
-    if not watches:
-        return original(*args, **given)
-    return watches[0].flat_call(original, *args, **given)
-
-
+watch = Watch(RANKS)
 tf_patches.TABLE.install(
-    {tf_patches.CALL_FUNCTION: call, tf_patches.FLAT_CALL: flat_call}
+    {tf_patches.CALL_FUNCTION: watch.call, tf_patches.FLAT_CALL: watch.flat_call}
 )
 names = sys.argv[1:]
 # Once more, since the first program imports modules and fills tables.
