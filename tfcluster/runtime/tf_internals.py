@@ -40,6 +40,12 @@ _SERVERS = "parameter servers"
 NAMES_WITHOUT_KERAS = (
     Name("tensorflow.python.eager.context", "context", _TRANSPORT, "no server"),
     Name(
+        "tensorflow.python.util.tf_stack",
+        "extract_stack",
+        "messages",
+        "the line in the program is not named",
+    ),
+    Name(
         "tensorflow.python.eager.context",
         "function_executor_type",
         _SERVERS,
@@ -116,12 +122,6 @@ NAMES = (
         "GraphOrParentsInXlaContext",
         "exchanges in graphs",
         "XLA is not refused",
-    ),
-    Name(
-        "tensorflow.python.util.tf_stack",
-        "extract_stack",
-        "messages",
-        "the line in the program is not named",
     ),
     Name(
         _MANAGER, "_prefix", "CheckpointManager", "the names of the files are unknown"
