@@ -66,9 +66,8 @@ def case_function_between_tapes():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((forward(x) - y[:, None]) ** 2)
         weights = model.trainable_variables
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights, strict=True)
-        )
+        gradients = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
     with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
         outputs = forward(x)
     return results(model) | {
