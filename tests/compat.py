@@ -57,11 +57,14 @@ class Subject:
     name: str
     file: str
     beginnings: tuple[str, ...] = ("test_",)
+    slow: bool = False
+    """Whether its slow tests run, too."""
 
     @property
     def selection(self) -> str:
-        """What pytest's ``-k`` gets to select these tests."""
-        return f"({self.file} and ({' or '.join(self.beginnings)}))"
+        """What pytest's ``-k`` gets to select these tests, by names and marks."""
+        tests = f"{self.file} and ({' or '.join(self.beginnings)})"
+        return f"({tests})" if self.slow else f"({tests} and not slow)"
 
     def has(self, file: str, test: str) -> bool:
         return file == self.file and test.startswith(self.beginnings)
@@ -77,8 +80,10 @@ SUBJECTS = (
     Subject("async ps", "test_parameter_server", ("test_alone",)),
     Subject("sync ps", "test_parameter_server", ("test_in_step",)),
     Subject("replicated", "test_parameter_server", ("test_replicated",)),
-    Subject("local SGD", "test_local_sgd", ("test_averaged", "test_loops")),
-    Subject("data tasks", "test_data_tasks", ("test_one_reader", "test_loops")),
+    Subject("local SGD", "test_local_sgd", ("test_averaged", "test_loops"), slow=True),
+    Subject(
+        "data tasks", "test_data_tasks", ("test_one_reader", "test_loops"), slow=True
+    ),
     Subject("TensorFlow 1", "test_tf1_scripts"),
 )
 
@@ -126,7 +131,6 @@ def run(pair: Pair) -> dict[str, list[str]]:
     report = pair.folder / "report.xml"
     report.unlink(missing_ok=True)
     files = sorted({f"tests/runtime/{subject.file}.py" for subject in SUBJECTS})
-    # Some subjects have only slow tests.
     marks = "not (testbed or chaos or exhaustive)"
     options = ("-q", "--numprocesses", "2", "--dist", "loadfile", "-m", marks)
     subprocess.run(
