@@ -8,9 +8,9 @@ tbf`` with a burst of 256 KiB.
     python -m benchmarks.overlap [--hosts 2 4] [--gbit 1 5] [--models mlp cnn]
         [--only NAME ...] [--rounds 3] [--steps 10] [--phases]
 
-``--phases`` shows how long a step has nothing to send: from the last mean, through the
-update and the next forward pass, to the next gradient. If steps exchange everything,
-they cannot be faster than this time and the time on the wire together.
+``--phases`` shows how long a step exchanges, and how long it has nothing to send: from
+the last sum, through the update and the next forward pass, to the next gradient. Steps
+cannot be faster than the latter and the time on the wire together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.collective import PROGRAMS, said_in
@@ -104,17 +103,15 @@ def phases(trace: Path) -> tuple[float, float]:
         if each["name"] == "process_name" and "worker:0" in each["args"]["name"]
     )
     spans = [e for e in events if e["ph"] == "X" and e["pid"] == rank_0]
-    exchanges = [e for e in spans if e["name"].startswith("gradients of ")]
-    buckets = [e for e in spans if e["name"] == "bucket"]
-    starts, busy = [], []
-    for exchange in exchanges[len(exchanges) // 3 :]:
-        end = exchange["ts"] + exchange["dur"]
-        mine = [e for e in buckets if exchange["ts"] <= e["ts"] <= end]
-        starts.append(min(e["ts"] for e in mine))
-        busy.append(sum(e["dur"] for e in mine))
-    step_s = statistics.median(b - a for a, b in pairwise(starts)) / 1e6
-    sends_s = statistics.median(busy) / 1e6
-    return sends_s, step_s - sends_s
+    steps = [e for e in spans if e["name"] == "step"]
+    sends_s, computes_s = [], []
+    for step in steps[len(steps) // 3 :]:
+        end = step["ts"] + step["dur"]
+        buckets = (e for e in spans if e["name"] == "bucket")
+        busy = sum(e["dur"] for e in buckets if step["ts"] <= e["ts"] < end)
+        sends_s.append(busy / 1e6)
+        computes_s.append((step["dur"] - busy) / 1e6)
+    return statistics.median(sends_s), statistics.median(computes_s)
 
 
 def measure(

@@ -58,12 +58,19 @@ class Subject:
     file: str
     beginnings: tuple[str, ...] = ("test_",)
 
+    @property
+    def selection(self) -> str:
+        """What pytest's ``-k`` gets to select these tests."""
+        return f"({self.file} and ({' or '.join(self.beginnings)}))"
+
     def has(self, file: str, test: str) -> bool:
         return file == self.file and test.startswith(self.beginnings)
 
 
 SUBJECTS = (
     Subject("contract", "test_keras_contract"),
+    Subject("partition", "test_partition", ("test_of_partition",)),
+    Subject("threads", "test_partition_ranks"),
     Subject("fit", "test_keras_models", ("test_ranks_train",)),
     Subject("tape loops", "test_keras_loops"),
     Subject("callbacks, checkpoints", "test_keras_callbacks"),
@@ -119,12 +126,13 @@ def run(pair: Pair) -> dict[str, list[str]]:
     report = pair.folder / "report.xml"
     report.unlink(missing_ok=True)
     files = sorted({f"tests/runtime/{subject.file}.py" for subject in SUBJECTS})
-    names = sorted({start for each in SUBJECTS for start in each.beginnings})
-    options = ("-q", "--numprocesses", "2", "--dist", "loadfile")
+    # Some subjects have only slow tests.
+    marks = "not (testbed or chaos or exhaustive)"
+    options = ("-q", "--numprocesses", "2", "--dist", "loadfile", "-m", marks)
     subprocess.run(
         [
             *(_python(pair), "-m", "pytest", *options, f"--junitxml={report}"),
-            *(*files, "-k", " or ".join(names)),
+            *(*files, "-k", " or ".join(subject.selection for subject in SUBJECTS)),
         ],
         cwd=ROOT,
         env=os.environ | {"PATH": f"{pair.folder / 'bin'}:{os.environ['PATH']}"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -14,6 +15,21 @@ CHIEF_AND_WORKERS = """
 backend: local
 tasks: {chief: 1, worker: 2}
 runtime: {strategy: none}
+"""
+
+EAGER = """
+import tensorflow as tf
+print("sum", float(tf.reduce_sum(tf.range(4))), flush=True)
+"""
+SESSION = """
+import tensorflow.compat.v1 as tf
+tf.disable_eager_execution()
+weight = tf.get_variable("weight", [], initializer=tf.ones_initializer())
+step = tf.train.GradientDescentOptimizer(0.5).minimize(weight)
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    session.run(step)
+    print("sum", session.run(weight), flush=True)
 """
 
 
@@ -200,3 +216,23 @@ def test_a_killed_chief_is_to_blame_and_not_its_peers(
     blamed = {failure["task"] for failure in report["secondary_failures"]}
     assert blamed <= {"worker:0", "worker:1"}
     assert_nothing_left(running)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("program", "result", "warning"),
+    [
+        (EAGER, "sum 6.0", "nothing of this program was divided"),
+        (SESSION, "sum 0.5", "this graph of TensorFlow 1 is not distributed"),
+    ],
+    ids=["eager", "session"],
+)
+def test_a_program_that_is_computed_whole_succeeds(
+    cluster: Cluster, program: str, result: str, warning: str
+) -> None:
+    (cluster.folder / "train.py").write_text(program)
+    running = cluster.start("-n", "2", "--", sys.executable, "train.py")
+    assert running.end() == 0, running.err
+    for rank in range(2):
+        assert f"worker:{rank} | {result}" in running.out.splitlines()
+    assert running.err.count(warning) == 1

@@ -86,6 +86,8 @@ IN_DEFAULT_TIER = {
         *("rate_by_the_loss", "noise_of_numpy", "unlike_data"),
         "eagerly_with_an_unused_weight",
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
+        *("errors_that_a_loop_catches", "one_replica"),
+        "function_between_tapes",
     ],
     "states": ["kept_by_a_layer", "kept_by_a_metric"],
     "step_metrics": ["as_in_the_guide"],

@@ -25,6 +25,11 @@ def test_ranks_with_different_batches_compute_the_chief_s(outcomes: Outcomes) ->
     assert said.count("the ranks have different batches, so all of them compute") == 1
 
 
+def test_a_function_under_an_eager_tape_is_divided(outcomes: Outcomes) -> None:
+    said = outcomes.said("function_between_tapes")
+    assert "every rank computed the same gradient" not in said
+
+
 @pytest.mark.parametrize(
     ("case", "name"),
     [

@@ -11,32 +11,31 @@ import pytest
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.net.buffer_pool import Pool
-from tfcluster.runtime.parameter_server.gradient_parts import (
-    Pushed,
-    Share,
-    difference,
-    whole_gradients,
-)
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
     receive,
     send,
 )
-from tfcluster.runtime.parameter_server.model_signature import differing, facts_of
 from tfcluster.runtime.parameter_server.placement import (
     Placement,
     Variable,
     bytes_of,
+    differing,
+    facts_of,
     placed,
 )
 from tfcluster.runtime.parameter_server.service import gradients_of
 from tfcluster.runtime.parameter_server.sharding import (
+    Pushed,
     Rows,
+    Share,
+    difference,
     joined,
     joined_slots,
     part_of,
     pushed_part,
+    whole_gradients,
 )
 from tfcluster.runtime.parameter_server.shm_buffers import attach, create, offer
 

@@ -22,7 +22,7 @@ from tests.runtime.harness import Running, WarmInterpreter, held_ports, start_co
 from tests.time_limits import allow_s
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.parameter_server.server_request import request_server
+from tfcluster.runtime.parameter_server.server_socket import request_server
 from tfcluster.runtime.tf1.ps_reachability import Answer, probe
 from tfcluster.runtime.tf_server import device_filters, start
 

@@ -16,7 +16,7 @@ import json, os, socket, sys, threading
 import tensorflow as tf
 from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.tf1.caching import Caches
+from tfcluster.runtime.tf1.parameter_server import Caches
 from tfcluster.runtime.tf1.cluster_members import cluster_of
 from tfcluster.runtime.tf1.placement import least, imbalance
 from tfcluster.runtime.tf1 import ps_reachability

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from tfcluster.runtime.keras.unique_names import OptimizerNames, UniqueNames
+from tfcluster.runtime.keras.training_session import OptimizerNames
 
 
 class Optimizer:
     name = "adam"
-
-
-def test_a_name_is_given_once() -> None:
-    names = UniqueNames()
-    given = [names.new(name) for name in ("dense", "dense", "other", "dense")]
-    assert given == ["dense", "dense (2)", "other", "dense (3)"]
 
 
 def test_the_name_of_an_optimizer_that_is_gone_is_not_given_again() -> None:

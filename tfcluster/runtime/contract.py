@@ -13,26 +13,17 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tfcluster import versions
 from tfcluster.runtime.errors import CollectiveError
 
 _T = TypeVar("_T")
 Around = Callable[..., Any]
-"""A handler, called as the table says: see ``Called``."""
-
-Called = Literal["around", "before", "after"]
-"""When a handler is called, and with what.
-
-around     in place of the original: ``handler(original, *args, **kwargs)``
-before     it observes a call: ``handler(*args, **kwargs)``
-after      it observes what a call returned: ``handler(result)``
-"""
+"""A handler: ``handler(original, *args, **kwargs)`` is called for the original."""
 
 How = Literal[
     "attribute",
@@ -41,7 +32,6 @@ How = Literal[
     "property",
     "object",
     "object's dict",
-    "for a while",
 ]
 """How an attribute is replaced.
 
@@ -51,31 +41,11 @@ function         in the target, a module, and in all of its package that has it
 property         its getter is wrapped
 object           on one object of that class
 object's dict    the same, bypassing a ``__setattr__`` that would track it
-for a while      on the target itself, within a ``with`` statement
 """
 
 _PACKAGE = "tfcluster.runtime."
 _TITLES = {"keras": "Keras", "tensorflow": "TensorFlow"}
 _WRAPPED = "_tfcluster_wrapped"
-
-
-class Named(Protocol):
-    """An entry that ``check`` looks for."""
-
-    @property
-    def path(self) -> str:
-        """The dotted name."""
-        ...
-
-    @property
-    def needed_by(self) -> str: ...
-
-    @property
-    def without(self) -> str:
-        """What breaks if the name is missing."""
-        ...
-
-    def is_there(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +59,13 @@ class Name:
     its code; or "" for ``where`` itself."""
     needed_by: str
     without: str
+    """What breaks if the name is missing."""
     overridden_in: str = ""
     """The module below ``tfcluster.runtime`` with a class that overrides the name."""
 
     @property
     def path(self) -> str:
-        """See ``Named``."""
+        """The dotted name."""
         return f"{self.where}.{self.name}" if self.name else self.where
 
     def is_there(self) -> bool:
@@ -122,7 +93,6 @@ class Handler:
     """The strategy, or the condition, under which the handler is installed."""
     always: bool = False
     """Whether the handler is also called if the program distributes its training."""
-    called: Called = "around"
 
 
 @dataclass(frozen=True)
@@ -139,17 +109,17 @@ class Patch:
 
     @property
     def path(self) -> str:
-        """See ``Named``."""
+        """As of a ``Name``."""
         return f"{self.target}.{self.attribute}"
 
     @property
     def needed_by(self) -> str:
-        """See ``Named``."""
+        """As of a ``Name``."""
         return ", ".join(handler.function for handler in self.handlers)
 
     @property
     def without(self) -> str:
-        """See ``Named``."""
+        """As of a ``Name``."""
         return f"no {self.why}"
 
     def is_there(self) -> bool:
@@ -195,8 +165,8 @@ class _WrappedAttribute:
         call = self.original
         for place in sorted(self.found, reverse=True):
             entry = self.patch.handlers[place]
-            aside = None if entry.always else self.stands_aside
-            call = _with(self.found[place], entry.called, call, aside)
+            aside = _never if entry.always else self.stands_aside
+            call = _with(self.found[place], call, aside)
         self.call = call
 
     def wrapper(self) -> Any:
@@ -225,21 +195,16 @@ class Table:
         if len({*paths}) != len(paths):
             raise ValueError("a table has one patch for each attribute")
 
-    def install(self, handlers: Mapping[Patch, Around | Sequence[Around]]) -> None:
+    def install(self, handlers: Mapping[Patch, Around]) -> None:
         """Wrap the attributes with handlers, in the order of the table.
 
         Raises LookupError for a handler that the patch does not list, and
         AttributeError if the library has no such attribute.
         """
-        for patch, given in handlers.items():
-            several = [given] if callable(given) else list(given)
-            for handler in several:
-                self._put(patch, handler)
-
-    def _put(self, patch: Patch, handler: Around) -> None:
-        if patch not in self.patches:
-            raise LookupError(f"{patch.path} is in another table")
-        self._wrap(patch.owner(), patch, handler)
+        for patch, handler in handlers.items():
+            if patch not in self.patches:
+                raise LookupError(f"{patch.path} is in another table")
+            self._wrap(patch.owner(), patch, handler)
 
     def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
         name, original = patch.attribute, getattr(owner, patch.attribute)
@@ -280,26 +245,6 @@ class Table:
         """
         vars(one).pop(patch.attribute, None)
 
-    @contextmanager
-    def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
-        """Wrap the attributes during the body.
-
-        Raises LookupError for a handler that the patch does not list, and
-        AttributeError or KeyError if the library has no such attribute.
-        """
-        before = []
-        try:
-            for patch, handler in handlers.items():
-                patch.place(name_of(handler))
-                owner = patch.owner()
-                original = vars(owner)[patch.attribute]
-                before.append((owner, patch.attribute, original))
-                setattr(owner, patch.attribute, _with(handler, "around", original))
-            yield
-        finally:
-            for owner, name, original in reversed(before):
-                setattr(owner, name, original)
-
     def text(self) -> str:
         """The table as text."""
         return "".join(map(_described, self.patches))
@@ -326,7 +271,7 @@ def mark(one: Any, name: str, value: Any) -> None:
         setattr(one, name, value)
 
 
-def check(names: Iterable[Named], *, optional: bool = True) -> None:
+def check(names: Iterable[Name | Patch], *, optional: bool = True) -> None:
     """Raise one CollectiveError that lists all names that the libraries lack.
 
     With ``optional``, the program runs without them if tfcluster leaves it alone.
@@ -396,42 +341,18 @@ def name_of(handler: Around) -> str:
     return f"{handler.__module__}.{name}".removeprefix(_PACKAGE)
 
 
-def _with(
-    handler: Around,
-    called: Called,
-    inner: Any,
-    stands_aside: Callable[[], bool] | None = None,
-) -> Any:
+def _never() -> bool:
+    return False
+
+
+def _with(handler: Around, inner: Any, stands_aside: Callable[[], bool]) -> Any:
     """``inner`` with the handler, which is not called while ``stands_aside()``."""
-    if called == "before":
 
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if stands_aside is None or not stands_aside():
-                handler(*args, **kwargs)
+    @functools.wraps(inner)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if stands_aside():
             return inner(*args, **kwargs)
-    elif called == "after":
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            # As for the other handlers, the state before the call counts.
-            aside = stands_aside is not None and stands_aside()
-            result = inner(*args, **kwargs)
-            if not aside:
-                handler(result)
-            return result
-    elif stands_aside is None:
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return handler(inner, *args, **kwargs)
-    else:
-
-        @functools.wraps(inner)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if stands_aside():
-                return inner(*args, **kwargs)
-            return handler(inner, *args, **kwargs)
+        return handler(inner, *args, **kwargs)
 
     return call
 
@@ -480,8 +401,5 @@ def _described(patch: Patch) -> str:
     lines = [f"{patch.path}{how}", f"    for {patch.why}"]
     for number, handler in enumerate(patch.handlers, 1):
         always = ", always" if handler.always else ""
-        called = "" if handler.called == "around" else f", {handler.called}"
-        lines.append(
-            f"    {number}. {handler.function} [{handler.when}{always}{called}]"
-        )
+        lines.append(f"    {number}. {handler.function} [{handler.when}{always}]")
     return "\n".join(lines) + "\n"

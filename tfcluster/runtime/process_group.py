@@ -22,7 +22,7 @@ from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.runtime.telemetry.exit_cause import cause
+from tfcluster.runtime.telemetry.exit_status import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
 from tfcluster.runtime.telemetry.tracer import tracer
 from tfcluster.vocabulary import RANKED_TYPES

@@ -54,7 +54,8 @@ class ProcessSet:
         """The process group of the members.
 
         Raises CollectiveError if the set has not been added, or before ``init``, and
-        ValueError if this process is not a member.
+        ValueError if this process is not a member, or if the program has assigned
+        ``process_set_id``.
         """
         if self.process_set_id == 0:
             return process_group.group()
@@ -63,7 +64,10 @@ class ProcessSet:
                 f"{self} has not been added: call add_process_set first"
             )
         self.rank()
-        assert self._group is not None
+        if self._group is None:
+            raise ValueError(
+                f"{self} has not been added: the program has set its process_set_id"
+            )
         return self._group
 
     def __repr__(self) -> str:

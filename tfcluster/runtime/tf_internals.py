@@ -135,6 +135,7 @@ NAMES = (
         )
         for name in ("_latest_checkpoint", "_maybe_delete")
     ),
+    Name(_MANAGER, "_sweep", "CheckpointManager", "ranks keep old checkpoints"),
     Name(
         "tensorflow.python.ops.resource_variable_ops",
         "ResourceVariable",
@@ -249,11 +250,12 @@ class Function(Protocol):
 class CheckpointManager(Protocol):
     """A ``tf.train.CheckpointManager``."""
 
+    checkpoint: Any
     _latest_checkpoint: str | None
     _maybe_delete: dict[str, float]
+    _prefix: str
 
-    @property
-    def _prefix(self) -> str: ...
+    def _sweep(self) -> None: ...
 
 
 class Server(Protocol):
@@ -271,9 +273,7 @@ class Server(Protocol):
 class Queue(Protocol):
     """A ``tf.queue.QueueBase`` in a graph."""
 
-    def close(self) -> Operation:
-        """The op that closes the queue."""
-        ...
+    def close(self) -> Operation: ...
 
 
 class SessionManager(Protocol):
@@ -345,14 +345,9 @@ def is_for_xla(function: Function) -> bool:
 
 def without_xla(function: Function) -> Function:
     """The same function, not compiled by XLA."""
-    plain = copy_of(function)
+    plain = function._clone(None)
     plain._jit_compile = None
     return plain
-
-
-def copy_of(function: Function) -> Function:
-    """The same function, without its traces."""
-    return function._clone(None)
 
 
 def is_in_xla(graph: Graph) -> bool:
@@ -394,9 +389,6 @@ def is_generated(file: str) -> bool:
 def is_of_autograph(error: BaseException) -> bool:
     """Whether AutoGraph raised this error in place of an error during tracing."""
     return type(error).__name__ == "StagingError"
-
-
-# --- graphs of functions --------------------------------------------------------------
 
 
 # --- tapes ----------------------------------------------------------------------------
@@ -454,10 +446,12 @@ def prefix_of(manager: CheckpointManager) -> str:
 def note_checkpoint(manager: CheckpointManager, path: str, time_s: float) -> None:
     """Register a checkpoint with a manager as if the manager had written it.
 
-    ``time_s`` is the time when it was written, in seconds since the epoch.
+    ``time_s`` is the time when it was written, in seconds since the epoch. The manager
+    forgets old checkpoints, and deletes their files if it finds them.
     """
     manager._latest_checkpoint = path
     manager._maybe_delete[path] = time_s
+    manager._sweep()
 
 
 # --- TensorFlow 1 ---------------------------------------------------------------------

@@ -7,7 +7,7 @@ tfcluster.runtime.keras.patches`` prints this table as well.
 
 from __future__ import annotations
 
-from tfcluster.runtime.contract import Called, Handler, Patch, Table
+from tfcluster.runtime.contract import Handler, Patch, Table
 from tfcluster.runtime.scripts import program_kind
 
 EACH = "every strategy"
@@ -22,11 +22,9 @@ EXPLAIN = "tfcluster explain"
 """When a handler is installed."""
 
 
-def in_keras(
-    function: str, when: str, called: Called = "around", *, always: bool = False
-) -> Handler:
+def in_keras(function: str, when: str, *, always: bool = False) -> Handler:
     """A handler in ``tfcluster.runtime.keras``."""
-    return Handler(f"keras.{function}", when, always, called)
+    return Handler(f"keras.{function}", when, always)
 
 
 def _is_in_keras(handler: Handler) -> bool:
@@ -41,12 +39,8 @@ _ALL_SLOTS = in_keras("strategies.ps_models.ServerModels._with_all_slots", SERVE
 TAPE_GRADIENT = Patch(
     "tensorflow.GradientTape",
     "gradient",
-    (
-        Handler(
-            "exchange.reduced_tensors.ReducedTensors.gradients", EACH, called="after"
-        ),
-    ),
-    "gradients from a tape over all ranks' rows",
+    (Handler("exchange.reduced_tensors.ReducedTensors.gradients", EACH),),
+    "gradients that the program has combined itself",
 )
 ONE_TAPE_GRADIENT = Patch(
     "tensorflow.GradientTape",
@@ -70,20 +64,6 @@ FUNCTION_CALL = Patch(
         Handler("exchange.error_translation._call", "tfcluster is used", True),
     ),
     "functions without XLA, unchanged errors of an exchange",
-)
-SCATTER_ADD = Patch(
-    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
-    "scatter_add",
-    (Handler("parameter_server.fast_scatter._around", "ps tasks", True),),
-    "fast additions to rows of a variable",
-    how="for a while",
-)
-SCATTER_SUB = Patch(
-    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
-    "scatter_sub",
-    (Handler("parameter_server.fast_scatter._around", "ps tasks", True),),
-    "fast additions to rows of a variable",
-    how="for a while",
 )
 ONE_CONTEXT_INITIALIZED = Patch(
     "tensorflow.python.eager.context.Context",
@@ -121,13 +101,13 @@ ITERATOR_NEXT = Patch(
 DATASET_CACHE = Patch(
     "tensorflow.data.Dataset",
     "cache",
-    (in_keras("data.cache_files._cache", "ranks other than the chief"),),
+    (in_keras("data.cache_files._of_this_rank", "ranks other than the chief"),),
     "a cache file for each rank",
 )
 DATASET_SNAPSHOT = Patch(
     "tensorflow.data.Dataset",
     "snapshot",
-    (in_keras("data.cache_files._snapshot", "ranks other than the chief"),),
+    (in_keras("data.cache_files._of_this_rank", "ranks other than the chief"),),
     "a snapshot for each rank",
 )
 DATASET_SAVE = Patch(
@@ -136,7 +116,7 @@ DATASET_SAVE = Patch(
 SET_SEED = Patch(
     "tensorflow.random",
     "set_seed",
-    (in_keras("data.per_rank_shuffle.SeedOffset._set_seed", "data: seed_offset"),),
+    (in_keras("data.per_rank_shuffle._set_seed", "data: seed_offset"),),
     "a different order of the data on each rank",
 )
 
@@ -151,7 +131,10 @@ CHECKPOINT_WRITE = Patch(
 CHECKPOINT_SAVE = Patch(
     "tensorflow.train.Checkpoint",
     "save",
-    (SAVED, _ALL_SLOTS),
+    (
+        in_keras("train.chief_only_saving.ChiefOnlySaving._save_of_checkpoint", EACH),
+        _ALL_SLOTS,
+    ),
     "files written by the chief only",
 )
 CHECKPOINT_READ = Patch(
@@ -229,7 +212,7 @@ TRACE = Patch(
 
 # --- strategies of TensorFlow's -------------------------------------------------------
 
-_REFUSE = "strategies.unsupported_strategies._refuse"
+_REFUSE = "strategies.partitioned._refuse"
 
 
 def _strategy(name: str, function: str) -> Patch:

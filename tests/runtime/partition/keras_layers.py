@@ -15,7 +15,15 @@ Input: TypeAlias = tuple[tuple[int, ...], str]
 """The shape without the rows, and the dtype."""
 Case: TypeAlias = tuple[Callable[[], Any], list[Input]]
 
-layers = keras.layers
+
+class _Makers:
+    """Makes the layers of Keras, which older versions may lack."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *given, **named: getattr(keras.layers, name)(*given, **named)
+
+
+layers: Any = _Makers()
 
 VECTOR: Input = ((6,), "float32")
 STEPS: Input = ((8, 6), "float32")
@@ -238,7 +246,7 @@ class CrossingLayer(SeparateInputs):
 
 _WORDS = np.array(["a b", "b c", "c a b"])
 
-CASES: Mapping[str, list[Case]] = {
+_ALL: Mapping[str, list[Case]] = {
     **_pools(),
     **_convolutions(),
     **_recurrent(),
@@ -416,6 +424,7 @@ CASES: Mapping[str, list[Case]] = {
         )
     ],
 }
+CASES = {name: cases for name, cases in _ALL.items() if hasattr(keras.layers, name)}
 
 
 class CausalLayer(SeparateInputs):
@@ -446,7 +455,8 @@ def specs(inputs: list[Input], rows: int | None = None) -> list[tf.TensorSpec]:
 
 def call(layer: Any, inputs: list[Any], training: bool) -> Any:
     """Call a layer, in training or not if it can tell."""
-    separate = SeparateInputs, layers.MultiHeadAttention, layers.GroupQueryAttention
+    attentions = keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention
+    separate = SeparateInputs, *attentions
     given = inputs if len(inputs) == 1 or isinstance(layer, separate) else [inputs]
     if tells_training(layer):
         return layer(*given, training=training)

@@ -23,6 +23,7 @@ from tests.runtime.partition.traced_ops import (
 )
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.rules.all import RULES, WHOLE
+from tfcluster.versions import NEWEST, numbers
 
 # Keras warns of some of the arguments.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,7 +35,8 @@ def test_functions() -> None:
         if name in keras_ops.WITHOUT_CASE:
             continue
         cases = keras_ops.cases(name)
-        assert cases, f"keras.ops.{name} has no case"
+        if not cases:
+            coverage.failures.append(f"keras.ops.{name} has no case")
         for function, specs in cases:
             coverage.trace(name, *_with_gradient(function), specs=specs)
     coverage.check()
@@ -117,5 +119,7 @@ def test_optimizers() -> None:
 
 
 def test_all_names_are_those_of_ops() -> None:
-    assert not [op for op in (*RULES, *WHOLE) if tf_functions.op_def(op) is None]
+    if numbers(tf.__version__) >= NEWEST["tensorflow"]:
+        # Older versions lack some.
+        assert not [op for op in (*RULES, *WHOLE) if tf_functions.op_def(op) is None]
     assert not set(RULES) & set(WHOLE)

@@ -24,7 +24,9 @@ def test_layers() -> None:
     coverage = Coverage()
     for name in sorted(keras_layers.CASES):
         for make, inputs in keras_layers.CASES[name]:
-            layer = make()
+            layer = coverage.made(name, make)
+            if layer is None:
+                continue
             modes = [True, False] if keras_layers.tells_training(layer) else [False]
             for training in modes:
                 step, forward = _layer_step(layer, training)

@@ -214,6 +214,7 @@ def test_scatter(seed: int) -> None:
             [shard, shard],
             0,
             [SUM],
+            adds_up=True,
         )
 
     check(make, seed)
@@ -248,7 +249,7 @@ def test_segments(kind: str, seed: int) -> None:
         segments = _indices(chance, shape, 3, -1)
         outputs: list[Placement] = [SUM if kind == "sum" else Partial(kind)]
         return Case(
-            lambda x, i: op(x, i, 4), [data, segments], [shard, shard], 0, outputs
+            lambda x, i: op(x, i, 4), [data, segments], [shard, shard], 0, outputs, True
         )
 
     if kind == "prod":
@@ -302,6 +303,7 @@ def test_counts(seed: int) -> None:
             plain,
             0,
             [Partial("max") if is_binary else SUM],
+            adds_up=True,
         )
 
     check(make, seed)
@@ -394,3 +396,17 @@ def test_gradients(seed: int) -> None:
     )
     found.assert_equal()
     assert not found.computed_whole
+
+
+def test_rows_are_exchanged_if_their_sum_is_larger() -> None:
+    """As for the gradient of a table of embeddings."""
+    ids, rows = np.arange(6, dtype=np.int32) * 3, np.ones((6, 2))
+
+    def added(rows: Any, ids: Any) -> Any:
+        return tf.math.unsorted_segment_sum(2.0 * rows, ids + 1, 100)
+
+    shard = Shard(0, 6)
+    found = divide(added, [rows, ids], [shard, shard], 2, 6)
+    found.assert_equal()
+    (exchanged,) = found.written.exchanged
+    assert {value.shape for value in exchanged} == {(6,), (6, 2)}

@@ -93,6 +93,7 @@ def test_rows_are_scattered(kind: str, seed: int) -> None:
             ],
             [SUM if is_sum and chance.yes() else REPLICATE, shard, shard],
             outputs=[SUM if is_sum else Partial(kind.lower())],
+            adds_up=True,
         )
 
     check(make, seed)

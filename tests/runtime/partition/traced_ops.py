@@ -6,14 +6,20 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import called_function
 from tfcluster.runtime.partition.rules.all import RULES, is_known, why_whole
 from tfcluster.runtime.tensor_types import Message
+from tfcluster.versions import NEWEST, numbers
 
 ROWS = 6
+IS_NEWEST = numbers(keras.__version__) >= NEWEST["keras"]
+"""Whether Keras has all that the cases need. They are those of the newest version."""
+_NOT_THERE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What Keras raises if it lacks what a case needs, or cannot trace it."""
 
 
 def ops_of(function: Callable[..., Any], specs: Sequence[Any]) -> set[str]:
@@ -81,23 +87,39 @@ class Coverage:
             for given in (specs, known):
                 try:
                     found = ops_of(function, given)
-                except (AttributeError, LookupError, TypeError, ValueError) as caught:
+                except _NOT_THERE as caught:
                     error = caught
                     continue
                 for op in found:
                     self.names[op].add(name)
                 return
+        self._failed(name, error)
+
+    def made(self, name: str, make: Callable[[], Any]) -> Any:
+        """What ``make`` makes; None if Keras lacks it."""
+        try:
+            return make()
+        except (*_NOT_THERE, NotImplementedError) as error:
+            self._failed(name, error)
+            return None
+
+    def _failed(self, name: str, error: Exception | None) -> None:
         self.failures.append(f"{name}: {type(error).__name__}: {error}")
 
     def check(self) -> None:
-        """Print the ops; fail for those that are in no table, or not traced."""
+        """Print the ops; fail for those that are in no table, or not traced.
+
+        With an older Keras, print what was not traced.
+        """
         for op in sorted(self.names):
             reason = why_whole(op)
             whole = "by the passes" if reason is None else f"whole, since {reason}"
             line = f"{op}: {'divided' if op in RULES else whole}"
             print(line)  # noqa: T201 - the list of ops
         missing = [f"{op}: {sorted(self.names[op])}" for op in unknown(self.names)]
-        problems = [*self.failures, *missing]
+        problems = [*(self.failures if IS_NEWEST else ()), *missing]
+        if not IS_NEWEST:
+            print(*self.failures, sep="\n")  # noqa: T201
         assert not problems, "\n".join(["", *problems])
 
 

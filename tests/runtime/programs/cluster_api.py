@@ -87,7 +87,9 @@ def case_service():
     parts = {}
 
     def consume(rank, in_step):
-        client = DataServiceClient(f"grpc://{address}", len(workers), rank, 3, in_step)
+        client = DataServiceClient(
+            f"grpc://{address}", len(workers), "run", rank, 3, in_step
+        )
         elements = tf.data.Dataset.range(60)
         job = "in step" if in_step else "in turn"
         parts[rank] = [int(x) for x in client.distributed(elements, job, 60)]

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.keras.train.fit_position import FitPosition
+from tfcluster.runtime.keras.train.injected_callbacks import FitPosition
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 
 

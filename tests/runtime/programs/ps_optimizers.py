@@ -6,7 +6,6 @@ slots. The ps are processes that have never seen the optimizers' graphs or class
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +20,8 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
     packer,
     traits_of,
+    unique,
 )
-from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.parameter_server.client import ParameterServerClient, Rows
 from tfcluster.runtime.tensors import tensor_of_part
 
@@ -115,7 +114,7 @@ def farthest(
         described(theirs, rows_only=traits.rows_only),
         [np.asarray(variable.numpy()) for variable in theirs],
         "sddd" if sparse else "dddd",
-        packer(served, contextlib.nullcontext, clips_here=False),
+        packer(served, clips_here=False),
         splittable=traits.splittable,
         together=traits.together,
     )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -42,14 +43,15 @@ class ReducedTensors:
             else:
                 self._ops.setdefault(tensor.graph, set()).add(tensor.op.name)
 
-    def gradients(self, found: Nest) -> None:
-        """Record a tape's gradients: a search back through the graph ends there.
-
-        ``found`` is the result of ``tape.gradient``.
-        """
+    def gradients(
+        self, original: Callable[..., Nest], *args: Any, **kwargs: Any
+    ) -> Nest:
+        """The hook on ``tape.gradient``: a search back through the graph ends there."""
+        found = original(*args, **kwargs)
         for tensor in _values(tf.nest.flatten(found)):
             if not tf_internals.is_eager(tensor):
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
+        return found
 
     def applied(self, gradients: Sequence[Gradient]) -> bool:
         """Whether the gradients being applied were computed from recorded tensors.

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.exchange.wire_format import Compressor
-from tfcluster.runtime.horovod.local_sources import weights_of
-from tfcluster.runtime.horovod.settings import settings
+from tfcluster.runtime.horovod.settings import settings, weights_of
 from tfcluster.runtime.keras.types import Layer, Optimizer
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 

@@ -13,8 +13,7 @@ from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.exchange.wire_format import Compressor
-from tfcluster.runtime.horovod.local_sources import weights_of
-from tfcluster.runtime.horovod.settings import Settings, settings
+from tfcluster.runtime.horovod.settings import Settings, settings, weights_of
 from tfcluster.runtime.keras.types import Layer
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Nest

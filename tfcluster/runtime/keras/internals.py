@@ -7,14 +7,13 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.contract import Name
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
-    BackupAndRestore,
     BatchNormalization,
     EpochIterator,
     Layer,
@@ -40,7 +39,6 @@ _ITERATOR = "keras.src.backend.tensorflow.trainer.TFEpochIterator"
 _BASE_ITERATOR = "keras.src.trainers.epoch_iterator.EpochIterator"
 
 _SERVERS = "parameter servers"
-_STATE = "state of layers"
 _SHARDED = "sharded batches"
 _DATA = "data tasks"
 _DECAY = "weight decay on ps tasks"
@@ -99,14 +97,8 @@ NAMES = (
     Name(
         "keras.random.SeedGenerator.__init__",
         "seed_generator_state",
-        _STATE,
-        "states of seed generators are averaged",
-    ),
-    Name(
-        f"{_BATCH_NORM}.call",
-        "_moments",
-        "BatchNormalization(synchronized=True)",
-        "each rank normalizes by its own rows",
+        "tfcluster verify",
+        "states of seed generators are compared",
     ),
     Name(
         f"{_BATCH_NORM}.call",
@@ -118,7 +110,7 @@ NAMES = (
     Name(
         f"{_BATCH_NORM}.build",
         "_reduction_axes",
-        "BatchNormalization(synchronized=True)",
+        "SyncBatchNormalization",
         "each rank normalizes by its own rows",
     ),
     Name(
@@ -130,7 +122,6 @@ NAMES = (
     Name(_MODEL, "_flatten_metrics_in_order", "train_on_batch", "no list of metrics"),
     # The epochs of fit.
     Name(_ITERATOR, "", _SHARDED, "every rank trains on all batches"),
-    Name(_ITERATOR, "reset", _SHARDED, "epochs end too late"),
     Name(
         f"{_ITERATOR}.__init__",
         "_distributed_dataset",
@@ -148,7 +139,6 @@ NAMES = (
         for method, name in (
             ("__init__", "_num_batches"),
             ("__init__", "steps_per_epoch"),
-            ("reset", "_num_batches"),
             # The number of batches of a data adapter.
             ("reset", "num_batches"),
         )
@@ -173,12 +163,6 @@ NAMES = (
         "input pipelines are not sent to data tasks",
     ),
     # Callbacks and files.
-    Name(
-        "keras.callbacks.BackupAndRestore.on_epoch_end",
-        "_save_model",
-        "BackupAndRestore",
-        "each rank writes",
-    ),
     Name(
         "keras.callbacks.ModelCheckpoint.on_epoch_end",
         "_save_model",
@@ -334,11 +318,6 @@ def set_dataset(iterator: EpochIterator, dataset: Dataset) -> None:
     iterator._distributed_dataset = dataset
 
 
-def set_batches(iterator: EpochIterator, count: int | None) -> None:
-    """Set the number of batches per epoch; None if unknown."""
-    iterator._num_batches = count
-
-
 def steps_of(iterator: EpochIterator) -> int | None:
     """The batches per epoch that the program requested from ``fit``; None for all."""
     return iterator.steps_per_epoch
@@ -354,10 +333,18 @@ def batches_of_data(iterator: EpochIterator) -> int | None:
     return iterator.data_adapter.num_batches
 
 
-def without_count(kind: type[EpochIterator]) -> type[EpochIterator]:
-    """A subclass whose objects never know their number of batches."""
-    never = property(lambda self: None, lambda self, count: None)
-    return type(kind.__name__, (kind,), {"_num_batches": never})
+def counted(
+    kind: type[EpochIterator], count: int | None, *, warns: bool = True
+) -> type[EpochIterator]:
+    """A subclass whose objects always have ``count`` batches; None means unknown.
+
+    Unless ``warns``, they do not warn that the data has run out.
+    """
+    always = property(lambda iterator: count, lambda iterator, count: None)
+    changed: dict[str, object] = {"_num_batches": always}
+    if not warns:
+        changed["_interrupted_warning"] = lambda iterator: None
+    return type(kind.__name__, (kind,), changed)
 
 
 def reads_dataset(iterator: EpochIterator) -> bool:
@@ -373,11 +360,6 @@ def reads_dataset(iterator: EpochIterator) -> bool:
 def averages_are_in_model(callback: SwapEMAWeights) -> bool:
     """Whether the weights are currently swapped with their averages."""
     return callback._ema_weights_in_model
-
-
-def save_of(callback: BackupAndRestore) -> Callable[[], None]:
-    """The bound method with which a ``BackupAndRestore`` saves."""
-    return callback._save_model
 
 
 def save_checkpoint(

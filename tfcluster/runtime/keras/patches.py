@@ -26,7 +26,7 @@ from tfcluster.runtime.tf_patches import (
 )
 
 _LOCAL = "strategies.local_sgd_models.LocalSgdModels"
-_ASYNC = "strategies.async_models.AsyncModels"
+_ASYNC = "strategies.async_parameter_server.AsyncRank"
 _RECORD = "step_recorder.StepRecorder"
 _RECORD_APPLY = in_keras(f"{_RECORD}._apply", VERIFY, always=True)
 _RECORD_RESULT = in_keras(f"{_RECORD}._result", VERIFY, always=True)
@@ -42,7 +42,6 @@ OPTIMIZER_APPLY = Patch(
         _RECORD_APPLY,
         in_keras("train.eager_gradients.EagerGradients.apply", IN_STEP),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
-        in_keras("strategies.async_push.AsyncPush._apply", ASYNC),
         in_keras(f"{_SERVED_UPDATES}._apply", SERVED),
     ),
     "eager gradients, steps, updates on ps tasks, averaging",
@@ -54,15 +53,8 @@ LOSS_SCALE_APPLY = Patch(
         _RECORD_APPLY,
         in_keras("train.eager_gradients.EagerGradients.apply", IN_STEP),
         in_keras("strategies.local_sgd.LocalSgd._apply", LOCAL),
-        in_keras("strategies.async_push.AsyncPush._apply_loss_scaled", ASYNC),
     ),
     "eager gradients before the check for infinities",
-)
-OPTIMIZER_SAVE = Patch(
-    "keras.optimizers.Optimizer",
-    "save_own_variables",
-    (in_keras("strategies.ps_models.ServerModels._with_slots", SERVED),),
-    "saving of slots on ps tasks",
 )
 OPTIMIZER_FINALIZE = Patch(
     "keras.optimizers.Optimizer",
@@ -166,24 +158,6 @@ MODEL_METRICS_RESULT = Patch(
 MODEL_EXPORT = Patch(
     "keras.Model", "export", (SAVED,), "files written by the chief only"
 )
-ONE_MODEL_TRAIN_FUNCTION = Patch(
-    "keras.Model",
-    "train_function",
-    (
-        in_keras("train.xla_fallback.without_xla", EACH),
-        _WITHOUT_XLA,
-        Handler("horovod.load_model.load_model", OWN, True),
-    ),
-    "a step that is traced again without XLA",
-    how="object",
-)
-ONE_MODEL_TEST_FUNCTION = Patch(
-    "keras.Model",
-    "test_function",
-    (in_keras("train.xla_fallback.without_xla", EACH), _WITHOUT_XLA),
-    "models without XLA",
-    how="object",
-)
 
 # --- layers, losses, random numbers, metrics ------------------------------------------
 
@@ -216,25 +190,14 @@ EPOCH_ITERATOR = Patch(
     ),
     "sharded batches in fit, batches from data tasks, or batches per worker",
 )
-ONE_EPOCH_ITERATOR_RESET = Patch(
-    "keras.src.backend.tensorflow.trainer.TFEpochIterator",
-    "reset",
-    (in_keras("data.round_robin_sharding._shard_epochs", ASYNC),),
-    "the number of batches of this rank",
-    how="object",
-)
 ONE_EPOCH_ITERATOR_CLASS = Patch(
     "keras.src.backend.tensorflow.trainer.TFEpochIterator",
     "__class__",
-    (in_keras("data.data_service_hooks._leave_uncounted", DATA),),
-    "passes of any number of batches",
-    how="object",
-)
-ONE_EPOCH_ITERATOR_WARNING = Patch(
-    "keras.src.backend.tensorflow.trainer.TFEpochIterator",
-    "_interrupted_warning",
-    (in_keras("data.data_service_hooks._leave_uncounted", DATA),),
-    "end of a pass without a warning",
+    (
+        in_keras("data.round_robin_sharding._shard_epochs", ASYNC),
+        in_keras("data.data_service_hooks._leave_uncounted", DATA),
+    ),
+    "the number of batches of this rank, or passes of any number of batches",
     how="object",
 )
 GET_FILE = Patch(
@@ -273,12 +236,14 @@ PRINT_MSG = Patch(
     (in_keras("train.chief_only_saving._say_nothing", "ranks other than the chief"),),
     "messages printed once",
 )
-ONE_BACKUP_SAVE = Patch(
-    "keras.callbacks.BackupAndRestore",
-    "_save_model",
-    (in_keras("train.injected_callbacks.ByTheChief.__init__", EACH),),
-    "backups written by the chief only",
-    how="object's dict",
+BACKUP_SAVE, BACKUP_TRAIN_END = (
+    Patch(
+        "keras.callbacks.BackupAndRestore",
+        name,
+        (in_keras("train.chief_only_saving.ChiefOnlySaving._by_the_chief", EACH),),
+        "backups written and removed by the chief only",
+    )
+    for name in ("_save_model", "on_train_end")
 )
 
 PATCHES = tuple(each for each in list(vars().values()) if isinstance(each, Patch))

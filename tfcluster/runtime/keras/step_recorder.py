@@ -19,8 +19,7 @@ import tensorflow as tf
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.graph_order import exchange_in_order
-from tfcluster.runtime.keras.strategies.optimizer_replica import IS_REPLICA
+from tfcluster.runtime.keras.strategies.served_updates import called_in_order
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
 from tfcluster.runtime.recording_files import RecordingFiles
@@ -68,9 +67,7 @@ class StepRecorder:
         grads: Sequence[Gradient],
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Variable:
-        if getattr(self._inside, "apply", False) or getattr(
-            optimizer, IS_REPLICA, False
-        ):
+        if getattr(self._inside, "apply", False):
             return original(optimizer, grads, trainable_variables)
         self._inside.apply = True
         try:
@@ -143,19 +140,19 @@ class StepRecorder:
         def write(*arrays: Array) -> None:
             self._files.step(number, names, arrays)
 
-        def write_fetched(*arrays: Array) -> np.bool_:
+        def write_fetched(*arrays: Array) -> list[Array]:
             if self._files.writes:
                 # Reading the property fetches the slots from the ps tasks.
                 _ = inner.variables
             # The first array only ensures the order.
             slots = [np.asarray(one.numpy()) for one in fetched]
             self._files.step(number, names, [*arrays[1:], *slots])
-            return np.bool_(True)
+            return [np.array(True)]
 
         if fetched:
             # Run after the update has counted its step, and before the next push.
             count = tf.convert_to_tensor(internals.iterations_of(inner))
-            exchange_in_order(write_fetched, [count, *tensors], tf.bool)
+            called_in_order(write_fetched, [count, *tensors], [tf.bool])
         elif tf.inside_function():
             tf.numpy_function(write, tensors, [])
         else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import cast
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
@@ -21,6 +20,15 @@ def raw(variable: types.Variable | Variable) -> Variable:
     return cast("Variable", variable)
 
 
+def held(variable: Any) -> Sequence[Variable]:
+    """The variable itself; or what it holds, if it is one of a ``MirroredStrategy``.
+
+    Such a variable has no handle in the strategy's scope, and no value in another's.
+    """
+    found: Sequence[Variable] = getattr(variable, "values", (variable,))
+    return found
+
+
 def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:
     """A non-trainable tf.Variable of ours, created at once outside of any graph.
 
@@ -31,21 +39,6 @@ def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:
     plain = tf.variable_creator_scope(tf_internals.plain_variable)
     with tf.init_scope(), plain:
         return tf.Variable(value, trainable=False, name=name)
-
-
-@contextmanager
-def made_at_once() -> Iterator[None]:
-    """Keras variables that are created within this context have their values at once.
-
-    A ``tf.function`` that creates variables is traced twice, and only the second trace
-    counts. These variables do not count as created by the function. A strategy's scope
-    is left as it is, because its variables are of a different kind.
-    """
-    if tf.executing_eagerly() or tf.distribute.has_strategy():
-        yield
-        return
-    with tf.variable_creator_scope(tf_internals.plain_variable):
-        yield
 
 
 def have_values(variables: Iterable[types.Variable | Variable]) -> bool:

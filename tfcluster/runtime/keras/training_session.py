@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,11 +13,35 @@ from dataclasses import dataclass, field
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
 from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
-from tfcluster.runtime.collective.rounding import Rounding
-from tfcluster.runtime.keras.unique_names import OptimizerNames
+from tfcluster.runtime.keras.types import Optimizer
+from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
+
+
+class OptimizerNames:
+    """The names of optimizers, in the order in which the program uses them.
+
+    The second ``adam`` is ``adam (2)``. A name is never given again, not even when its
+    optimizer is gone: Python frees objects at different times on different ranks, and
+    all ranks must use the same names.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._names: weakref.WeakKeyDictionary[Optimizer, str] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def of(self, optimizer: Optimizer) -> str:
+        """The name of ``optimizer``; the first call determines it."""
+        if optimizer not in self._names:
+            name = optimizer.name
+            self._counts[name] += 1
+            count = self._counts[name]
+            self._names[optimizer] = name if count == 1 else f"{name} ({count})"
+        return self._names[optimizer]
 
 
 @dataclass
@@ -24,25 +50,17 @@ class Session:
 
     group: Group
     reporter: Reporter
+    chief: bool
+    """Whether this is rank 0 of all ranks."""
     divides: bool = True
     """True: the script's batches are those of all ranks. False: each rank has its own.
     """
-    shards: int | None = None
-    """The number of parts of every batch; None means one for each rank."""
-    bucket_bytes: int = 25 << 20
-    """The approximate number of bytes per bucket in which gradients are exchanged."""
-    rounding: Rounding | None = None
-    """How the transport rounds gradients between hosts."""
-    feeds_errors_back: bool = False
-    """Whether each rank adds the last step's rounding error to its gradients."""
     applies: int = 0
     """The number of training steps so far."""
     optimizer_names: OptimizerNames = field(default_factory=OptimizerNames)
     """The optimizers' names in messages and on ps tasks, equal on all ranks."""
-    waited_for_servers_s: Callable[[], float] = lambda: 0.0
-    """Seconds spent waiting for ps tasks since the start."""
-    bytes_with_servers: Callable[[], int] = lambda: 0
-    """Bytes of arrays exchanged with ps tasks since the start."""
+    servers: ParameterServerClient | None = None
+    """The connection to the ps tasks, if there is one."""
     settle: Callable[[str], None] = lambda what: None
     """Makes the weights equal on all ranks before they are used."""
 
@@ -55,29 +73,15 @@ class Session:
         self.group.steps = lambda: self.step_rate.steps
 
     @property
-    def rank(self) -> int:
-        """This rank's number among ``size``; asynchronous ranks are 0 of 1."""
-        return self.group.rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks that train synchronously."""
-        return self.group.size
-
-    @property
-    def chief(self) -> bool:
-        """Whether this is rank 0 of the group."""
-        return self.group.rank == 0
-
-    @property
     def waited_s(self) -> float:
         """Seconds spent waiting for other tasks since the start."""
-        return self.group.waited_s + self.waited_for_servers_s()
+        return self.group.waited_s + (self.servers.waited_s if self.servers else 0.0)
 
     @property
     def exchanged_bytes(self) -> int:
         """Bytes that this task has exchanged with others since the start."""
-        return self.group.exchanged_bytes + self.bytes_with_servers()
+        servers = self.servers.exchanged_bytes if self.servers else 0
+        return self.group.exchanged_bytes + servers
 
     @property
     def totals(self) -> ExchangeTotals:
@@ -125,12 +129,6 @@ class Session:
         ):
             yield
 
-    def take(self, what: str) -> bool:
-        """Whether this thread is inside ``once(what)``. Removes the mark."""
-        inside = self.within(what)
-        self._marks.discard(what)
-        return inside
-
     @property
     def _marks(self) -> set[str]:
         """The marks of this thread."""
@@ -138,10 +136,6 @@ class Session:
             self._local.marks = set()
         found: set[str] = self._local.marks
         return found
-
-    def exchanged(self) -> None:
-        """Report that weights or gradients have been exchanged with the other ranks."""
-        self.reporter.exchanged()
 
     def warn(self, text: str) -> None:
         """Warn the user on the console, once per text."""

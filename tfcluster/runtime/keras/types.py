@@ -13,7 +13,6 @@ from tfcluster.runtime.tensor_types import (
     Array,
     Dataset,
     Gradient,
-    Nest,
     Tensor,
     TensorLike,
 )
@@ -51,9 +50,6 @@ class Variable(Protocol):
     def value(self) -> Any:
         """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
         ...
-
-    @property
-    def trainable(self) -> bool: ...
 
     constraint: Callable[[Tensor], Tensor] | None
     overwrite_with_gradient: bool
@@ -132,9 +128,6 @@ class Layer(Protocol):
     @property
     def trainable_variables(self) -> Sequence[Variable]: ...
 
-    @property
-    def losses(self) -> Sequence[Tensor]: ...
-
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
     ) -> Iterator[Layer]: ...
@@ -153,17 +146,8 @@ class BatchNormalization(Layer, Protocol):
 class Metric(Protocol):
     """A ``keras.metrics.Metric``."""
 
-    name: str
-
-    @property
-    def dtype(self) -> str: ...
-
     @property
     def variables(self) -> Sequence[Variable]: ...
-
-    def result(self) -> Any:
-        """A scalar tensor, normally; a metric of the program may return anything."""
-        ...
 
 
 class Model(Layer, Protocol):
@@ -174,7 +158,8 @@ class Model(Layer, Protocol):
     compiled: bool
     jit_compile: bool
     stop_training: bool
-    train_function: Callable[[Iterator[Nest]], Logs]
+    train_function: object | None
+    test_function: object | None
     _initial_epoch: int | None
 
     @property
@@ -192,16 +177,6 @@ class Callback(Protocol):
 
     def set_params(self, params: Mapping[str, Any]) -> None: ...
 
-    def on_train_begin(self, logs: Logs | None = None) -> None: ...
-
-    def on_train_end(self, logs: Logs | None = None) -> None: ...
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None: ...
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None: ...
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None: ...
-
 
 class CallbackList(Protocol):
     """A ``keras.callbacks.CallbackList``."""
@@ -210,12 +185,6 @@ class CallbackList(Protocol):
 
     @property
     def params(self) -> Mapping[str, Any]: ...
-
-
-class BackupAndRestore(Callback, Protocol):
-    """A ``keras.callbacks.BackupAndRestore``."""
-
-    def _save_model(self) -> None: ...
 
 
 class ModelCheckpoint(Callback, Protocol):

@@ -14,8 +14,7 @@ import tensorflow as tf
 from tfcluster.runtime.exchange.graph_ops import require_numbers
 from tfcluster.runtime.tensor_types import TensorLike
 
-_RULES = ("max", "mean", "min", "sum")
-_BUILTINS: dict[object, str] = {max: "max", min: "min", sum: "sum"}
+_RULES: tuple[object, ...] = (max, min, sum, "max", "mean", "min", "sum")
 
 _C = TypeVar("_C", bound=type)
 
@@ -38,12 +37,12 @@ def merge_with(rule: Rule | None = None, /, **rules: Rule) -> Callable[[_C], _C]
     one of "max", "min", "sum", "mean". Raises ValueError for another rule.
     """
     for given in (*rules.values(), *(() if rule is None else (rule,))):
-        _check(given)
-
-    def declare(cls: _C) -> _C:
-        return cls
-
-    return declare
+        if given not in _RULES:
+            raise ValueError(
+                "merge_with takes max, min, sum, or one of 'max', 'mean', 'min', "
+                f"'sum', not {given!r}"
+            )
+    return lambda cls: cls
 
 
 def gather_batch(*tensors: TensorLike) -> Any:
@@ -59,11 +58,3 @@ def gather_batch(*tensors: TensorLike) -> Any:
         if tensor.shape.rank == 0:
             raise ValueError("gather_batch takes tensors of at least one dimension")
     return found[0] if len(found) == 1 else tuple(found)
-
-
-def _check(given: Rule) -> None:
-    name = given if isinstance(given, str) else _BUILTINS.get(given)
-    if name not in _RULES:
-        raise ValueError(
-            f"merge_with takes max, min, sum, or one of {_RULES}, not {given!r}"
-        )

@@ -20,19 +20,19 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
-from tfcluster.runtime.parameter_server.gradient_parts import Share
 from tfcluster.runtime.parameter_server.messages import Header, Message, padded
-from tfcluster.runtime.parameter_server.model_signature import facts_of
 from tfcluster.runtime.parameter_server.placement import (
     Piece,
     Placement,
     Variable,
     bytes_of,
+    facts_of,
     placed,
 )
 from tfcluster.runtime.parameter_server.sharding import (
     Gradient,
     Rows,
+    Share,
     joined,
     joined_slots,
     part_of,

@@ -24,7 +24,7 @@ from tfcluster.runtime.parameter_server.messages import (
     Outgoing,
 )
 from tfcluster.runtime.parameter_server.server_socket import member, tune
-from tfcluster.runtime.parameter_server.shm_channel import ClientChannel
+from tfcluster.runtime.parameter_server.shm_buffers import ClientChannel
 
 
 class Connections:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tfcluster.runtime.errors import CollectiveError, CollectiveTimeoutError
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.rendezvous import Acceptor, listen
+from tfcluster.runtime.net.rendezvous import Acceptor, dial_until, listen
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
@@ -22,8 +23,7 @@ from tfcluster.runtime.parameter_server.messages import (
     send,
 )
 from tfcluster.runtime.parameter_server.service import RefusedError, Service
-from tfcluster.runtime.parameter_server.shm_buffers import BufferTable
-from tfcluster.runtime.parameter_server.shm_channel import ServerChannel
+from tfcluster.runtime.parameter_server.shm_buffers import BufferTable, ServerChannel
 
 _BUFFER_BYTES = 1 << 22
 _FREE_CHECKS, _FREE_CHECK_S = 20, 0.0005
@@ -184,3 +184,44 @@ def _wait_until_free(buffers: BufferTable, number: int) -> bool:
             return True
         time.sleep(_FREE_CHECK_S)
     return False
+
+
+# --- requests for TensorFlow's server -------------------------------------------------
+
+
+_TRY_S = 5.0
+_START_S = 60.0
+
+
+def request_server(
+    addresses: Sequence[str], index: int, *, rank: int, size: int, token: bytes
+) -> bool:
+    """Ask a ps to start TensorFlow's server, which Keras does not need.
+
+    That server executes anything that anyone sends, so its port stays closed until a
+    training task of the run has proven that it knows the run's token. The connection is
+    the request; the ps answers with one byte once its server listens. Returns whether
+    ps ``index`` has started its server; False if it does not answer now.
+
+    ``addresses`` are the addresses of all ps tasks' own services, and ``size`` is the
+    number of training tasks. Raises CollectiveError if the ps could not start the
+    server.
+    """
+    identity = member(index, rank, size, token, asks=True)
+    names = (f"rank {rank}", f"ps:{index}")
+    try:
+        deadline = time.monotonic() + _TRY_S
+        connection = dial_until(deadline, identity, 0, addresses[index], names)
+    except CollectiveTimeoutError:
+        return False
+    with connection:
+        try:
+            connection.settimeout(_START_S)
+            answer = connection.recv(1)
+        except OSError:
+            return False
+    if answer != STARTED:
+        raise CollectiveError(
+            f"ps:{index} could not start TensorFlow's server; its log has the reason"
+        )
+    return True

@@ -13,19 +13,18 @@ from typing import TypeAlias
 
 from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.parameter_server.gradient_parts import (
-    Pushed,
-    difference,
-    whole_gradients,
-)
 from tfcluster.runtime.parameter_server.messages import Header, Message
-from tfcluster.runtime.parameter_server.model_signature import differing
-from tfcluster.runtime.parameter_server.placement import Piece
+from tfcluster.runtime.parameter_server.placement import Piece, differing
 from tfcluster.runtime.parameter_server.sharded_model import (
     Engine,
     ShardedModel,
 )
-from tfcluster.runtime.parameter_server.sharding import Gradient
+from tfcluster.runtime.parameter_server.sharding import (
+    Gradient,
+    Pushed,
+    difference,
+    whole_gradients,
+)
 
 MakeEngine: TypeAlias = Callable[[Sequence[Array]], Engine]
 """Creates an engine whose variables have these initial values."""

@@ -23,65 +23,28 @@ _MANY_ROWS = 0.5
 
 
 class Engine(Protocol):
-    """Holds variables and applies updates to them: see ``update_graph.Engine``.
-
-    ``kinds`` has a letter for each variable (see ``client.Pack``); an ``index`` is a
-    variable's index. Methods that take kinds raise KeyError if their update is unknown.
-    """
+    """Holds variables and applies updates to them: see ``update_graph.Engine``."""
 
     @property
-    def held_bytes(self) -> int:
-        """The bytes of the variables and of the optimizer's slot variables."""
-        ...
+    def held_bytes(self) -> int: ...
 
-    def knows(self, kinds: str) -> bool:
-        """Whether the update for gradients of these kinds is defined."""
-        ...
+    def knows(self, kinds: str) -> bool: ...
 
-    def define(self, data: bytes) -> None:
-        """Add a serialised update. Raises ValueError if it is for other variables."""
-        ...
+    def define(self, data: bytes) -> None: ...
 
-    def apply(self, gradients: Sequence[Gradient], kinds: str) -> None:
-        """Run the update once. Gradients have the variables' shapes and dtypes.
+    def apply(self, gradients: Sequence[Gradient], kinds: str) -> None: ...
 
-        Raises KeyError if no update is defined for these kinds, and what the update
-        raises.
-        """
-        ...
+    def read(self, index: int) -> Array: ...
 
-    def read(self, index: int) -> Array:
-        """A variable's value, which later updates do not change.
+    def rows(self, index: int, indices: Array) -> Array: ...
 
-        It has the variable's shape and dtype.
-        """
-        ...
+    def assign(self, index: int, value: Array) -> None: ...
 
-    def rows(self, index: int, indices: Array) -> Array:
-        """The values of some rows: shape (len(indices), ...).
+    def slots(self) -> dict[str, Array]: ...
 
-        ``indices`` are int64 of shape (n,).
-        """
-        ...
+    def assign_slot(self, path: str, value: Array) -> None: ...
 
-    def assign(self, index: int, value: Array) -> None:
-        """Set a variable to ``value``, of its shape and dtype."""
-        ...
-
-    def slots(self) -> dict[str, Array]:
-        """The values of all slot variables, by path, with their shapes and dtypes."""
-        ...
-
-    def assign_slot(self, path: str, value: Array) -> None:
-        """Set a slot variable to a value of its shape and dtype.
-
-        Raises KeyError if no slot variable has that path.
-        """
-        ...
-
-    def release(self) -> None:
-        """Copy variables that share the memory of a received gradient."""
-        ...
+    def release(self) -> None: ...
 
 
 @dataclass(slots=True)

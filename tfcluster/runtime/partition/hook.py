@@ -345,9 +345,23 @@ class Hook:
             self._new_exchanger,
             self._new_seed,
             self._variable_names,
-            getattr(self._busy, "visible", None) if name.startswith(_FORWARD) else None,
+            self._visible(function),
             self._own_rows,
         )
+
+    def _visible(self, function: Function) -> int | None:
+        """How many outputs others see than the gradient of this function.
+
+        All of them (None), unless a tape alone follows the call: with a
+        ``ForwardAccumulator`` the function gets tangents, too, and returns others.
+        """
+        called = self._function()
+        if called is None or not function.name.startswith(_FORWARD):
+            return None
+        if len(function.arguments) != len(called.inputs):
+            return None
+        found: int | None = getattr(self._busy, "visible", None)
+        return found
 
     def _checked(self, program: Program) -> Program:
         """The program, noted; raises why there is none if the hook is strict."""

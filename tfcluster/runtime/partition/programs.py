@@ -43,7 +43,9 @@ _HANDLES = (tf.resource, tf.variant)
 _DRAWS = OWN_STATE | STATEFUL.keys()
 _READING = re.compile(r"(/Cast(_\d+)?)?/?ReadVariableOp(_\d+)?(__\d+)?$")
 _TRACE = re.compile(r"^__inference_|(_\d+)+$")
-_OF_TAPES = ("__forward_", "__backward_")
+_BACKWARD = "__backward_"
+"""The beginning of the name of a function that computes gradients for a tape."""
+_OF_TAPES = ("__forward_", _BACKWARD)
 """Beginnings of the names of functions that compute a step together."""
 
 
@@ -114,6 +116,11 @@ class Program:
     @property
     def is_divided(self) -> bool:
         return self.placed is not None and self.placed.exchanges()
+
+    @property
+    def is_of_tape(self) -> bool:
+        """Whether it computes gradients for a tape outside of functions."""
+        return self.label.startswith(_BACKWARD)
 
     @property
     def trains(self) -> bool:

@@ -19,8 +19,6 @@ from tfcluster.runtime.tensor_types import Tensor
 
 _MOST_STEPS = 8
 """Of a function that trains and whose batches have another shape in each step."""
-_BACKWARD = "__backward_"
-"""The beginning of the name of a function that computes gradients for a tape."""
 
 
 class EndOfStep(SystemExit):
@@ -100,7 +98,7 @@ class Watch(Hook):
 
 
 def _trains(programs: Programs, program: Program) -> bool:
-    if program.trains or program.label.startswith(_BACKWARD):
+    if program.trains or program.is_of_tape:
         return True
     if program.placed is not None:
         return False

@@ -21,7 +21,7 @@ from tfcluster.runtime.scripts.run_script import Program, parse, run
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.runtime.telemetry.exit_cause import cause
+from tfcluster.runtime.telemetry.exit_status import cause
 
 BELOW_WRAPPER = "below-wrapper"
 """The first argument if a wrapper, which may change the environment, was used."""

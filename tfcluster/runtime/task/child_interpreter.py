@@ -13,7 +13,7 @@ import sys
 from tfcluster.runtime.scripts.run_script import Program, parse
 from tfcluster.runtime.task import bootstrap, injection
 from tfcluster.runtime.telemetry.agent_channel import be_silent, reporter
-from tfcluster.runtime.telemetry.exit_cause import cause
+from tfcluster.runtime.telemetry.exit_status import cause
 
 
 def begin(*, seed_random: bool) -> None:

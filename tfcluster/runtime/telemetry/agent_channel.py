@@ -109,7 +109,7 @@ class Reporter:
         """The cost of the exchanges so far, for ``exchanges`` events."""
         self._waiting: Callable[[], Waiting | None] | None = None
         self._listening = False
-        self._exchanged = False
+        self.has_exchanged = False
 
     def phase(self, text: str) -> None:
         """Report the task's activity before it trains: ``joining``."""
@@ -205,9 +205,12 @@ class Reporter:
         self._say({"type": "trace", **batch})
 
     def exchanged(self) -> None:
-        """Report, once, that the task has exchanged something with other ranks."""
-        if not self._exchanged:
-            self._exchanged = True
+        """Report, once, that the task takes part in what all ranks compute.
+
+        It has exchanged something with other ranks, or computes everything itself.
+        """
+        if not self.has_exchanged:
+            self.has_exchanged = True
             self._say({"type": "exchanged"}, always=True)
 
     def flush(self) -> None:
@@ -267,7 +270,7 @@ class Reporter:
         self._waiting = None
         self._pending.clear()
         self._step_held_back = self._epoch_held_back = None
-        self._listening = self._exchanged = False
+        self._listening = self.has_exchanged = False
         if connection is not None:
             connection.close()
 

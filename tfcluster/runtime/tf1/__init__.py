@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         session_config,
     )
     from tfcluster.runtime.tf1.cluster_members import Workers, workers
-    from tfcluster.runtime.tf1.graph_result import Training
+    from tfcluster.runtime.tf1.graph_builder import Training
     from tfcluster.runtime.tf1.parameter_server import parameter_server_graph
     from tfcluster.runtime.tf1.placement import ByBytes, byte_size
     from tfcluster.runtime.tf1.replicated import replicated_graph
@@ -49,7 +49,7 @@ _NAMES = {
     "placement": ("ByBytes", "byte_size"),
     "replicated": ("replicated_graph",),
     "session": ("BroadcastGlobalVariablesHook", "Session"),
-    "graph_result": ("Training",),
+    "graph_builder": ("Training",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

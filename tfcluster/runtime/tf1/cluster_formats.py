@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tfcluster.runtime.errors import ContextError
 
-_OLD_NAMES = {"master": "chief"}
+OLD_NAMES = {"master": "chief"}
 
 Jobs = dict[str, dict[int, str]]
 
@@ -33,7 +33,7 @@ def jobs_of(cluster: object) -> Jobs:
         raise ContextError(
             f"a cluster is a dict, a ClusterSpec or a ClusterDef, not a {kind}"
         )
-    return {_OLD_NAMES.get(job, job): tasks for job, tasks in found.items()}
+    return {OLD_NAMES.get(job, job): tasks for job, tasks in found.items()}
 
 
 def _by_index(job: object, tasks: object) -> dict[int, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from tfcluster.runtime import process_group
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES, jobs_of
 from tfcluster.runtime.tf1_types import Server
 from tfcluster.vocabulary import RANKED_TYPES
 
@@ -103,23 +104,18 @@ def workers(server: Server | tf.train.ServerDef | None = None) -> Workers:
             context.attempt,
         )
     definition: tf.train.ServerDef = getattr(server, "server_def", server)
-    cluster = cluster_of(definition.cluster)
+    job = definition.job_name
     return Workers(
-        {_modern(job): found for job, found in cluster.items()},
-        _modern(definition.job_name),
+        cluster_of(definition),
+        OLD_NAMES.get(job, job),
         definition.task_index,
         process_group.context().attempt,
     )
 
 
-def cluster_of(
-    cluster: tf.train.ClusterSpec | tf.train.ClusterDef | Mapping[str, Sequence[str]],
-) -> dict[str, tuple[str, ...]]:
-    """Addresses by job, from a ``ClusterSpec``, a ``ClusterDef`` or a dictionary."""
-    found = tf1.train.ClusterSpec(cluster)
-    return {job: tuple(found.job_tasks(job)) for job in found.jobs}
-
-
-def _modern(job: str) -> str:
-    """TensorFlow 1 used to call the chief "master"."""
-    return "chief" if job == "master" else job
+def cluster_of(cluster: object) -> dict[str, tuple[str, ...]]:
+    """Addresses by job, from one of the forms of ``cluster_formats.jobs_of``."""
+    return {
+        job: tuple(tasks[index] for index in sorted(tasks))
+        for job, tasks in jobs_of(cluster).items()
+    }

@@ -126,7 +126,7 @@ _RANDOM = "equal random numbers in compared runs"
 GRAPH_AS_DEFAULT = Patch(
     "tensorflow.compat.v1.Graph",
     "as_default",
-    (Handler(f"{_RECORD}._as_default", _VERIFY, True, "before"),),
+    (Handler(f"{_RECORD}._as_default", _VERIFY, True),),
     _RANDOM,
 )
 NEW_DEFAULT_GRAPHS = tuple(
@@ -147,7 +147,7 @@ CLIPS = tuple(
     Patch(
         "tensorflow.compat.v1",
         name,
-        (Handler(f"{_RECORD}._clip", _VERIFY, True, "before"),),
+        (Handler(f"{_RECORD}._clip", _VERIFY, True),),
         "the line of a clip in a report",
         "function",
     )

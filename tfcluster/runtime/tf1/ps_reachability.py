@@ -1,17 +1,71 @@
-"""Waits until the parameter servers listen before a session uses them; notices a loss.
+"""Waits for other tasks' servers to listen, or to end; notices a lost ps.
 
 TensorFlow itself waits forever for a late or dead server. A ps starts TensorFlow's
-server only on request.
+server only on request. A wait warns after a while, and gives up in the end.
 """
 
 from __future__ import annotations
 
 import enum
 import socket
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-from tfcluster.runtime.errors import PeerLostError
-from tfcluster.runtime.tf1.wait_policy import wait_policy
+from tfcluster.runtime import process_group
+from tfcluster.runtime.errors import CollectiveTimeoutError, PeerLostError
+from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+
+@dataclass
+class WaitPolicy:
+    """Defines how long to wait for ``what``, and when to warn."""
+
+    what: str
+    warning_s: float | None
+    timeout_s: float | None
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+    _began_s: float = field(init=False)
+    _pause_s: float = field(init=False, default=_FIRST_PAUSE_S)
+    _warn_s: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
+        self._warn_s = self.warning_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left; None if there is no timeout."""
+        if self.timeout_s is None:
+            return None
+        return max(0.0, self.timeout_s - (self.clock() - self._began_s))
+
+    def wait(self) -> None:
+        """Pause before a new attempt. Raises CollectiveTimeoutError when time is up."""
+        waited_s = self.clock() - self._began_s
+        if self.left_s == 0.0:
+            raise CollectiveTimeoutError(
+                f"{self.what}: given up after {waited_s:.0f} s"
+            )
+        if self._warn_s is not None and waited_s >= self._warn_s:
+            self._warn_s *= 2
+            reporter().waiting(Waiting(waited_s, self.what))
+            sys.stderr.write(f"tfcluster: {self.what}, for {waited_s:.0f} s now\n")
+        self.pause(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+
+def wait_policy(what: str) -> WaitPolicy:
+    """The policy of ``runtime.stall_warning`` and ``runtime.stall_timeout``."""
+    options = process_group.context().options
+    return WaitPolicy(what, options.stall_warning_s, options.stall_timeout_s)
+
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -89,3 +143,37 @@ def probe(address: str) -> Answer:
         return Answer.SILENT
     except OSError:
         return Answer.CLOSED
+
+
+_RECONNECT_S = 5.0
+"""A silent connection is reopened after this time."""
+
+
+def wait_until_closed(address: str) -> None:
+    """Return once the server at ``host:port`` has been reachable and then closed.
+
+    Raises CollectiveTimeoutError if the server is never reachable.
+    """
+    waiting = wait_policy(f"waiting for the chief ({address}) to listen")
+    while probe(address) is Answer.CLOSED:
+        waiting.wait()
+    while _wait_for_close(address):
+        pass
+
+
+def _wait_for_close(address: str) -> bool:
+    """Return when the server closes the connection, or has been silent for a while.
+
+    Returns whether the server was reachable.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection(
+            (host.strip("[]"), int(port)), _RECONNECT_S
+        )
+    except OSError:
+        return False
+    with connection, suppress(OSError):
+        while connection.recv(4096):
+            pass
+    return True

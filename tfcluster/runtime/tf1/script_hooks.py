@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,9 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
 )
-from tfcluster.runtime.parameter_server.server_request import request_server
+from tfcluster.runtime.parameter_server.server_socket import request_server
 from tfcluster.runtime.scripts import program_kind
-from tfcluster.runtime.telemetry.agent_channel import reporter
+from tfcluster.runtime.telemetry.agent_channel import Reporter, reporter
 from tfcluster.runtime.telemetry.rank_claim import claim
 from tfcluster.runtime.tensor_types import Graph, Operation
 from tfcluster.runtime.tf1 import patches, session_manager
@@ -32,9 +33,13 @@ from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.placement import ByBytes
 from tfcluster.runtime.tf1.ps_reachability import PsReachability
 from tfcluster.runtime.tf1.shared_server import SharedServer
-from tfcluster.runtime.tf1.step_counter_hook import StepCounterHook
 from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S, SyncReplicasHook
-from tfcluster.runtime.tf1_types import ConfigProto, Session, SessionRunHook
+from tfcluster.runtime.tf1_types import (
+    ConfigProto,
+    Session,
+    SessionRunContext,
+    SessionRunHook,
+)
 
 tf1 = tf.compat.v1
 
@@ -305,3 +310,29 @@ class ScriptHooks:
         reporter().warning(text)
         if self.workers.is_chief:
             sys.stderr.write(f"tfcluster: warning: {text}\n")
+
+
+_WINDOW_S = 1.0
+
+
+class StepCounterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # untyped
+    """Counts each ``run`` as a step, since the session's purpose is to train."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._steps = 0
+        self._window = (time.monotonic(), 0)
+        self._rate = 0.0
+
+    def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
+        self._steps += 1
+        now = time.monotonic()
+        began, steps = self._window
+        if now - began >= _WINDOW_S or self._steps == 1:
+            self._rate = (self._steps - steps) / max(now - began, 1e-9)
+            self._window = (now, self._steps)
+        self._reporter.step(self._steps, self._rate, 0.0)
+
+    def end(self, session: Session) -> None:
+        self._reporter.flush()

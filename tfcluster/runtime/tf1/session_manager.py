@@ -16,7 +16,7 @@ from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.errors import CollectiveTimeoutError
 from tfcluster.runtime.tf1 import model_check, patches
 from tfcluster.runtime.tf1.cluster_members import Workers
-from tfcluster.runtime.tf1.wait_policy import wait_policy
+from tfcluster.runtime.tf1.ps_reachability import wait_policy
 from tfcluster.runtime.tf1_types import ConfigProto, Session
 
 tf1 = tf.compat.v1

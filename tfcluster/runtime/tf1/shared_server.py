@@ -14,8 +14,9 @@ import tensorflow as tf
 from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.tf1 import patches
+from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES
 from tfcluster.runtime.tf1.cluster_members import cluster_of
-from tfcluster.runtime.tf1.server_join import wait_until_closed
+from tfcluster.runtime.tf1.ps_reachability import wait_until_closed
 from tfcluster.runtime.tf1_types import ConfigProto
 
 tf1 = tf.compat.v1
@@ -109,12 +110,12 @@ def address_of(
     ``definition`` is a ``ServerDef``, or a cluster in one of its forms.
     """
     if isinstance(definition, tf1.train.ServerDef):
-        cluster = cluster_of(definition.cluster)
+        cluster = cluster_of(definition)
         job = job_name or definition.job_name
         index = definition.task_index if task_index is None else task_index
     else:
         cluster = cluster_of(definition)
         job = job_name or (next(iter(cluster)) if len(cluster) == 1 else "")
         index = task_index or 0
-    addresses = cluster.get(job, ())
+    addresses = cluster.get(OLD_NAMES.get(job, job), ())
     return addresses[index] if index < len(addresses) else None

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import (
     Array,
@@ -127,10 +127,11 @@ class StepRecorder:
                 self._files.event({"kind": "run", "model": 0, "logs": found})
         return result
 
-    def _as_default(self, graph: Graph) -> None:
+    def _as_default(self, original: Callable[[Graph], Any], graph: Graph) -> Any:
         # A graph does not know tf.random.set_seed, which was called outside of it.
         if type(graph) is tf.Graph and graph.seed is None:
             graph.seed = self._seed
+        return original(graph)
 
     def _new_default_graph(
         self, original: Callable[..., None], *args: Any, **kwargs: Any
@@ -139,10 +140,11 @@ class StepRecorder:
         if not tf.executing_eagerly():
             tf1.get_default_graph().seed = self._seed
 
-    def _clip(self, *_: Any, **__: Any) -> None:
+    def _clip(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Other clips belong to Keras, or to a step of Keras's recorder.
         if not tf.executing_eagerly() and not tf.inside_function():
             self._files.note_once({"kind": "clip", "line": user_line()})
+        return original(*args, **kwargs)
 
     # --- records ----------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.keras.program_lines import user_line
+from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.tensor_types import Operation
@@ -51,5 +51,6 @@ class UndividedGraphs:
             self.has_warned = True
             text = f"{user_line()}: {_WHY}"
             reporter().warning(text)
+            reporter().exchanged()
             sys.stderr.write(f"tfcluster: warning: {text}\n")
         return original(*args, **kwargs)

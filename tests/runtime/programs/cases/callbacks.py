@@ -206,13 +206,20 @@ def case_folders_that_others_do_not_see():
 def case_checkpoints_are_known():
     """In a common folder, ranks that wrote nothing know the latest checkpoint, too."""
     model = classifier()
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "known", 2)
+    saved = tf.train.Checkpoint(model=model)
+    manager = tf.train.CheckpointManager(saved, "known", 2)
+    manager.save()
+    model.layers[-1].bias.assign([1.0, 2.0])
+    saved.save("known/by_itself")
+    model.layers[-1].bias.assign([2.0, 3.0])
     manager.save()
     model.layers[-1].bias.assign([3.0, 4.0])
     manager.save()
+    saves = int(saved.save_counter)
     model.layers[-1].bias.assign([5.0, 6.0])
     path = manager.restore_or_initialize()
     return {
+        "saves": np.array(saves),
         "path": np.array(path),
         "kept": np.array(manager.checkpoints),
         "bias": model.layers[-1].bias.numpy(),

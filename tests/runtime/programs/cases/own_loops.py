@@ -55,6 +55,51 @@ def case_eagerly_with_an_unused_weight():
     return results(model) | {"loss": loss.numpy()}
 
 
+def case_function_between_tapes():
+    """A function under an eager tape, and under an eager accumulator of tangents."""
+    x, y = data(24)
+    x = tf.constant(x)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    forward = tf.function(lambda rows: tf.tanh(model(rows)))
+    for _ in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((forward(x) - y[:, None]) ** 2)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+        outputs = forward(x)
+    return results(model) | {
+        "loss": loss.numpy(),
+        "outputs": outputs.numpy(),
+        "tangents": accumulator.jvp(outputs).numpy(),
+    }
+
+
+def case_errors_that_a_loop_catches():
+    """The rows of one rank have a wrong index; the loop leaves such batches out."""
+    table = tf.Variable(np.arange(20.0).reshape(10, 2))
+
+    @tf.function
+    def step(indices, targets):
+        with tf.GradientTape() as tape:
+            found = tf.reduce_sum(tf.gather(table, indices), 1)
+            loss = tf.reduce_mean((found - targets) ** 2)
+        table.assign_sub(0.01 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    losses = []
+    for wrong in (None, 0, 11, 6, None):
+        indices = np.arange(12) % 10
+        if wrong is not None:
+            indices[wrong] = 99
+        try:
+            losses.append(step(indices, np.linspace(0, 1, 12)).numpy())
+        except tf.errors.InvalidArgumentError as error:
+            losses.append(-1.0 if "99 is not in" in str(error) else -2.0)
+    return {"losses": np.array(losses), "table": table.numpy()}
+
+
 def case_rate_by_the_loss():
     """And a metric outside of the step, a sum of tensors, and a best loss."""
     outside, kept = keras.metrics.Mean(), [tf.constant(np.inf), tf.constant(0.0)]
@@ -190,12 +235,38 @@ def case_variable_without_an_optimizer():
 
 
 def case_one_replica():
-    """A strategy of TensorFlow with one replica is harmless."""
-    x, y = data(40)
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+    """A strategy of TensorFlow with one replica is harmless, also in its scope."""
+    x, y = (each.astype("float32") for each in data(40))
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    return results(model, model.fit(x, y[:, None], verbose=0))
+        history = model.fit(x, y[:, None], verbose=0)
+        optimizer = keras.optimizers.SGD(0.1)
+
+        @tf.function
+        def step(rows, labels):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(rows) - labels) ** 2)
+            weights = model.trainable_variables
+            gradients = tape.gradient(loss, weights)
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return loss
+
+        losses = [strategy.run(step, args=(x, y[:, None])) for _ in range(3)]
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = tf.Variable(1.0)
+
+        @tf.function
+        def another(rows):
+            other.assign_add(tf.reduce_mean(rows))
+            return other.read_value()
+
+        found = another(x)
+    return results(model, history) | {
+        "losses": np.array([float(each) for each in losses]),
+        "other": found.numpy(),
+    }
 
 
 # --- what cannot be equal to one process ----------------------------------------------

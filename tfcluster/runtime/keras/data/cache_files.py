@@ -23,33 +23,22 @@ def install(rank: int) -> None:
     """
     if rank == 0:
         return
-    ending = f".rank{rank}"
+    handler = partial(_of_this_rank, f".rank{rank}")
     tf_patches.TABLE.install(
-        {
-            tf_patches.DATASET_CACHE: partial(_cache, ending),
-            tf_patches.DATASET_SNAPSHOT: partial(_snapshot, ending),
-        }
+        {tf_patches.DATASET_CACHE: handler, tf_patches.DATASET_SNAPSHOT: handler}
     )
 
 
-def _cache(
+def _of_this_rank(
     ending: str,
     original: Callable[..., Dataset],
     dataset: Dataset,
-    filename: _File = "",
-    name: str | None = None,
-) -> Dataset:
-    return original(dataset, _with(ending, filename), name=name)
-
-
-def _snapshot(
-    ending: str,
-    original: Callable[..., Dataset],
-    dataset: Dataset,
-    path: _File,
+    path: _File = "",
     *args: Any,
     **kwargs: Any,
 ) -> Dataset:
+    # ``cache`` calls it a filename.
+    path = kwargs.pop("filename", path)
     return original(dataset, _with(ending, path), *args, **kwargs)
 
 

@@ -28,6 +28,8 @@ class DataServiceClient:
     """``grpc://host:port`` of the dispatcher."""
     tasks: int
     """The number of data tasks."""
+    run: str
+    """The prefix of the names of jobs."""
     rank: int
     size: int
     in_step: bool

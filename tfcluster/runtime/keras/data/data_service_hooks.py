@@ -19,7 +19,7 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
-from tfcluster.runtime.keras.data.loop_datasets import (
+from tfcluster.runtime.keras.data.round_robin_sharding import (
     IS_SHARDED,
     YIELDS_BATCHES,
     serves_a_loop,
@@ -38,8 +38,8 @@ class _Known:
     passes: int = 0
 
 
-def data_service_client(context: Context) -> tuple[DataServiceClient, str] | None:
-    """The client of the run's tf.data service, and the prefix of its job names.
+def data_service_client(context: Context) -> DataServiceClient | None:
+    """The client of the run's tf.data service.
 
     None if the run has no data service, or if this task can no longer join it.
     """
@@ -48,32 +48,28 @@ def data_service_client(context: Context) -> tuple[DataServiceClient, str] | Non
     options = context.options
     independent = context.strategy is Strategy.PARAMETER_SERVER
     in_step = not independent or options.synchronous
-    run = f"{context.run or 'run'}/{context.attempt}"
     client = DataServiceClient(
         service=context.data_service,
         tasks=context.data_tasks,
+        run=f"{context.run or 'run'}/{context.attempt}",
         rank=context.rank,
         size=context.size,
         in_step=in_step,
     )
     if not options.divides:
         # Each rank has its own pipeline.
-        return replace(client, rank=0, size=1, in_step=True), f"{run}/{context.rank}"
+        run = f"{client.run}/{context.rank}"
+        return replace(client, run=run, rank=0, size=1, in_step=True)
     # A task that restarts while others run does not know how far they are.
-    return None if context.attempt and not in_step else (client, run)
+    return None if context.attempt and not in_step else client
 
 
 class DataServiceHooks:
-    """The hooks on everything that iterates over datasets.
+    """The hooks on everything that iterates over datasets."""
 
-    ``run`` is the prefix of job names; other arguments as ``data_service_client``
-    returns them.
-    """
-
-    def __init__(self, session: Session, client: DataServiceClient, run: str) -> None:
+    def __init__(self, session: Session, client: DataServiceClient) -> None:
         self._session = session
         self._client = client
-        self._run = run
         self._known: weakref.WeakKeyDictionary[Dataset, _Known] = (
             weakref.WeakKeyDictionary()
         )
@@ -81,11 +77,7 @@ class DataServiceHooks:
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
-        patches.TABLE.install(
-            {
-                patches.EPOCH_ITERATOR: self._epochs,
-            }
-        )
+        patches.TABLE.install({patches.EPOCH_ITERATOR: self._epochs})
         tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
 
     def _epochs(
@@ -144,7 +136,7 @@ class DataServiceHooks:
     def _pass(self, known: _Known) -> Dataset:
         """The dataset of the next pass."""
         assert known.pipeline is not None
-        job = f"{self._run}/{known.number}/{known.passes}"
+        job = f"{self._client.run}/{known.number}/{known.passes}"
         source = known.pipeline.for_pass(known.passes, job)
         known.passes += 1
         made = self._client.distributed(source, job, known.pipeline.cardinality)
@@ -173,10 +165,8 @@ class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
 
 def _leave_uncounted(iterator: EpochIterator) -> None:
     """Let each epoch end where its data ends, however many batches the last one had."""
-    uncounted = internals.without_count(type(iterator))
+    # Without a number of steps, every pass ends because the data runs out, which is no
+    # reason to warn.
+    warns = internals.steps_of(iterator) is not None
+    uncounted = internals.counted(type(iterator), None, warns=warns)
     patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, uncounted)
-    if internals.steps_of(iterator) is None:
-        # Then every pass ends because the data runs out, which is no reason to warn.
-        patches.TABLE.replace(
-            patches.ONE_EPOCH_ITERATOR_WARNING, iterator, lambda: None
-        )

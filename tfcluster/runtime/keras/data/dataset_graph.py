@@ -11,7 +11,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.parameter_server.graph_functions import nodes_of
+from tfcluster.runtime.parameter_server.update_graph import nodes_of
 from tfcluster.runtime.tensor_types import Dataset, Message
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")

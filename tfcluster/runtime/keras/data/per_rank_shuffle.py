@@ -9,6 +9,7 @@ weights must also be the same, but these are broadcast anyway.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,22 +23,20 @@ STRIDE = 7_368_787
 _SEEDS = 1 << 31
 
 
-class SeedOffset:
-    """The hook on ``tf.random.set_seed``."""
+def install(rank: int) -> None:
+    """Put the hook in place; a seed that is already set gets this rank's offset."""
+    handler = partial(_set_seed, rank)
+    tf_patches.TABLE.install({tf_patches.SET_SEED: handler})
+    seed = tf.compat.v1.get_seed(0)[0]
+    if seed is not None:
+        tf.random.set_seed(seed)
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
 
-    def install(self) -> None:
-        """Put the hook in place; a seed that is already set gets this rank's offset."""
-        tf_patches.TABLE.install({tf_patches.SET_SEED: self._set_seed})
-        seed = tf.compat.v1.get_seed(0)[0]
-        if seed is not None:
-            tf.random.set_seed(seed)
-
-    def _set_seed(
-        self, original: Callable[[object], None], seed: int | np.integer[Any] | None
-    ) -> None:
-        if isinstance(seed, int):
-            seed = (seed + self._rank * STRIDE) % _SEEDS
-        original(seed)
+def _set_seed(
+    rank: int,
+    original: Callable[[object], None],
+    seed: int | np.integer[Any] | None,
+) -> None:
+    if isinstance(seed, int):
+        seed = (seed + rank * STRIDE) % _SEEDS
+    original(seed)

@@ -6,6 +6,7 @@ order.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,19 +16,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.data.loop_datasets import (
-    IS_SHARDED,
-    on_demand,
-    serves_a_loop,
-)
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
-_SHARDING = "sharding"
-"""The thread's mark (``Session.once``) that its next iterator is to be sharded."""
+IS_SHARDED = "_tfcluster_sharded"
+"""Set on a Keras iterator whose batches go to this rank alone."""
+
+YIELDS_BATCHES = "_tfcluster_yields_batches"
+"""Set on our own datasets, whose class names do not show whether they yield batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +65,8 @@ class FitBatches:
         self._session = session
         self._shard = shard
         self._set_idle = set_idle
+        self._sharding: int | None = None
+        """The thread whose next iterator is to be sharded."""
 
     def install(self) -> None:
         """Install the hook in Keras, once per process."""
@@ -74,11 +75,12 @@ class FitBatches:
     @contextmanager
     def sharding_next_iterator(self) -> Iterator[None]:
         """Shard the next iterator of Keras that this thread creates, for training."""
-        with self._session.once(_SHARDING):
-            try:
-                yield
-            finally:
-                self._set_idle(False)
+        self._sharding = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._sharding = None
+            self._set_idle(False)
 
     def _begin(
         self,
@@ -88,8 +90,9 @@ class FitBatches:
         **kwargs: Any,
     ) -> None:
         original(iterator, *args, **kwargs)
-        if not self._session.take(_SHARDING):
+        if self._sharding != threading.get_ident():
             return
+        self._sharding = None
         if not self._session.divides or getattr(iterator, IS_SHARDED, False):
             return
         shard, batches = self._shard, _batches_per_epoch(iterator)
@@ -110,18 +113,12 @@ def _shard_epochs(iterator: EpochIterator, shard: ShardSpec) -> None:
     internals.set_dataset(iterator, dataset)
     if steps := internals.steps_of(iterator):
         internals.set_steps(iterator, shard.count(steps))
-    reset = iterator.reset
 
-    def count() -> None:
-        whole = internals.batches_of_data(iterator)
-        internals.set_batches(iterator, shard.count(whole) if whole else whole)
-
-    def reset_and_count() -> None:
-        reset()
-        count()
-
-    patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_RESET, iterator, reset_and_count)
-    count()
+    whole = internals.batches_of_data(iterator)
+    if whole:
+        count = shard.count(whole)
+        counted = internals.counted(type(iterator), count)
+        patches.TABLE.replace(patches.ONE_EPOCH_ITERATOR_CLASS, iterator, counted)
 
 
 class LoopBatches:
@@ -181,6 +178,32 @@ class LoopBatches:
         return takes
 
 
+def serves_a_loop(session: Session, dataset: Dataset) -> bool:
+    """Whether an iterator that is created now yields batches to a loop of the program.
+
+    Iterators that Keras's methods create, iterators in graphs, and datasets of single
+    rows do not.
+    """
+    return (
+        not session.inside_keras and tf.executing_eagerly() and yields_batches(dataset)
+    )
+
+
+def yields_batches(dataset: Dataset) -> bool:
+    """Whether the elements of a dataset are certainly batches."""
+    if getattr(dataset, YIELDS_BATCHES, False):
+        return True
+    kind = tf_internals.kind_of(dataset)
+    if kind in tf_internals.BATCHES:
+        return True
+    inputs = tf_internals.inputs_of(dataset)
+    return (
+        kind in tf_internals.KEEPS_BATCHES
+        and bool(inputs)
+        and all(yields_batches(source) for source in inputs)
+    )
+
+
 def _filtered(dataset: Dataset, takes: Callable[[np.int64], np.bool_]) -> Dataset:
     """The batches of ``dataset`` that ``takes`` accepts.
 
@@ -197,4 +220,8 @@ def _filtered(dataset: Dataset, takes: Callable[[np.int64], np.bool_]) -> Datase
     def without_number(number: Tensor, element: Nest) -> Nest:
         return element
 
-    return on_demand(dataset.enumerate().filter(is_taken).map(without_number))
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    options.experimental_optimization.map_parallelization = False
+    filtered = dataset.enumerate().filter(is_taken).map(without_number)
+    return filtered.with_options(options)

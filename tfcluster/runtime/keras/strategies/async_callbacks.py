@@ -6,11 +6,11 @@ import keras
 
 from tfcluster.runtime.collective import NotDistributedError
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.strategies.async_coordination import Progress
-from tfcluster.runtime.keras.strategies.async_push import AsyncPush
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
+from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Logs
+from tfcluster.runtime.parameter_server.progress import Progress
 
 
 class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -21,13 +21,13 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         session: Session,
         server_models: ServerModels,
         progress: Progress,
-        push: AsyncPush,
+        updates: ServedUpdates,
     ) -> None:
         super().__init__()
         self._session = session
         self._server_models = server_models
         self._progress = progress
-        self._push = push
+        self._updates = updates
         self._applies: int | None = None
         """The number of gradients pushed before the first step; then None."""
 
@@ -68,7 +68,7 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         variables = self.model.trainable_variables
         if not variables or self._session.applies > applies:
             return
-        if not self._push.hooks(variables):
+        if not self._updates.has_gradients_of(variables):
             raise NotDistributedError(
                 "the script was not distributed: in the first step of "
                 f"{self.model.name} no gradient passed through Optimizer.apply of a "

@@ -29,7 +29,6 @@ from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arr
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.object_map import ObjectMap
 from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedule
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
@@ -109,9 +108,8 @@ class LocalSgd:
         self._trainings: list[Training] = []
         self._runs = 0
         """How many programs that train have run since the last averaging."""
-        self._lost = 0
-        """The steps of optimizers that are gone, and the runs before."""
-        self._by_optimizer = ObjectMap[Training]()
+        self._by_optimizer: dict[int, Training] = {}
+        """By ``id``. They outlive optimizers, since graphs may know their counters."""
         self._changes: dict[Program, list[Changed]] = {}
         """The variables that each program changes."""
         self._changed: dict[int, tuple[Any, Placement]] = {}
@@ -127,7 +125,7 @@ class LocalSgd:
         session = self._session
         group = session.group
         if session.divides:
-            ranks = Ranks(session.size, (session.rank,))
+            ranks = Ranks(session.group.size, (session.group.rank,))
         else:
             ranks = Ranks(1, (0,))
         self._split = ranks.splits[0]
@@ -237,10 +235,10 @@ class LocalSgd:
     ) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = list(variables or internals.trained_variables(inner))
-        training = self._by_optimizer.get(optimizer)
-        if training is None:
+        training = self._by_optimizer.get(id(optimizer))
+        if training is None or training.optimizer() is not optimizer:
             training = Training(weakref.ref(optimizer), new_variable(np.int64(0)))
-            self._by_optimizer[optimizer] = training
+            self._by_optimizer[id(optimizer)] = training
             self._trainings.append(training)
         known = {id(ref()) for ref in training.variables}
         training.variables.extend(
@@ -277,12 +275,9 @@ class LocalSgd:
 
     @property
     def steps(self) -> int:
-        """A number that grows with each step."""
-        return (
-            self._lost
-            + self._runs
-            + sum(int(each.counter.numpy()) for each in self._trainings)
-        )
+        """The number of training steps so far."""
+        self._optimizer_steps.count()
+        return self._session.applies
 
     def settle_weights(self, variables: Sequence[Variable]) -> None:
         """Average these variables and all that has been trained.
@@ -335,17 +330,13 @@ class LocalSgd:
         )
         for training in self._trainings:
             training.averaged += training.steps()
-        self._forget()
+        # Forget optimizers that are gone.
+        self._trainings = [
+            each for each in self._trainings if each.optimizer() is not None
+        ]
         self._changed.clear()
-        self._lost += self._runs
         self._rows, self._runs, self._since_s = 0.0, 0, self._clock()
-        self._session.exchanged()
-
-    def _forget(self) -> None:
-        """Forget optimizers that are gone."""
-        gone = [each for each in self._trainings if each.optimizer() is None]
-        self._lost += sum(each.averaged for each in gone)
-        self._trainings = [each for each in self._trainings if each not in gone]
+        self._session.reporter.exchanged()
 
     def _of_optimizers(self) -> set[int]:
         """The variables of the optimizers, which stay local."""

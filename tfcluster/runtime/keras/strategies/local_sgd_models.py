@@ -20,6 +20,7 @@ from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
+from tfcluster.runtime.keras.train.injected_callbacks import looks_at_batches
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, Layer, Logs, Model
@@ -34,13 +35,6 @@ _LOOKS_AT_NO_WEIGHTS = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.TerminateOnNaN,
 )
-_DECIDES_NOTHING_IN_BATCHES = (
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.History,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.TensorBoard,
-)
-_AFTER_BATCHES = ("on_batch_end", "on_train_batch_end")
 
 
 class LocalSgdModels(PartitionedModels):
@@ -65,8 +59,12 @@ class LocalSgdModels(PartitionedModels):
 
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         looks = any(not isinstance(each, _LOOKS_AT_NO_WEIGHTS) for each in callbacks)
-        kind = SharedBatchLogs if any(map(_looks_at_batches, callbacks)) else SharedLogs
-        first = kind(self._session, self._local_sgd, every_epoch=looks)
+        first = SharedLogs(
+            self._session,
+            self._local_sgd,
+            every_epoch=looks,
+            every_batch=any(map(looks_at_batches, callbacks)),
+        )
         return [first, *super().around(callbacks)]
 
     def evaluate(
@@ -112,21 +110,32 @@ class LocalSgdModels(PartitionedModels):
 class SharedLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """The first callback of ``fit``: later ones get the same logs on all ranks.
 
-    With ``every_epoch``, also the same weights at the end of each epoch. All get the
-    same weights at the end.
+    With ``every_epoch``, also the same weights at the end of each epoch; with
+    ``every_batch``, the same logs of each batch, for a callback that may decide there.
+    All get the same weights at the end.
     """
 
     def __init__(
-        self, session: Session, local_sgd: LocalSgd, *, every_epoch: bool
+        self,
+        session: Session,
+        local_sgd: LocalSgd,
+        *,
+        every_epoch: bool,
+        every_batch: bool,
     ) -> None:
         super().__init__()
         self._session = session
         self._local_sgd = local_sgd
         self._every_epoch = every_epoch
+        self._every_batch = every_batch
         self._steps = 0
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._steps = self._local_sgd.steps
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        if self._every_batch:
+            self._tfcluster_share(logs)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Raises NotDistributedError if nothing has been trained."""
@@ -147,26 +156,6 @@ class SharedLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         if logs:
             # CallbackList passes the same dictionary to all callbacks, in order.
             logs.update(shared(self._session, logs))
-
-
-class SharedBatchLogs(SharedLogs):
-    """Also shares the logs of each batch, for a callback that may decide there."""
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._tfcluster_share(logs)
-
-
-def _looks_at_batches(callback: Callback) -> bool:
-    if isinstance(callback, _DECIDES_NOTHING_IN_BATCHES):
-        return False
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return bool(callback.save_freq != "epoch")
-    return any(_has_own(callback, name) for name in _AFTER_BATCHES)
-
-
-def _has_own(callback: Callback, name: str) -> bool:
-    method = getattr(getattr(callback, name), "__func__", None)
-    return method is not getattr(keras.callbacks.Callback, name)
 
 
 def shared(session: Session, logs: Logs) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 The program's optimizer is not changed. A replica of the same class with the same
 settings is built on variables of the pieces' shapes, and its update is traced into a
-graph.
+graph. The replica's slot variables are matched with those of the optimizer by name,
+since Keras derives it from the name of the trained variable, and by order if several
+variables have the same path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -17,19 +20,14 @@ import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.strategies.optimizer_slots import (
-    Slot,
-    path_in_replica,
-    slots_of_replica,
-    unique,
-)
+from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.keras.types import Variable as KerasVariable
 from tfcluster.runtime.parameter_server.placement import Piece, Variable
 from tfcluster.runtime.parameter_server.update_graph import serialised
 from tfcluster.runtime.tensor_types import Gradient
+from tfcluster.runtime.tensors import name_of
 
 _ELEMENTWISE = tuple(
     getattr(keras.optimizers, name)
@@ -48,6 +46,9 @@ _ELEMENTWISE = tuple(
     if hasattr(keras.optimizers, name)
 )
 """Exactly these classes, not their subclasses, update each element independently."""
+
+_NAMELESS = re.compile(r"variable(_\d+)?")
+_IN_REPLICA = re.compile(r"tfcluster(\d+)_(.+)")
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -116,12 +117,11 @@ def described(variables: Sequence[KerasVariable], *, rows_only: bool) -> list[Va
 
 def packer(
     optimizer: Optimizer,
-    tracing: Callable[[], AbstractContextManager[None]],
     *,
     clips_here: bool,
 ) -> Callable[[Sequence[Piece], str], bytes]:
     """Return a function that traces ``optimizer``'s update for some pieces and
-    serialises it. In the context ``tracing()``, ``apply`` is Keras's own.
+    serialises it.
 
     The function returns what ``update_graph.serialised`` returns. It raises
     UntraceableError, or CollectiveError for an optimizer that cannot be recreated.
@@ -129,15 +129,11 @@ def packer(
 
     def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
         plain = tf.variable_creator_scope(tf_internals.plain_variable)
-        with tf.init_scope(), tf.device("CPU:0"), plain, tracing():
+        with tf.init_scope(), tf.device("CPU:0"), plain:
             replica = _OptimizerReplica(optimizer, pieces, clips_here=clips_here)
             return serialised(replica.apply, replica.values, replica.slots, kinds)
 
     return pack
-
-
-IS_REPLICA = "_tfcluster_replica"
-"""Set on optimizers whose update is only traced."""
 
 
 class _OptimizerReplica:
@@ -151,7 +147,6 @@ class _OptimizerReplica:
             _piece_of(originals[piece.variable], piece) for piece in pieces
         ]
         self._optimizer = _like(optimizer, clips_here=clips_here)
-        contract.mark(self._optimizer, IS_REPLICA, True)
         _exclude_alike(optimizer, self._optimizer, originals, pieces, self._variables)
         with keras.name_scope(optimizer.name, caller=self._optimizer):
             self._optimizer.build(self._variables)
@@ -170,10 +165,10 @@ class _OptimizerReplica:
         ]
         if given:
             own, variables = zip(*given, strict=True)
-            # A class that overrides ``apply`` has changed the gradients already.
-            keras.optimizers.Optimizer.apply(
-                self._optimizer, list(own), list(variables)
-            )
+            # Without our hooks. A class that overrides ``apply`` has changed the
+            # gradients already.
+            apply = contract.original_of(patches.OPTIMIZER_APPLY)
+            apply(self._optimizer, list(own), list(variables))
         else:
             internals.iterations_of(self._optimizer).assign_add(1)
 
@@ -268,3 +263,84 @@ def _begin_alike(optimizer: Optimizer, slots: Sequence[Slot]) -> None:
                 continue
             value = value[slot.piece.start : slot.piece.end]
         raw(slot.variable).assign(value)
+
+
+# --- slot variables ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One of a replica's variables."""
+
+    path: str
+    """The path of the corresponding variable of the program's optimizer."""
+    variable: KerasVariable
+    piece: Piece | None
+    """The piece to which it belongs; None if it belongs to no trained variable."""
+
+
+def path_in_replica(index: int) -> str:
+    """The path of a replica's piece of the variable at this index."""
+    return f"tfcluster{index}"
+
+
+def unique(variables: Iterable[KerasVariable]) -> list[str]:
+    """The variables' paths; repeated paths get a number."""
+    seen: Counter[str] = Counter()
+    paths = []
+    for variable in variables:
+        path = name_of(variable)
+        seen[path] += 1
+        paths.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
+    return paths
+
+
+def slots_of_replica(
+    optimizer: Optimizer, replica: Optimizer, pieces: Sequence[Piece]
+) -> list[Slot]:
+    """Match each variable of ``replica`` with one of ``optimizer``'s.
+
+    ``pieces`` are the pieces for which the replica was built, in the same order.
+    """
+    originals = optimizer.variables
+    paths = unique(originals)
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for path, variable in zip(paths, originals, strict=True):
+        by_name[_last(variable)].append(path)
+    trained = internals.trained_variables(optimizer)
+    prefixes = [_prefix(variable) for variable in trained]
+    place = {piece.variable: piece for piece in pieces}
+    counts = Counter(_last(variable) for variable in replica.variables)
+    seen: Counter[str] = Counter()
+    slots = []
+    for variable in replica.variables:
+        name, piece = _last(variable), None
+        number = seen[name]
+        seen[name] += 1
+        if found := _IN_REPLICA.fullmatch(name):
+            index = int(found[1])
+            piece = place[index]
+            candidates = by_name[f"{prefixes[index]}_{found[2]}"]
+            number = prefixes[:index].count(prefixes[index])
+        else:
+            candidates = by_name[name]
+            if counts[name] == len(pieces) and len(candidates) == len(trained) > 1:
+                # There is one per trained variable, and all have the same name.
+                piece = pieces[number]
+                number = piece.variable
+        path = candidates[number] if number < len(candidates) else f"{name}#own{number}"
+        slots.append(Slot(path, variable, piece))
+    return slots
+
+
+def _last(variable: KerasVariable) -> str:
+    name = name_of(variable).rpartition("/")[2]
+    # Keras numbers nameless variables (Nadam's) consecutively.
+    return "variable" if _NAMELESS.fullmatch(name) else name
+
+
+def _prefix(variable: KerasVariable) -> str:
+    """The prefix that Keras gives to the names of a variable's slots."""
+    if hasattr(variable, "path"):
+        return str(variable.path).replace("/", "_")
+    return str(variable.name).replace("/", "_").replace(":", "_")

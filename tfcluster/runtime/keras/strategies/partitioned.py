@@ -7,42 +7,50 @@ end of training.
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Concatenate, ParamSpec
 
 import keras
 import tensorflow as tf
 
+from tfcluster.model import Runtime
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.collective import CollectiveError
+from tfcluster.runtime.collective.rounding import Rounding
+from tfcluster.runtime.collective.shard_tree import shard_bounds
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
 )
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.strategies import shards
-from tfcluster.runtime.keras.strategies.unsupported_strategies import refuse_strategies
+from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.keras.types import Model
+from tfcluster.runtime.keras.types import Model, Strategy
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.hook import Hook, Running, at_once
+from tfcluster.runtime.partition.failures import Failures
+from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import OpRuns
 from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.telemetry.agent_channel import reporter
 
 
-def install(session: Session, *, seed: int, strict: bool) -> None:
+def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> None:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
-    Batches are divided among the ranks, or into ``session.shards``, if there are any.
+    Batches are divided among the ranks, or into ``options.shards``, if there are any.
     ``strict`` raises what the division of a function raises, which is otherwise
     computed whole.
     """
@@ -50,22 +58,23 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
     agreement = Agreement(group, session.warn)
     group.last_state = agreement.variables.last_state
     group.last_equal = agreement.variables.last_equal
-    count = session.shards
+    count = options.shards
     whole_work = WholeWork(session.warn)
     steps = OptimizerSteps(session)
     gradients = EagerGradients(session, agreement, steps)
     if count is None:
-        ranks = Ranks(session.size, (session.rank,))
+        ranks = Ranks(session.group.size, (session.group.rank,))
     else:
-        shards.compute_alike(count, session.size)
-        ranks = shards.ranks_of(count, session.rank, session.size)
+        compute_alike(count, session.group.size)
+        ranks = ranks_of(count, session.group.rank, session.group.size)
 
     def ran(program: Program) -> None:
         whole_work.ran(program)
         if count is not None:
-            shards.require_alike()
+            require_alike()
         if program.is_divided:
-            session.exchanged()
+            session.reporter.exchanged()
+            gradients.of_tape |= program.is_of_tape
             if program.trains:
                 gradients.divided += 1
                 steps.count(program.label)
@@ -81,13 +90,13 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
     new_exchanger: Callable[[str], Exchanger] = partial(
         HostExchanger,
         group,
-        bucket_bytes=session.bucket_bytes,
-        rounding=session.rounding,
-        feeds_back=session.feeds_errors_back,
+        bucket_bytes=int(options.bucket_mb * (1 << 20)),
+        rounding=_rounding(options),
+        feeds_back=options.error_feedback,
     )
     if count is not None:
         new_exchanger = partial(OrderedExchanger, group, ranks=count)
-    running: Running = at_once
+    running: Running = Failures(group).running
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
         new_exchanger, running = runs.exchanger, runs.running
@@ -126,6 +135,35 @@ def install(session: Session, *, seed: int, strict: bool) -> None:
 
     PartitionedModels(session, saving, begin).install()
     refuse_strategies()
+    atexit.register(_end, session)
+
+
+def _end(session: Session) -> None:
+    """Report at the end of a program that nothing of it was divided: it is right, too.
+
+    That cannot be said of ranks with batches of their own, and of programs that
+    distribute themselves.
+    """
+    report = session.reporter
+    ended_early = getattr(sys, "last_value", None) is not None
+    itself = program_kind.distributes_itself()
+    if report.has_exchanged or ended_early or itself or not session.divides:
+        return
+    session.warn(
+        "nothing of this program was divided: every rank computed all of it. The "
+        "result is right, but no faster than on one machine. Put a step of the "
+        "training into a function with @tf.function that gets a batch"
+    )
+    report.exchanged()
+
+
+def _rounding(options: Runtime) -> Rounding | None:
+    """How the transport rounds gradients; None if it does not, or cannot."""
+    dtypes = {"fp16": "float16", "bf16": "bfloat16"}
+    dtype = dtypes.get(options.compression)
+    if dtype is None or options.transport not in ("auto", "host"):
+        return None
+    return Rounding(dtype)
 
 
 def variable_paths() -> dict[int, str]:
@@ -135,9 +173,10 @@ def variable_paths() -> dict[int, str]:
         each for each in gc.get_objects() if issubclass(type(each), keras.Variable)
     ]
     return {
-        id(each.value.handle): each.path
+        id(own.handle): each.path
         for each in found
         if isinstance(each.value, tf.Variable)
+        for own in held(each.value)
     }
 
 
@@ -146,9 +185,10 @@ def variables_of(model: Model) -> list[Watched]:
     optimizer = getattr(model, "optimizer", None)
     found = [*model.variables, *([] if optimizer is None else optimizer.variables)]
     return [
-        Watched(each.path, each.value.handle, each.value.dtype, 0, tuple(each.shape))
+        Watched(each.path, own.handle, each.value.dtype, 0, tuple(each.shape))
         for each in found
         if isinstance(each.value, tf.Variable) and each.value.dtype != tf.string
+        for own in held(each.value)
     ]
 
 
@@ -172,3 +212,107 @@ class WholeWork:
         sentence = mostly_whole([program])
         if sentence is not None:
             self._warn(sentence)
+
+
+# --- shards ---------------------------------------------------------------------------
+
+
+# Shards of a batch are ranks of the partition, of which a process has one or several.
+# TensorFlow must compute the same bits in every process that has some.
+
+_AS_WRITTEN = "disable_meta_optimizer"
+"""The option that switches off TensorFlow's optimizer of graphs."""
+
+
+def ranks_of(shards: int, rank: int, size: int) -> Ranks:
+    """The shards of process ``rank`` of ``size``; see ``compute_alike``."""
+    return Ranks(shards, tuple(range(*shard_bounds(shards, rank, size))), ordered=True)
+
+
+def compute_alike(shards: int, size: int) -> None:
+    """Let TensorFlow compute bits that do not depend on the number of processes.
+
+    It uses one thread for each operation, because the bits of its products depend on
+    the number of threads, and only deterministic operations. Call it before TensorFlow
+    computes anything. Raises CollectiveError if there are more processes than shards,
+    or TensorFlow is in use.
+    """
+    if size > shards:
+        raise CollectiveError(
+            f"runtime.shards is {shards}, and there are {size} ranks: "
+            "a rank needs at least one shard. Use fewer ranks, or more shards"
+        )
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise CollectiveError(
+            "runtime.shards needs one thread for each operation, but the program has "
+            "used TensorFlow before it imports Keras. Import Keras first"
+        ) from error
+    tf.config.experimental.enable_op_determinism()
+    # How it rewrites a shard's operations depends on the other shards in the graph.
+    tf.config.optimizer.set_experimental_options({_AS_WRITTEN: True})
+
+
+def require_alike() -> None:
+    """Raise CollectiveError if the program has undone ``compute_alike``."""
+    if not tf.config.optimizer.get_experimental_options().get(_AS_WRITTEN):
+        raise CollectiveError(
+            "runtime.shards needs graphs that run as they are written, but the program "
+            "has switched TensorFlow's graph optimizer on. Remove "
+            f"{_AS_WRITTEN} from tf.config.optimizer.set_experimental_options"
+        )
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
+    if threads != 1:
+        raise CollectiveError(
+            "runtime.shards needs one thread for each operation, because TensorFlow's "
+            f"results depend on their number; the program has set {threads}. Remove "
+            "tf.config.threading.set_intra_op_parallelism_threads. Several operations "
+            "still run at a time"
+        )
+
+
+# --- strategies of TensorFlow ---------------------------------------------------------
+
+
+_P = ParamSpec("_P")
+
+
+def refuse_strategies() -> None:
+    """Make the constructors of TensorFlow's strategies raise CollectiveError.
+
+    The replicas of such a strategy would all-reduce gradients among themselves, and
+    each of them with the other ranks. A strategy with one replica changes nothing.
+    """
+    for patch in tf_patches.STRATEGIES_OF_CLUSTERS:
+        # Refuse the strategy before it waits for other tasks at the ranks' addresses.
+        name = patch.target.rpartition(".")[2]
+        tf_patches.TABLE.install({patch: partial(_refuse, name)})
+    for patch in tf_patches.STRATEGIES_OF_ONE_HOST:
+        tf_patches.TABLE.install({patch: _refuse_replicas})
+
+
+def _refuse(name: str, *_: object, **__: object) -> None:
+    raise _refusal(name)
+
+
+def _refuse_replicas(
+    original: Callable[Concatenate[Strategy, _P], None],
+    strategy: Strategy,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> None:
+    original(strategy, *args, **kwargs)
+    if strategy.num_replicas_in_sync > 1:
+        raise _refusal(type(strategy).__name__)
+    reporter().warning(
+        f"{type(strategy).__name__} has one replica and changes nothing: tfcluster "
+        "trains on all ranks already"
+    )
+
+
+def _refusal(name: str) -> CollectiveError:
+    return CollectiveError(
+        f"the script creates a {name}, but tfcluster already trains on all ranks: "
+        "remove it, or set 'runtime: {strategy: none}', which leaves the script alone"
+    )

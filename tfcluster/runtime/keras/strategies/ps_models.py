@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
@@ -25,8 +24,8 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
     packer,
     traits_of,
+    unique,
 )
-from tfcluster.runtime.keras.strategies.optimizer_slots import unique
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import (
@@ -86,7 +85,7 @@ class ServerModel:
 class ServerModels:
     """Opens models on the ps tasks, refreshes them, and passes on assignments.
 
-    With ``leads``, the assignments of this task are passed on to the ps tasks.
+    The assignments of the chief are passed on to the ps tasks.
     """
 
     def __init__(
@@ -95,12 +94,10 @@ class ServerModels:
         servers: Callable[[], ParameterServerClient],
         *,
         synchronous: bool,
-        leads: bool,
     ) -> None:
         self._session = session
         self._connect = servers
         self.synchronous = synchronous
-        self._leads = leads
         self._models: list[ServerModel] = []
         self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Variable]]] = {}
         self._in_graphs: dict[int, tuple[weakref.ref[Variable], Array | None]] = {}
@@ -118,7 +115,6 @@ class ServerModels:
         patches.TABLE.install(
             {
                 patches.VARIABLE_ASSIGN: self._assign,
-                patches.OPTIMIZER_SAVE: self._with_slots,
                 patches.OPTIMIZER_FINALIZE: self._finalize,
                 patches.OPTIMIZER_VARIABLES: self._variables,
                 patches.SWAP_EMA: self._swap,
@@ -155,7 +151,7 @@ class ServerModels:
         with self._lock, tf.init_scope():
             model, others = self._open(optimizer, kinds)
         # A step that is being traced will read the current values when it runs.
-        model.begun_elsewhere = others and in_step
+        model.begun_elsewhere = others and in_step and not self.synchronous
         return model
 
     def _open(self, optimizer: Optimizer, kinds: str) -> tuple[ServerModel, bool]:
@@ -169,7 +165,7 @@ class ServerModels:
             described(variables, rows_only=traits.rows_only),
             values,
             kinds,
-            packer(optimizer, self._tracing, clips_here=clips_here),
+            packer(optimizer, clips_here=clips_here),
             synchronous=self.synchronous,
             splittable=traits.splittable,
             together=traits.together,
@@ -180,12 +176,6 @@ class ServerModels:
         self._watch(model, variables)
         self._watch(model, optimizer.variables)
         return model, _are_others(opened, values)
-
-    @contextmanager
-    def _tracing(self) -> Iterator[None]:
-        """In this context Keras applies a replica's gradients; nothing is pushed."""
-        with self._session.once("apply"):
-            yield
 
     # --- to the ps tasks ------------------------------------------------------------
 
@@ -207,7 +197,7 @@ class ServerModels:
         model.shown.clear()
         for path in looked_at:
             model.changed.pop(path, None)
-        if self._leads:
+        if self._session.chief:
             for path, value in values.items():
                 self.servers.assign(model.key, path, value)
         self.pass_on_assignments(model)
@@ -227,10 +217,15 @@ class ServerModels:
         """Pass on the values that the program has assigned since the last call."""
         while model.changed:
             path, variable = model.changed.popitem()
-            if self._leads:
+            if self._session.chief:
                 value = np.asarray(raw(variable).numpy())
                 with contextlib.suppress(KeyError):  # if the variable is only local
                     self.servers.assign(model.key, path, value)
+
+    def settle(self, what: str) -> None:
+        """Pass on assignments, and fetch the latest weights."""
+        self.pass_on_all_assignments()
+        self.pull()
 
     def pass_on_all_assignments(self) -> None:
         """Call ``pass_on_assignments`` for all models."""
@@ -241,7 +236,10 @@ class ServerModels:
         for path, variable in zip(unique(variables), variables, strict=True):
             self._watched[id(variable)] = model, path, weakref.ref(variable)
             if id(variable) in self._in_graphs:
-                self._in_graphs[id(variable)] = weakref.ref(variable), _memory(variable)
+                self._in_graphs[id(variable)] = (
+                    weakref.ref(variable),
+                    memory_of(variable),
+                )
 
     def _look_at_assigned_in_graphs(self, model: ServerModel) -> None:
         for key, (ref, memory) in list(self._in_graphs.items()):
@@ -252,7 +250,7 @@ class ServerModels:
             owner, path, _ = self._watched.get(key, (None, "", None))
             if owner is not model:
                 continue
-            now = _memory(variable)
+            now = memory_of(variable)
             if memory is None or not _is_unchanged(variable, now, memory):
                 model.changed[path] = variable
             trained = any(variable is each for each in model.variables)
@@ -263,7 +261,7 @@ class ServerModels:
         """Note that a graph that is being traced assigns to a variable."""
         if id(variable) not in self._in_graphs:
             watched = id(variable) in self._watched
-            memory = _memory(variable) if watched else None
+            memory = memory_of(variable) if watched else None
             self._in_graphs[id(variable)] = weakref.ref(variable), memory
 
     def _assign(
@@ -299,7 +297,7 @@ class ServerModels:
         perhaps later.
         """
         for model in self._existing():
-            if self._leads:
+            if self._session.chief:
                 self.pass_on_assignments(model)
             if not model.changed:
                 model.set(self.servers.pull(model.key))
@@ -352,23 +350,11 @@ class ServerModels:
         self, original: Callable[[Optimizer], _R], optimizer: Optimizer
     ) -> _R:
         """Fetch the slots before the program, or code that saves for it, reads them."""
-        if self._may_fetch_slots() and not self._session.within("slots"):
+        session = self._session
+        ours = session.within("apply") or session.within("slots")
+        if not ours and not tf.inside_function():
             self.pull_slots(optimizer)
         return original(optimizer)
-
-    def _may_fetch_slots(self) -> bool:
-        return not self._session.within("apply") and not tf.inside_function()
-
-    def _with_slots(
-        self,
-        original: Callable[Concatenate[Optimizer, _P], _R],
-        optimizer: Optimizer,
-        *args: _P.args,
-        **kwargs: _P.kwargs,
-    ) -> _R:
-        if self._may_fetch_slots():
-            self.pull_slots(optimizer)
-        return original(optimizer, *args, **kwargs)
 
     def _swap(
         self, original: Callable[[SwapEMAWeights], _R], callback: SwapEMAWeights
@@ -428,7 +414,7 @@ def _is_unchanged(variable: Variable, now: Array, before: Array) -> bool:
     return not on_host and now.tobytes() == before.tobytes()
 
 
-def _memory(variable: Variable) -> Array:
+def memory_of(variable: Variable) -> Array:
     """A variable's value, in its own memory if that is on the host."""
     with tf.init_scope():
         return array_of(raw(variable).read_value())

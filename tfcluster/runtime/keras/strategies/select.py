@@ -11,25 +11,23 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfcluster.model import Runtime, Strategy
+from tfcluster.model import Strategy
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
-from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.data import disable_autotune, unknown_rows
+from tfcluster.runtime.keras.data import (
+    disable_autotune,
+    per_rank_shuffle,
+    unknown_rows,
+)
 from tfcluster.runtime.keras.data.data_service_hooks import (
     DataServiceHooks,
     data_service_client,
 )
-from tfcluster.runtime.keras.data.per_rank_shuffle import SeedOffset
 from tfcluster.runtime.keras.data.round_robin_sharding import ShardSpec
-from tfcluster.runtime.keras.strategies import (
-    async_parameter_server,
-    partitioned,
-)
-from tfcluster.runtime.keras.strategies.async_coordination import Progress
-from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncSession
+from tfcluster.runtime.keras.strategies import partitioned
+from tfcluster.runtime.keras.strategies.async_parameter_server import AsyncRank
 from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
 from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
@@ -38,6 +36,7 @@ from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.net.handshake import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
+from tfcluster.runtime.parameter_server.progress import Progress
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first
 from tfcluster.runtime.telemetry.tracer import tracer
@@ -57,18 +56,43 @@ def begin(context: Context) -> Session:
             "Keras": keras.__version__,
         }
     )
-    session = _BEGIN[context.strategy](context)
-    if context.options.data == "seed_offset":
-        SeedOffset(context.rank).install()
+    options = context.options
+    session = Session(
+        _alone(context) if _is_independent(context) else process_group.join(context),
+        reporter(),
+        chief=context.is_chief,
+        divides=options.divides,
+    )
+    if context.strategy is Strategy.LOCAL_SGD:
+        _local_sgd(context, session)
+    elif _is_independent(context):
+        _asynchronous(context, session)
+    else:
+        if context.strategy is not Strategy.COLLECTIVE:
+            servers = _servers(context, session)
+            models = ServerModels(session, servers, synchronous=True)
+            ServedUpdates(session, models).install()
+        seed, strict = _partition_options(context)
+        partitioned.install(session, options, seed=seed, strict=strict)
+        if not session.divides:
+            unknown_rows.install()
+    if client := data_service_client(context):
+        DataServiceHooks(session, client).install()
+    if options.data == "seed_offset":
+        per_rank_shuffle.install(context.rank)
     return session
 
 
-def _divide(context: Context, session: Session) -> None:
-    seed, strict = _partition_options(context)
-    partitioned.install(session, seed=seed, strict=strict)
-    if not session.divides:
-        unknown_rows.install()
-    _with_data_tasks(context, session)
+def _is_independent(context: Context) -> bool:
+    """Whether ranks do not wait for each other, and share only the ps tasks."""
+    synchronous = context.options.synchronous
+    return context.strategy is Strategy.PARAMETER_SERVER and not synchronous
+
+
+def _alone(context: Context) -> Group:
+    """A group of this rank alone."""
+    member = Member(0, 1, context.token, context.attempt)
+    return Group(HostTransport(member, ("localhost:0",)), tracer=tracer())
 
 
 def _partition_options(context: Context) -> tuple[int, bool]:
@@ -77,14 +101,7 @@ def _partition_options(context: Context) -> tuple[int, bool]:
     return seed, os.environ.get("TFCLUSTER_PARTITION") == "strict"
 
 
-def _collective(context: Context) -> Session:
-    session = _session(context)
-    _divide(context, session)
-    return session
-
-
-def _local_sgd(context: Context) -> Session:
-    session = _session(context)
+def _local_sgd(context: Context, session: Session) -> None:
     options = context.options
     local_sgd = LocalSgd(
         session, every=options.sync_every, seconds=options.sync_seconds
@@ -94,39 +111,10 @@ def _local_sgd(context: Context) -> Session:
     saving = ChiefOnlySaving(session)
     saving.install()
     LocalSgdModels(session, saving, local_sgd).install()
-    _with_data_tasks(context, session)
-    return session
 
 
-def _parameter_server(context: Context) -> Session:
-    if context.options.synchronous:
-        return _synchronous_ps(context)
-    return _asynchronous_ps(context)
-
-
-def _synchronous_ps(context: Context) -> Session:
-    session = _session(context)
+def _asynchronous(context: Context, session: Session) -> None:
     servers = _servers(context, session)
-    models = ServerModels(session, servers, synchronous=True, leads=session.chief)
-    ServedUpdates(session, models).install()
-    _divide(context, session)
-    return session
-
-
-def _asynchronous_ps(context: Context) -> Session:
-    alone = HostTransport(
-        Member(0, 1, context.token, context.attempt), ("localhost:0",)
-    )
-    session = AsyncSession(
-        Group(alone, tracer=tracer()),
-        reporter(),
-        divides=context.options.divides,
-        shard=ShardSpec(context.rank, context.size),
-    )
-    servers = _servers(context, session)
-    server_models = ServerModels(
-        session, servers, synchronous=False, leads=session.chief
-    )
     progress = Progress(
         servers,
         context.rank,
@@ -136,37 +124,9 @@ def _asynchronous_ps(context: Context) -> Session:
         warning_s=context.options.stall_warning_s,
         warn=session.reporter.warning,
     )
-    # Before batches are sharded: batches from data tasks are already sharded.
-    _with_data_tasks(context, session)
-    async_parameter_server.install(session, server_models, progress)
-    return session
-
-
-def _with_data_tasks(context: Context, session: Session) -> None:
-    if found := data_service_client(context):
-        DataServiceHooks(session, *found).install()
-
-
-def _session(context: Context) -> Session:
-    options = context.options
-    return Session(
-        process_group.join(context),
-        reporter(),
-        divides=options.divides,
-        shards=options.shards,
-        bucket_bytes=int(options.bucket_mb * (1 << 20)),
-        rounding=_rounding(options),
-        feeds_errors_back=options.error_feedback,
-    )
-
-
-def _rounding(options: Runtime) -> Rounding | None:
-    """How the transport rounds gradients; None if it does not, or cannot."""
-    dtypes = {"fp16": "float16", "bf16": "bfloat16"}
-    dtype = dtypes.get(options.compression)
-    if dtype is None or options.transport not in ("auto", "host"):
-        return None
-    return Rounding(dtype)
+    models = ServerModels(session, servers, synchronous=False)
+    shard = ShardSpec(context.rank, context.size)
+    AsyncRank(session, shard, models, progress).install()
 
 
 def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
@@ -192,16 +152,7 @@ def _servers(context: Context, session: Session) -> Callable[[], ParameterServer
             token=context.token,
             stall_timeout_s=context.options.stall_timeout_s,
         )
-        session.waited_for_servers_s = lambda: servers.waited_s
-        session.bytes_with_servers = lambda: servers.exchanged_bytes
+        session.servers = servers
         return servers
 
     return connect
-
-
-_BEGIN: dict[Strategy, Callable[[Context], Session]] = {
-    Strategy.COLLECTIVE: _collective,
-    Strategy.LOCAL_SGD: _local_sgd,
-    Strategy.PARAMETER_SERVER: _parameter_server,
-    Strategy.REPLICATED: _synchronous_ps,
-}

@@ -1,12 +1,16 @@
-"""Synchronous ranks whose optimizers update the variables on the ps tasks.
+"""Optimizers that update the variables on the ps tasks.
 
-All ranks compute the same gradients (see ``tfcluster.runtime.partition``). A host
-function takes the place of an optimizer's update: each rank sends its part of the
-gradients to the ps tasks, and gets the new values of the variables.
+A host function takes the place of an optimizer's update: it sends gradients to the ps
+tasks, and gets the new values of the variables. Synchronous ranks compute the same
+gradients (see ``tfcluster.runtime.partition``), and each sends its part of them.
+Asynchronous ranks send their own, as in DistBelief's Downpour SGD (Dean et al., NIPS
+2012): the answer has the weights after these were applied, and all that arrived before.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,23 +22,25 @@ import tensorflow as tf
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
+from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.object_map import ObjectMap
-from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of
-from tfcluster.runtime.keras.strategies.optimizer_slots import unique
+from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of, unique
 from tfcluster.runtime.keras.strategies.ps_models import (
     ServerModel,
     ServerModels,
     is_same_memory,
+    memory_of,
 )
-from tfcluster.runtime.keras.tf_variables import new_variable, raw
+from tfcluster.runtime.keras.tf_variables import have_values, new_variable, raw
+from tfcluster.runtime.keras.train.xla_fallback import refuse_xla, without_xla
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model, Optimizer, Variable
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.partition.exchange import IN_ORDER
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import DType, Gradient, Tensor
+from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import is_sparse
 
 
@@ -50,14 +56,27 @@ class _State:
 
 
 class ServedUpdates:
-    """The hooks on ``Optimizer.apply``, and on methods that compile it with XLA."""
+    """The hooks on ``Optimizer.apply``, and on methods that compile it with XLA.
 
-    def __init__(self, session: Session, models: ServerModels) -> None:
+    ``pushed`` is called after each push, with the name of the optimizer.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        models: ServerModels,
+        pushed: Callable[[str], None] = lambda optimizer: None,
+    ) -> None:
         self._session = session
         self._models = models
-        self._states = ObjectMap[_State]()
-        with tf.device("CPU:0"):
-            self._order = new_variable(False, name="order_of_updates")
+        self._pushed = pushed
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._states: weakref.WeakKeyDictionary[Optimizer, _State] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.idle = False
+        """If true, push nothing and only fetch weights in each step: the batches that
+        this rank computes also belong to another rank."""
 
     def install(self) -> None:
         """Install the hooks in Keras, once per process."""
@@ -70,14 +89,26 @@ class ServedUpdates:
             }
         )
 
+    def has_gradients_of(self, variables: Sequence[Variable]) -> bool:
+        """Whether an optimizer of any of these variables has passed here."""
+        ids = {id(variable) for variable in variables}
+        return any(
+            id(each) in ids
+            for optimizer in self._optimizers
+            for each in internals.trained_variables(optimizer)
+        )
+
     def _without_xla(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any
     ) -> Any:
         """Train without XLA, which cannot compile a host function."""
-        if model.compiled and model.jit_compile:
-            model.jit_compile = False
-            patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
-            patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
+        if without_xla(model) and not self._models.synchronous:
+            self._session.warn(
+                f"{model.name} runs without XLA, as with compile(jit_compile=False), "
+                "because XLA cannot compile a push of gradients. Keras would use it "
+                "here: jit_compile is True, or 'auto' on a GPU. With XLA, layers such "
+                "as Dropout draw other random numbers"
+            )
         return original(model, *args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -89,22 +120,48 @@ class ServedUpdates:
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Any:
         grads = list(grads)
-        # The hook before this one has claimed gradients that the program has combined.
-        own = self._session.within("apply") or program_kind.distributes_itself()
+        own = (
+            self._session.within("apply")
+            or program_kind.distributes_itself()
+            or reduced.applied(grads)
+        )
         if not grads or own:
             return original(optimizer, grads, trainable_variables)
+        if not self._models.synchronous:
+            refuse_xla()
         variables = self._built(optimizer, trainable_variables)
         if variables is None or len(grads) != len(variables):
             # Keras reports the error.
             return original(optimizer, grads, trainable_variables)
         internals.require_known(optimizer, variables)
+        self._optimizers.add(optimizer)
         ordered = _in_order(optimizer, grads, variables)
         if all(gradient is None for gradient in ordered):
             return original(optimizer, grads, trainable_variables)
-        done = self._update(optimizer, TensorList.of(ordered))
+        if self._models.clips_here(optimizer):
+            given = [gradient for gradient in ordered if gradient is not None]
+            clipped = iter(internals.clipped(optimizer, given))
+            ordered = [None if each is None else next(clipped) for each in ordered]
+        gradients = TensorList.of(ordered)
+        if not self._models.synchronous:
+            self._open_early(optimizer, gradients)
+        done = self._update(optimizer, gradients)
         with tf.control_dependencies(done):
             raw(internals.iterations_of(optimizer)).assign_add(1)
-        return None
+        return optimizer.iterations
+
+    def _open_early(self, optimizer: Optimizer, gradients: TensorList) -> None:
+        """Get the ps tasks' weights while a function is being traced, before its step.
+
+        A function that creates variables is traced once more when they have values.
+        """
+        if tf.executing_eagerly():
+            return
+        with self._session.once("apply"):
+            if have_values(
+                [*internals.trained_variables(optimizer), *optimizer.variables]
+            ):
+                self._models.of(optimizer, _kinds(gradients))
 
     def _built(
         self, optimizer: Optimizer, given: Sequence[Variable] | None
@@ -133,12 +190,14 @@ class ServedUpdates:
             with self._session.once("apply"):
                 return self._exchanged(optimizer, gradients, whole, arrays)
 
-        # A function may assign to these variables before and after the update.
-        rate = internals.rate_of(optimizer)
-        read = [variables[i] for i in whole]
-        read += [rate] if isinstance(rate, keras.Variable) else []
+        read: list[Variable] = []
+        if self._models.synchronous:
+            # A function may assign to these variables before and after the update.
+            rate = internals.rate_of(optimizer)
+            read = [variables[i] for i in whole]
+            read += [rate] if isinstance(rate, keras.Variable) else []
         inputs = [*gradients.flat, *(tf.convert_to_tensor(raw(v)) for v in read)]
-        answered = self._called(run, inputs, types)
+        answered = called_in_order(run, inputs, types)
         found = iter(answered)
         for index in whole:
             target = raw(variables[index])
@@ -152,26 +211,6 @@ class ServedUpdates:
                 target.scatter_update(tf.IndexedSlices(values, indices))
         return answered
 
-    def _called(
-        self,
-        run: Callable[..., list[Array]],
-        inputs: Sequence[Tensor],
-        types: Sequence[DType],
-    ) -> list[Tensor]:
-        """Call ``run`` now, or in order with the other updates of the graph.
-
-        TensorFlow keeps no order between an op and a branch that contains one, unless
-        both use a variable.
-        """
-        if tf.executing_eagerly():
-            return call_with_arrays(run, inputs, types)
-        with tf.control_dependencies([self._order.read_value()]):
-            found = tf.numpy_function(run, inputs, types, name=IN_ORDER)
-        answered: list[Tensor] = tf.nest.flatten(found)
-        with tf.control_dependencies(answered):
-            self._order.assign(False, read_value=False)
-        return answered
-
     def _exchanged(
         self,
         optimizer: Optimizer,
@@ -181,8 +220,8 @@ class ServedUpdates:
     ) -> list[Array]:
         """The new values of the variables ``whole``; of the others values and indices.
 
-        ``arrays`` are those of the gradients, then the present values of ``whole`` and
-        of the learning rate, if that is a variable.
+        ``arrays`` are those of the gradients. Of synchronous ranks, the present values
+        of ``whole`` follow, and of the learning rate, if that is a variable.
         """
         count = len(gradients.flat)
         given = gradients.in_order(*gradients.unflattened(arrays[:count]))
@@ -190,32 +229,33 @@ class ServedUpdates:
         present = dict(zip(whole, read, strict=False))
         rate = read[-1] if len(read) > len(whole) else None
         try:
-            kinds = "".join(kind.value for kind in gradients.kinds)
-            model = self._models.of(optimizer, kinds)
-            state = self._state(optimizer, present)
+            model = self._models.of(optimizer, _kinds(gradients))
+            # At first, the ps tasks have just got these values.
+            state = self._states.setdefault(optimizer, _State(dict(present)))
             self._pass_on(model, state, present, rate)
-            received = self._models.servers.push(model.key, given)
+            received: Sequence[Array | Rows | None]
+            if self.idle or model.begun_elsewhere:
+                model.begun_elsewhere = False
+                received = self._models.servers.pull(model.key)
+            else:
+                received = self._models.servers.push(model.key, given)
         except CollectiveError as error:
             self._session.group.keep(error)
             raise
-        self._session.exchanged()
+        self._session.reporter.exchanged()
+        self._pushed(model.key)
         results = []
-        for index, old in present.items():
-            state.known[index] = _value(received[index], old)
-            results.append(state.known[index])
+        for index in whole:
+            variable = model.variables[index]
+            results.append(_value(received[index], variable, present.get(index)))
+            if index in present:
+                state.known[index] = results[-1]
         for index, variable in enumerate(model.variables):
-            if index not in present:
+            if index not in whole:
                 # A value that is kept would be copied before its rows are set.
                 state.known.pop(index, None)
                 results += _rows(received[index], variable)
         return results
-
-    def _state(self, optimizer: Optimizer, present: dict[int, Array]) -> _State:
-        state = self._states.get(optimizer)
-        if state is None:
-            # The ps tasks have just got these values.
-            state = self._states[optimizer] = _State(dict(present))
-        return state
 
     def _pass_on(
         self,
@@ -237,6 +277,35 @@ class ServedUpdates:
             if state.rate is None or not _are_equal(rate, state.rate):
                 values[looked_at[-1]] = state.rate = rate.copy()
         self._models.pushing(model, looked_at, values)
+
+
+def called_in_order(
+    run: Callable[..., list[Array]], inputs: Sequence[Tensor], types: Sequence[DType]
+) -> list[Tensor]:
+    """Call ``run`` now, or in order with the other updates of the graph.
+
+    ``run`` gets arrays and returns arrays of dtypes ``types``. TensorFlow keeps no
+    order between an op and a branch that contains one, unless both use a variable.
+    """
+    if tf.executing_eagerly():
+        return call_with_arrays(run, inputs, types)
+    with tf.control_dependencies([_order().read_value()]):
+        found = tf.numpy_function(run, inputs, types, name=IN_ORDER)
+    answered: list[Tensor] = tf.nest.flatten(found)
+    with tf.control_dependencies(answered):
+        _order().assign(False, read_value=False)
+    return answered
+
+
+@functools.cache
+def _order() -> TfVariable:
+    """One variable per process: functions that call each other must share it."""
+    with tf.device("CPU:0"):
+        return new_variable(False, name="order_of_updates")
+
+
+def _kinds(gradients: TensorList) -> str:
+    return "".join(kind.value for kind in gradients.kinds)
 
 
 def _in_order(
@@ -280,15 +349,19 @@ def _bits(array: Array) -> Array:
     )
 
 
-def _value(received: Array | Rows | None, old: Array) -> Array:
-    """A variable's new value; its old value if the ps tasks have not changed it."""
+def _value(
+    received: Array | Rows | None, variable: Variable, present: Array | None
+) -> Array:
+    """A variable's new value; its present value if the ps tasks have not changed it."""
+    if received is not None and not isinstance(received, Rows):
+        dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+        return np.asarray(received, dtype).reshape(tuple(variable.shape))
+    old = memory_of(variable) if present is None else present
     if received is None:
         return old
-    if isinstance(received, Rows):
-        new = old.copy()
-        new[received.indices] = received.values
-        return new
-    return np.asarray(received, old.dtype).reshape(old.shape)
+    new = old.copy()
+    new[received.indices] = received.values
+    return new
 
 
 def _rows(received: Array | Rows | None, variable: Variable) -> list[Array]:

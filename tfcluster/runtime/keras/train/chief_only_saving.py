@@ -35,6 +35,7 @@ from tfcluster.runtime.keras.train.saved_copies import (
     unpack,
 )
 from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
 
 T = TypeVar("T")
@@ -74,13 +75,15 @@ class ChiefOnlySaving:
                 patches.SAVE_MODEL: file,
                 patches.SAVE_WEIGHTS: file,
                 patches.MODEL_EXPORT: file,
+                patches.BACKUP_SAVE: self._by_the_chief,
+                patches.BACKUP_TRAIN_END: self._by_the_chief,
                 patches.MAKEDIRS: _make_once,
             }
         )
         tf_patches.TABLE.install(
             {
                 tf_patches.CHECKPOINT_WRITE: prefix,
-                tf_patches.CHECKPOINT_SAVE: prefix,
+                tf_patches.CHECKPOINT_SAVE: self._save_of_checkpoint,
                 tf_patches.MANAGER_SAVE: self._save_of_manager,
                 tf_patches.SAVED_MODEL_SAVE: self._saved_as("export_dir"),
                 tf_patches.DATASET_SAVE: self._saved_as("path"),
@@ -196,6 +199,33 @@ class ChiefOnlySaving:
 
         return saved
 
+    def _by_the_chief(
+        self,
+        original: Callable[..., None],
+        callback: Callback,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Call a method of a callback that changes files."""
+        self.chief_only(
+            lambda: original(callback, *args, **kwargs),
+            f"end of {type(callback).__name__}",
+        )
+
+    def _save_of_checkpoint(
+        self, original: Callable[..., str], checkpoint: Any, *args: Any, **kwargs: Any
+    ) -> object:
+        saved = self._saved_as("file_prefix", prefix=True)
+        found = saved(original, checkpoint, *args, **kwargs)
+        self._count_save(checkpoint)
+        return found
+
+    def _count_save(self, checkpoint: Any) -> None:
+        """Count a save on a rank that wrote nothing: it is part of the state."""
+        skipped = not self._session.chief and not self._session.within("saving")
+        if skipped and tf.executing_eagerly():
+            checkpoint.save_counter.assign_add(1)
+
     def _save_of_manager(
         self,
         original: Callable[..., str | None],
@@ -210,7 +240,10 @@ class ChiefOnlySaving:
         )
         if saved and not self._session.chief and not self._session.within("saving"):
             # The manager gets the state that it would have after saving a checkpoint.
-            tf_internals.note_checkpoint(manager, saved, time.time())
+            with contextlib.suppress(tf.errors.NotFoundError):
+                # Another rank may delete the same file at the same time.
+                tf_internals.note_checkpoint(manager, saved, time.time())
+            self._count_save(manager.checkpoint)
         return saved
 
 

@@ -14,11 +14,11 @@ from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.program_lines import user_line
-from tfcluster.runtime.keras.tf_variables import raw
+from tfcluster.runtime.keras.tf_variables import held, raw
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
+from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.tensor_types import Gradient
 
@@ -31,16 +31,16 @@ class OptimizerSteps:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._known: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
-        """By ``id``: an optimizer, and its steps that were counted."""
+        self._known: weakref.WeakKeyDictionary[Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        """The steps of optimizers that were counted."""
 
     def watch(self, optimizer: Optimizer) -> None:
         """Count the steps of this optimizer from now on."""
-        known = self._known.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
+        if optimizer not in self._known:
             with tf.init_scope():
-                steps = _steps_of(optimizer)
-            self._known[id(optimizer)] = weakref.ref(optimizer), steps
+                self._known[optimizer] = _steps_of(optimizer)
 
     def count(self, label: str | None = None) -> None:
         """Count the steps since the last call.
@@ -48,13 +48,8 @@ class OptimizerSteps:
         If there are none, a function called ``label`` has trained without an optimizer.
         """
         session, found = self._session, False
-        for key, (ref, before) in list(self._known.items()):
-            optimizer = ref()
-            if optimizer is None:
-                del self._known[key]
-                continue
-            now = _steps_of(optimizer)
-            self._known[key] = ref, now
+        for optimizer, before in list(self._known.items()):
+            now = self._known[optimizer] = _steps_of(optimizer)
             for _ in range(now - before):
                 found = True
                 session.applies += 1
@@ -72,7 +67,7 @@ class OptimizerSteps:
 
 
 def _steps_of(optimizer: Optimizer) -> int:
-    return int(raw(internals.iterations_of(optimizer)).numpy())
+    return int(held(raw(internals.iterations_of(optimizer)))[0].numpy())
 
 
 class EagerGradients:
@@ -89,6 +84,11 @@ class EagerGradients:
         self._agreement = agreement
         self.divided = 0
         """How many divided programs that train have run."""
+        self.of_tape = False
+        """Whether a divided program has computed gradients for an eager tape.
+
+        What the tape adds to them may differ between the ranks.
+        """
         self._divided_before = 0
         self._undivided = 0
         """How many gradients were computed eagerly, one after another."""
@@ -105,7 +105,7 @@ class EagerGradients:
         if reduced.applied(grads):
             program_kind.claim_distribution()
         elif (
-            self._session.size > 1
+            self._session.group.size > 1
             and tf.executing_eagerly()
             and not program_kind.distributes_itself()
             and not self._session.within("applying")
@@ -125,7 +125,9 @@ class EagerGradients:
         session = self._session
         was_divided = self.divided > self._divided_before
         self._divided_before = self.divided
-        self._undivided = 0 if was_divided else self._undivided + 1
+        is_whole = not was_divided and not self.of_tape
+        self._undivided = self._undivided + 1 if is_whole else 0
+        self.of_tape = False
         if self._undivided == _SUSPICIOUS:
             session.warn(
                 f"{user_line()}: every rank computed the same gradient, since it is "
@@ -133,7 +135,7 @@ class EagerGradients:
                 "than on one machine. Put a step into a function with @tf.function "
                 "(in fit: without run_eagerly)"
             )
-        session.exchanged()
+        session.reporter.exchanged()
         if not session.divides:
             # Also of gradients that are equal already, since that changes nothing.
             return self._means(optimizer, gradients)
@@ -155,7 +157,7 @@ class EagerGradients:
         """The means over the ranks, each of which has a batch of its own."""
         places = [i for i, each in enumerate(gradients) if each is not None]
         tensors = [tf.convert_to_tensor(gradients[i]) for i in places]
-        size = self._session.size
+        size = self._session.group.size
         arrays = [
             np.asarray(each) / each.dtype.as_numpy_dtype(size) for each in tensors
         ]

@@ -7,16 +7,10 @@ from contextlib import contextmanager
 
 import keras
 
-from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.keras.types import (
-    BackupAndRestore,
-    Callback,
-    CallbackList,
-    Logs,
-    Model,
-)
+from tfcluster.runtime.keras.types import Callback, CallbackList, Logs, Model
+from tfcluster.runtime.telemetry.agent_channel import Reporter, numbers
 from tfcluster.runtime.tensor_types import Nest
 
 _CHIEF_ONLY = (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
@@ -32,56 +26,6 @@ _BATCH_METHODS = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
-
-
-class ByTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
-    """Wraps a callback with state in files: all ranks read, the chief writes."""
-
-    def __init__(
-        self, inner: BackupAndRestore, session: Session, files: ChiefOnlySaving
-    ) -> None:
-        super().__init__()
-        self._inner = inner
-        self._session = session
-        self._files = files
-        # Patch the instance, not the class, so that only this wrapper intercepts saves
-        # in the middle of an epoch.
-        self._saves = internals.save_of(inner)
-        patches.TABLE.replace(
-            patches.ONE_BACKUP_SAVE, inner, self._tfcluster_save_alone
-        )
-
-    def set_params(self, params: Mapping[str, object]) -> None:
-        self._inner.set_params(params)
-
-    def set_model(self, model: Model) -> None:
-        self._inner.set_model(model)
-
-    def on_train_begin(self, logs: Logs | None = None) -> None:
-        self._inner.on_train_begin(logs)
-
-    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._inner.on_train_batch_end(batch, logs)
-
-    def _tfcluster_save_alone(self) -> None:
-        """Save in the middle of an epoch: no rank waits for the chief."""
-        if not self._session.within("saving"):
-            self._session.settle("backup")
-        if self._session.chief:
-            with self._session.saving("backup"):
-                self._saves()
-
-    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        self._inner.on_epoch_begin(epoch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._tfcluster_save(lambda: self._inner.on_epoch_end(epoch, logs))
-
-    def on_train_end(self, logs: Logs | None = None) -> None:
-        self._tfcluster_save(lambda: self._inner.on_train_end(logs))
-
-    def _tfcluster_save(self, act: Callable[[], None]) -> None:
-        self._files.chief_only(act, f"end of {type(self._inner).__name__}")
 
 
 class FileOfTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -128,9 +72,7 @@ def with_chief_only_files(
     """The callbacks of ``fit``; those that write files write only on the chief."""
     ours: list[Callback] = []
     for callback in callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            ours.append(ByTheChief(callback, session, files))
-        elif session.chief or not isinstance(callback, _CHIEF_ONLY):
+        if session.chief or not isinstance(callback, _CHIEF_ONLY):
             ours.append(callback)
         if isinstance(callback, keras.callbacks.CSVLogger):
             ours.append(FileOfTheChief(callback.filename, files))
@@ -158,3 +100,47 @@ def looks_at_batches(callback: Callback) -> bool:
 def _has_own(callback: Callback, name: str) -> bool:
     method = getattr(getattr(callback, name), "__func__", None)
     return method is not getattr(keras.callbacks.Callback, name)
+
+
+class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
+    """The last of the callbacks of ``fit``; it changes nothing.
+
+    After each step it only keeps a reference to the logs, which Keras creates anyway.
+    The reporter asks for the other data about once a second.
+    """
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+        self._epoch = 0
+        self._step = 0
+        self._steps: int | None = None
+        """The number of steps in the last epoch."""
+        self._logs: Mapping[str, object] = {}
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        self._reporter.position = self._tfcluster_position
+
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
+        self._epoch, self._step, self._logs = epoch + 1, 0, {}
+
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
+        # In threads, the call for an earlier step may come later.
+        if batch >= self._step:
+            self._step, self._logs = batch + 1, logs or {}
+
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
+        self._steps = self._step or None
+        self._reporter.epoch(epoch + 1, logs or {})
+
+    def _tfcluster_position(self) -> dict[str, object]:
+        """The keys of a ``step`` event; what is unknown is left out."""
+        params = self.params or {}
+        found: dict[str, object] = {
+            "epoch": self._epoch,
+            "epochs": params.get("epochs"),
+            "epoch_step": self._step,
+            "epoch_steps": params.get("steps") or self._steps,
+            "metrics": numbers(self._logs),
+        }
+        return {key: value for key, value in found.items() if value not in (None, {})}

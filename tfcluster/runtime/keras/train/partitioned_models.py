@@ -14,8 +14,8 @@ from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
-from tfcluster.runtime.keras.train.fit_position import FitPosition
 from tfcluster.runtime.keras.train.injected_callbacks import (
+    FitPosition,
     changed_callbacks,
     for_evaluation,
     looks_at_batches,

@@ -6,13 +6,15 @@ traced as usual; if the trace reaches an optimizer, the function runs without XL
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tfcluster.runtime import tf_internals, tf_patches
-from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.graph_order import take_refusal
+from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model
 from tfcluster.runtime.tf_internals import Function
@@ -27,9 +29,20 @@ def without_xla(model: Model) -> bool:
     if not model.compiled or not model.jit_compile:
         return False
     model.jit_compile = False
-    patches.TABLE.replace(patches.ONE_MODEL_TRAIN_FUNCTION, model, None)
-    patches.TABLE.replace(patches.ONE_MODEL_TEST_FUNCTION, model, None)
+    model.train_function = model.test_function = None
     return True
+
+
+_refused = threading.local()
+"""Set per thread, because AutoGraph replaces the exception with its own."""
+
+
+def refuse_xla() -> None:
+    """Raise CollectiveError if the graph being traced is to be compiled by XLA."""
+    graph = tf.compat.v1.get_default_graph
+    if not tf.executing_eagerly() and tf_internals.is_in_xla(graph()):
+        _refused.lately = True
+        raise CollectiveError("XLA cannot compile an exchange of gradients")
 
 
 class XlaFallback:
@@ -60,8 +73,9 @@ class XlaFallback:
             try:
                 return original(function, *args, **kwargs)
             except Exception:
-                if not take_refusal():
+                if not getattr(_refused, "lately", False):
                     raise
+                _refused.lately = False
             self._session.warn(
                 f"tf.function {function.name} applies gradients: it runs without "
                 "jit_compile=True, because XLA cannot compile an exchange"

@@ -55,7 +55,7 @@ def scatter_nd(op: Operation) -> Plan:
     shard = op.first_shard([0, 1])
     require(shard.dim < len(op.shape(0)) - 1)
     require(_can_be_added(op))
-    return Plan([shard, shard, REPLICATE], [SUM])
+    return op.added_up([shard, shard, REPLICATE], SUM)
 
 
 @rule(
@@ -78,10 +78,10 @@ def unsorted_segments(op: Operation) -> Plan:
     want = op.wants(i0=shard, i1=shard)
     if is_sum:
         require(_can_be_added(op))
-        return Plan(want, [SUM])
+        return op.added_up(want, SUM)
     kind = op.type.removeprefix("UnsortedSegment").lower()
     require(kind != "prod")
-    return Plan(want, [Partial(kind)])
+    return op.added_up(want, Partial(kind))
 
 
 @rule("DenseBincount")
@@ -92,7 +92,7 @@ def dense_bincount(op: Operation) -> Plan:
     if len(shape) == 2:
         require(shard.dim == 0)
         return Plan(want, [shard])
-    return Plan(want, [Partial("max") if op.attribute("binary_output") else SUM])
+    return op.added_up(want, Partial("max") if op.attribute("binary_output") else SUM)
 
 
 def _can_be_added(op: Operation) -> bool:

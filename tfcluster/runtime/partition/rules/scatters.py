@@ -44,10 +44,10 @@ def tensor_scatter(op: Operation) -> Plan:
     if shard.dim >= len(op.shape(1)) - 1 or isinstance(op.placements[0], Shard):
         raise Whole
     if is_linear:
-        return Plan([SUM, shard, shard], [SUM])
+        return op.added_up([SUM, shard, shard], SUM)
     require(op.type != "TensorScatterUpdate")
     kind = op.type.removeprefix("TensorScatter").lower()
-    return Plan([REPLICATE, shard, shard], [Partial(kind)])
+    return op.added_up([REPLICATE, shard, shard], Partial(kind))
 
 
 def _slices(op: Operation) -> Plan | None:

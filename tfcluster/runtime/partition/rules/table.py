@@ -171,6 +171,17 @@ class Operation:
             raise Whole
         return Plan(self.want(inputs, shard), [shard] * len(self.outputs))
 
+    def added_up(self, want: Sequence[Placement], terms: Placement) -> Plan:
+        """A plan by which each rank puts its rows into a term of the result.
+
+        If the result is larger than all rows, the rows are what ranks exchange.
+        """
+        placed = zip(self.inputs, want, strict=True)
+        rows = sum(v.elements or 0 for v, each in placed if isinstance(each, Shard))
+        if rows < (self.outputs[0].elements or 0):
+            return Plan([REPLICATE] * len(want), [REPLICATE])
+        return Plan(want, [terms])
+
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
 
