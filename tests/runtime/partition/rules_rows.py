@@ -149,6 +149,7 @@ OTHERS = {
     *("SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"),
     *("InTopK", "InTopKV2", "LowerBound", "UpperBound"),
     *("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"),
+    *("GRUBlockCell", "LSTMBlockCell"),
 }
 
 
@@ -457,3 +458,29 @@ def test_terms_are_added_up_first(op: str, placement: Partial, seed: int) -> Non
         placement = SUM  # Complex numbers have no largest.
     values, _ = ONE_INPUT[op][1](chance)
     assert_close(run(Case(raw(op), [values], []), [placement], chance), 512)
+
+
+@pytest.mark.parametrize("op", ["GRUBlockCell", "LSTMBlockCell"])
+@given(seeds)
+@few
+def test_a_step_of_a_recurrent_network(op: str, seed: int) -> None:
+    units = 3
+
+    def make(chance: Chance) -> Case:
+        shard = chance.shard(0)
+        rows = shard.size
+        lstm = op.startswith("LSTM")
+        shapes = [(2 + units, 4 * units), (units,), (units,), (units,), (4 * units,)]
+        if not lstm:
+            shapes = [
+                (2 + units, 2 * units),
+                (2 + units, units),
+                (2 * units,),
+                (units,),
+            ]
+        states = [(rows, 2)] + [(rows, units)] * (2 if lstm else 1)
+        inputs = [chance.numbers(shape, np.float32) for shape in (*states, *shapes)]
+        plain = [shard] * len(states) + [REPLICATE] * len(shapes)
+        return Case(raw(op), inputs, plain, 16)
+
+    check(make, seed)

@@ -365,27 +365,21 @@ class PeerMonitor:
         return bool(data)
 
     def _process(self, rank: int, frame: Frame) -> None:
-        match frame["type"]:
-            case "query":
-                self._answer(rank, frame)
-                return
-            case "progress":
-                progress = RankProgress.of_frame(frame)
-                with self._changed:
-                    self._answers[rank] = progress
-            case "exit":
-                report = ExitReport.of_frame(frame)
-                with self._changed:
-                    self._exit_reports[rank] = report
-                _send(self._found[rank], {"type": "heard"})
-            case "heard":
-                with self._changed:
+        if frame["type"] == "query":
+            self._answer(rank, frame)
+            return
+        with self._changed:
+            match frame["type"]:
+                case "progress":
+                    self._answers[rank] = RankProgress.of_frame(frame)
+                case "exit":
+                    self._exit_reports[rank] = ExitReport.of_frame(frame)
+                    _send(self._found[rank], {"type": "heard"})
+                case "heard":
                     self._heard_by.add(rank)
-            case "ready":
-                with self._changed:
+                case "ready":
                     self._ready.add(rank)
                     self.joined = len(self._ready) == self._me.size - 1
-        with self._changed:
             self._changed.notify_all()
 
     def _answer(self, rank: int, frame: Mapping[str, Any]) -> None:

@@ -116,6 +116,9 @@ def cross_entropy(op: Operation) -> Plan:
 
 # In the latter two, each row of the second input is looked up in that of the first.
 rule("InTopK", "InTopKV2", "LowerBound", "UpperBound")(by_rows(0, 1))
+# A step of a recurrent network: the input and the states have rows, not the weights.
+rule("GRUBlockCell")(by_rows(0, 1))
+rule("LSTMBlockCell")(by_rows(0, 1, 2))
 
 
 @rule("ReverseSequence")
