@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tfcluster.runtime.partition import moments
 from tfcluster.runtime.partition.functions import LOOPS
@@ -65,13 +66,31 @@ class Placed:
 
 def propagate(graph: Graph, inputs: Sequence[Placement], rows: int | None) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``."""
-    return _Propagation(graph, inputs, rows).result()
+    return _propagate(graph, inputs, rows, {})
+
+
+_Known: TypeAlias = dict[tuple[Graph, tuple[Placement, ...], int | None], "Placed"]
+"""The bodies of loops and branches for which placements have been found."""
+
+
+def _propagate(
+    graph: Graph, inputs: Sequence[Placement], rows: int | None, known: _Known
+) -> Placed:
+    key = graph, tuple(inputs), rows
+    if key not in known:
+        known[key] = _Propagation(graph, inputs, rows, known).result()
+    return known[key]
 
 
 class _Propagation:
     def __init__(
-        self, graph: Graph, inputs: Sequence[Placement], rows: int | None
+        self,
+        graph: Graph,
+        inputs: Sequence[Placement],
+        rows: int | None,
+        known: _Known,
     ) -> None:
+        self._known = known
         if graph.taken:
             rows = next(iter(graph.taken.values()))
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
@@ -85,6 +104,8 @@ class _Propagation:
         self._settle()
         if moments.join(placed.graph, placed.placements):
             placed.nodes = needed(placed.graph)
+            for key in [each for each in self._known if each[0] is placed.graph]:
+                del self._known[key]
             self._settle()
         return placed
 
@@ -208,6 +229,11 @@ class _Propagation:
 
     # --- loops and branches -----------------------------------------------------------
 
+    def _within(
+        self, body: Graph, inputs: Sequence[Placement], rows: int | None
+    ) -> Placed:
+        return _propagate(body, inputs, rows, self._known)
+
     def _loop(self, node: Node) -> Plan:
         condition, body = node.bodies
         current = [_carried(self._seen(value)) for value in node.inputs]
@@ -228,7 +254,7 @@ class _Propagation:
         settle()
         rows = self._placed.rows
         for _ in range(_MOST_ROUNDS):
-            placed = propagate(body, current, rows)
+            placed = self._within(body, current, rows)
             before = list(current)
             for index, each in enumerate(placed.outputs):
                 if not final[index]:
@@ -238,8 +264,8 @@ class _Propagation:
                 break
         else:
             current = [_all_whole(each) for each in current]
-            placed = propagate(body, current, rows)
-        self._placed.bodies[node] = (propagate(condition, current, rows), placed)
+            placed = self._within(body, current, rows)
+        self._placed.bodies[node] = (self._within(condition, current, rows), placed)
         return Plan(current, current)
 
     def _branch(self, node: Node) -> Plan:
@@ -265,7 +291,7 @@ class _Propagation:
 
     def _of_branch(self, body: Graph, inputs: Sequence[Placement]) -> Placed:
         if not body.rows:
-            return propagate(body, inputs, self._placed.rows)
+            return self._within(body, inputs, self._placed.rows)
         # A branch for batches of a known size: whole outside, divided within.
         sizes = {(body.inputs[index].shape or (None,))[0] for index in body.rows}
         (rows,) = sizes
@@ -275,7 +301,7 @@ class _Propagation:
             Shard(0, rows) if index in body.rows else each
             for index, each in enumerate(inputs)
         ]
-        return propagate(body, divided, rows)
+        return self._within(body, divided, rows)
 
 
 def _is_possible(node: Node, plan: Plan) -> bool:
