@@ -75,11 +75,11 @@ def install(context: Context) -> None:
 
             # Collective ops can only be configured before the program's first op.
             process_group.join(context)
-        if context.is_chief and not program_kind.has_tf1_cluster(context):
+        if not program_kind.has_tf1_cluster(context):
             # Imported here, because it imports TensorFlow.
             from tfcluster.runtime.tf1.undivided_graphs import UndividedGraphs
 
-            UndividedGraphs().install()
+            UndividedGraphs(warns=context.is_chief).install()
 
     def into_keras() -> None:
         if program_kind.distributes_itself():

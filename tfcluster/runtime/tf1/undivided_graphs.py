@@ -30,9 +30,10 @@ _WHY = (
 
 @dataclass
 class UndividedGraphs:
-    """Prints one warning, for the first optimizer in a graph."""
+    """Reports the first optimizer in a graph, with a warning if it ``warns``."""
 
-    has_warned: bool = False
+    warns: bool
+    is_known: bool = False
 
     def install(self) -> None:
         """Install the hook in TensorFlow, which has been imported."""
@@ -47,10 +48,11 @@ class UndividedGraphs:
             and not tf.compat.v1.get_default_graph().building_function
         )
         distributes = program_kind.distributes_itself()
-        if in_session and not self.has_warned and not distributes:
-            self.has_warned = True
-            text = f"{user_line()}: {_WHY}"
-            reporter().warning(text)
+        if in_session and not self.is_known and not distributes:
+            self.is_known = True
             reporter().exchanged()
-            sys.stderr.write(f"tfcluster: warning: {text}\n")
+            if self.warns:
+                text = f"{user_line()}: {_WHY}"
+                reporter().warning(text)
+                sys.stderr.write(f"tfcluster: warning: {text}\n")
         return original(*args, **kwargs)

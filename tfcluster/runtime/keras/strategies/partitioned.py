@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfcluster.model import Runtime
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding
 from tfcluster.runtime.collective.shard_tree import shard_bounds
@@ -142,9 +142,11 @@ def _end(session: Session) -> None:
     """Report at the end of a program that nothing of it was divided: it is right, too.
 
     That cannot be said of ranks with batches of their own, and of programs that
-    distribute themselves.
+    distribute themselves. A program that has computed nothing gets no warning.
     """
     report = session.reporter
+    if not tf_internals.is_running(tf_internals.context()):
+        return
     ended_early = getattr(sys, "last_value", None) is not None
     itself = program_kind.distributes_itself()
     if report.has_exchanged or ended_early or itself or not session.divides:
