@@ -30,6 +30,9 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective.transports.tensorflow import (
     transport as tensorflow_transport,
 )
+from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+    GROUP_KEYS,
+)
 from tfcluster.runtime.partition import exchange
 from tfcluster.runtime.partition.hook import Hook
 
@@ -187,7 +190,7 @@ def placed_apart():
     def groups():
         own = agreed()
         names = [f"{task}/device:CPU:1" for task in transport._task.ranks]
-        key = transport._keys.group_key(names)
+        key = GROUP_KEYS[2]
         return replace(own, large=replace(own.large, key=key, own=names[RANK]))
 
     transport._agreed_groups = groups
