@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -178,15 +177,6 @@ def test_one_object_is_changed_and_restored(library: Any) -> None:
     assert one.step() == "step"
     found.restore(patch, one)
     assert one.step() == "step"
-
-
-def test_what_is_wrapped_for_a_while_is_as_before(library: Any) -> None:
-    patch = patch_of(".Model", "step", "for a while")
-    before = library.Model.step
-    with suppress(KeyError), table(patch).replaced({patch: outer}):
-        assert library.Model().step() == "outer(step)"
-        raise KeyError
-    assert library.Model.step is before
 
 
 def test_only_what_stands_in_the_table_is_patched(library: Any) -> None:

@@ -14,7 +14,6 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, TypeVar
@@ -33,7 +32,6 @@ How = Literal[
     "property",
     "object",
     "object's dict",
-    "for a while",
 ]
 """How an attribute is replaced.
 
@@ -43,7 +41,6 @@ function         in the target, a module, and in all of its package that has it
 property         its getter is wrapped
 object           on one object of that class
 object's dict    the same, bypassing a ``__setattr__`` that would track it
-for a while      on the target itself, within a ``with`` statement
 """
 
 _PACKAGE = "tfcluster.runtime."
@@ -247,26 +244,6 @@ class Table:
         Does nothing if the object already has it.
         """
         vars(one).pop(patch.attribute, None)
-
-    @contextmanager
-    def replaced(self, handlers: Mapping[Patch, Around]) -> Iterator[None]:
-        """Wrap the attributes during the body.
-
-        Raises LookupError for a handler that the patch does not list, and
-        AttributeError or KeyError if the library has no such attribute.
-        """
-        before = []
-        try:
-            for patch, handler in handlers.items():
-                patch.place(name_of(handler))
-                owner = patch.owner()
-                original = vars(owner)[patch.attribute]
-                before.append((owner, patch.attribute, original))
-                setattr(owner, patch.attribute, _with(handler, "around", original))
-            yield
-        finally:
-            for owner, name, original in reversed(before):
-                setattr(owner, name, original)
 
     def text(self) -> str:
         """The table as text."""

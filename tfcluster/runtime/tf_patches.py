@@ -65,20 +65,6 @@ FUNCTION_CALL = Patch(
     ),
     "functions without XLA, unchanged errors of an exchange",
 )
-SCATTER_ADD = Patch(
-    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
-    "scatter_add",
-    (Handler("parameter_server.fast_scatter._around", "ps tasks", True),),
-    "fast additions to rows of a variable",
-    how="for a while",
-)
-SCATTER_SUB = Patch(
-    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable",
-    "scatter_sub",
-    (Handler("parameter_server.fast_scatter._around", "ps tasks", True),),
-    "fast additions to rows of a variable",
-    how="for a while",
-)
 ONE_CONTEXT_INITIALIZED = Patch(
     "tensorflow.python.eager.context.Context",
     "ensure_initialized",

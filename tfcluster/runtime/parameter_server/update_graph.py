@@ -18,13 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.collective.sparse import Slices, are_distinct
+from tfcluster.runtime.collective.sparse import Slices
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.parameter_server.fast_scatter import (
-    Addition,
-    new_rows,
-    rows_at_once,
-)
 from tfcluster.runtime.tensor_types import Gradient, Message, Tensor, Variable
 from tfcluster.runtime.tensors import array_of, tensor_of_part
 
@@ -51,50 +46,16 @@ def serialised(
     ``variables`` are tf.Variables with the shapes and dtypes of the pieces, in order;
     their values are not sent. ``slots`` are the optimizer's variables by path, sent
     with their initial values. ``kinds`` are the gradients' kinds: see ``client.Pack``.
-    Other variables that the update uses (random seeds) are sent like slots, by name. An
-    update that adds to rows is sent as two graphs: see ``fast_scatter``.
+    Other variables that the update uses (random seeds) are sent like slots, by name.
 
     Raises UntraceableError if the update needs Python, a table or an iterator to run,
     and what ``apply`` raises.
     """
-    graphs = [_traced(apply, variables, slots, kinds, distinct=False)[0]]
-    if "s" in kinds:
-        distinct_graph, additions = _traced(
-            apply, variables, slots, kinds, distinct=True
-        )
-        graphs += [distinct_graph] if additions else []
-    return b"".join(_LENGTH.pack(len(data)) + data for data in graphs)
-
-
-def _traced(
-    apply: Apply,
-    variables: Sequence[Variable],
-    slots: Mapping[str, Variable],
-    kinds: str,
-    *,
-    distinct: bool,
-) -> tuple[bytes, int]:
-    """One serialised graph, and the number of scatters replaced by faster ones.
-
-    The graph for ``distinct`` rows omits the slots' values, because it is sent together
-    with the other graph.
-    """
     specs = _specs(kinds, variables)
-    additions: dict[int, Addition] = {}
-    own: dict[int, Addition] = {}
-    """The additions whose indices are the indices of the variable's own gradient."""
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def update(*flat: Tensor) -> None:
-        gradients = _structured(kinds, flat, variables)
-        sparse = [g for g in gradients if isinstance(g, tf.IndexedSlices) and distinct]
-        with rows_at_once([slices.indices for slices in sparse]) as done:
-            apply(gradients)
-        additions.update(done)
-        for variable, gradient in zip(variables, gradients, strict=True):
-            addition = done.get(id(variable.handle))
-            if addition and addition.indices is getattr(gradient, "indices", None):
-                own[id(variable.handle)] = addition
+        apply(_structured(kinds, flat, variables))
 
     traced = update.get_concrete_function(*specs)
     definition = traced.graph.as_graph_def()
@@ -108,10 +69,7 @@ def _traced(
             known[used.name] = used
             sources[id(used.handle)] = ["slot", used.name]
     captures: list[list[object]] = []
-    arrays = [
-        np.empty(0, slot.dtype.as_numpy_dtype) if distinct else np.asarray(slot.numpy())
-        for slot in known.values()
-    ]
+    arrays = [np.asarray(slot.numpy()) for slot in known.values()]
     for outer, inner in traced.graph.captures:
         source = sources.get(id(outer))
         if source is None and outer.dtype == tf.resource:
@@ -125,23 +83,17 @@ def _traced(
         captures.append([inner.name, *source])
     header = {
         "kinds": kinds,
-        "distinct": distinct,
         "inputs": [tensor.name for tensor in traced.inputs[: len(specs)]],
         "captures": captures,
         "slots": list(known),
         "arrays": [[array.dtype.name, array.shape] for array in arrays],
         "controls": [op.name for op in traced.graph.control_outputs],
-        "rows": [
-            [index, rows.name]
-            for index, variable in enumerate(variables)
-            if (rows := new_rows(traced.graph, variable.handle, own)) is not None
-        ],
     }
     text = json.dumps(header).encode()
     graph = definition.SerializeToString()
     lengths = _LENGTH.pack(len(text)) + _LENGTH.pack(len(graph))
     parts = [lengths, text, graph, *(array.tobytes() for array in arrays)]
-    return b"".join(parts), len(additions)
+    return b"".join(parts)
 
 
 def _refuse_python(definition: Message) -> None:
@@ -192,10 +144,8 @@ def _structured(
 @dataclass(frozen=True, slots=True)
 class _Update:
     run: Callable[..., Sequence[Tensor]]
-    """Takes the gradients' tensors; returns values of ``dense``, then new ``rows``."""
+    """Takes the gradients' tensors; returns the values of the variables ``dense``."""
     dense: list[int]
-    rows: list[int]
-    """Variables for which it returns the new values of the gradient's rows."""
     executor: str | None
 
 
@@ -211,12 +161,10 @@ class Engine:
                 tf.Variable(tf.constant(value)) for value in values
             ]
         self._slots: dict[str, Variable] = {}
-        self._updates: dict[tuple[str, bool], _Update] = {}
-        """Updates by the gradients' kinds and whether indices must be distinct."""
+        self._updates: dict[str, _Update] = {}
+        """Updates by the gradients' kinds."""
         self._unread: dict[int, Tensor] = {}
         """Values that the last update returned and that have not been read yet."""
-        self._unread_rows: dict[int, tuple[Array, Tensor]] = {}
-        """The indices and values of the rows that the last update set."""
 
     @property
     def held_bytes(self) -> int:
@@ -226,26 +174,18 @@ class Engine:
 
     def knows(self, kinds: str) -> bool:
         """Whether an update for gradients of these kinds is defined."""
-        return (kinds, False) in self._updates
+        return kinds in self._updates
 
     def define(self, data: bytes) -> None:
         """Add an update from ``serialised``; existing slots keep their values.
 
         Raises ValueError if it was made for other variables.
         """
-        rest = memoryview(data)
-        while rest:
-            (size,) = _LENGTH.unpack_from(rest)
-            end = _LENGTH.size + size
-            self._define(rest[_LENGTH.size : end])
-            rest = rest[end:]
-
-    def _define(self, data: memoryview) -> None:
         lengths = 2 * _LENGTH.size
         size, graph_size = struct.unpack_from(">QQ", data)
-        header = json.loads(bytes(data[lengths : lengths + size]))
+        header = json.loads(data[lengths : lengths + size])
         offset = lengths + size + graph_size
-        graph = tf.compat.v1.GraphDef.FromString(bytes(data[lengths + size : offset]))
+        graph = tf.compat.v1.GraphDef.FromString(data[lengths + size : offset])
         rename_functions(graph, f"update_{next(_COUNTER)}_")
         for function in graph.library.function:
             # Importing a graph does not register its functions with the runtime.
@@ -273,25 +213,20 @@ class Engine:
             done = tf.graph_util.import_graph_def(
                 graph,
                 input_map=dict(zip(names, [*flat, *inner], strict=True)),
-                return_elements=[*header["controls"], *(n for _, n in header["rows"])],
+                return_elements=header["controls"],
                 name="",
             )
-            controls = len(header["controls"])
-            with tf.control_dependencies(done[:controls]):
+            with tf.control_dependencies(done):
                 # Reading the variables here costs less than a separate read of each.
-                values = [self._variables[index].read_value() for index in dense]
-            return [*values, *done[controls:]]
+                return [self._variables[index].read_value() for index in dense]
 
-        rows = [index for index, _ in header["rows"]]
         dense = [index for index, kind in enumerate(kinds) if kind == "d"]
         # Threads that wake each other cost more than a small update. But the
         # single-threaded executor does not support control flow.
         executor = None if graph.library.function else "SINGLE_THREADED_EXECUTOR"
         with tf.device("CPU:0"):
             traced = update.get_concrete_function()
-        self._updates[kinds, header["distinct"]] = _Update(
-            traced, dense, rows, executor
-        )
+        self._updates[kinds] = _Update(traced, dense, executor)
 
     def _captured(self, source: Sequence[Any], arrays: Sequence[Array]) -> Tensor:
         kind, key = source
@@ -318,18 +253,10 @@ class Engine:
                 flat.append(tensor_of_part(gradient))
         # Drop references first: TensorFlow copies a variable whose value is shared.
         self._unread.clear()
-        self._unread_rows.clear()
-        sparse = [g.indices for g in gradients if isinstance(g, Slices)]
-        distinct = (kinds, True) in self._updates and all(map(are_distinct, sparse))
-        update = self._updates[kinds, distinct]
+        update = self._updates[kinds]
         with tf_internals.executor_type(update.executor):
-            found = update.run(*flat)
-        values, rows = found[: len(update.dense)], found[len(update.dense) :]
+            values = update.run(*flat)
         self._unread.update(zip(update.dense, values, strict=True))
-        for index, new in zip(update.rows, rows, strict=True):
-            gradient = gradients[index]
-            if isinstance(gradient, Slices):
-                self._unread_rows[index] = (gradient.indices, new)
 
     def read(self, index: int) -> Array:
         """A variable's value; later updates do not change the returned array.
@@ -344,18 +271,13 @@ class Engine:
     def rows(self, index: int, indices: Array) -> Array:
         """The current values of some rows: shape (len(indices), ...).
 
-        ``indices`` are int64 of shape (n,). The result is cached if they are the same
-        array object as in the last gradient.
+        ``indices`` are int64 of shape (n,).
         """
-        numbers, values = self._unread_rows.get(index, (None, None))
-        if values is not None and numbers is indices:
-            return array_of(values)
         return array_of(tf.gather(self._variables[index], indices))
 
     def assign(self, index: int, value: Array) -> None:
         """Set a variable; raise ValueError if the value's shape or dtype differs."""
         self._unread.pop(index, None)
-        self._unread_rows.pop(index, None)
         self._variables[index].assign(tf.constant(value))
 
     def slots(self) -> dict[str, Array]:
@@ -375,7 +297,6 @@ class Engine:
         An optimizer that stores a gradient unchanged (``previous.assign(gradient)``)
         makes its variable share the memory in which the gradient was received.
         """
-        self._unread_rows.clear()
         self._unread.clear()
         for variable in [*self._variables, *self._slots.values()]:
             variable.assign(tf.constant(array_of(variable.read_value()).copy()))
