@@ -16,12 +16,11 @@ import tensorflow as tf
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import Function, function_named, op_types
 from tfcluster.runtime.partition.graph import Node, Value, python_value
-from tfcluster.runtime.partition.rules.random import OWN_STATE, STATEFUL
+from tfcluster.runtime.partition.rules.random import WITH_STATE
 from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
 from tfcluster.runtime.tensor_types import DType, Message
 
 REDUCTION = "ReduceDataset"
-_DRAWS = OWN_STATE | STATEFUL.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def loop_of(
     elif condition is not None:
         return None
     stages = [each for each in (scan, condition, reduction) if each is not None]
-    if any(not _DRAWS.isdisjoint(op_types(each.function)) for each in stages):
+    if any(not WITH_STATE.isdisjoint(op_types(each.function)) for each in stages):
         return None
     name = _written(scan, condition, reduction)
     function = function_named(name)

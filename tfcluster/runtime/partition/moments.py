@@ -149,9 +149,4 @@ def _from_moments(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[R
         found = local.op("Maximum", [found, local.constant(np.array(0.0))])[0]
     (output,) = node.outputs
     shape = local.constant(np.array(sizes_of(output.shape), np.int32))
-    flat = local.op("Reshape", [found, shape])
-    return (
-        flat
-        if output.dtype == tf.float64
-        else local.op("Cast", flat, DstT=output.dtype)
-    )
+    return local.op("Cast", local.op("Reshape", [found, shape]), DstT=output.dtype)

@@ -27,11 +27,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.propagate import Placed, propagate
 from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
-from tfcluster.runtime.partition.rules.random import (
-    OWN_STATE,
-    STATEFUL,
-    is_stateful_draw,
-)
+from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
 from tfcluster.runtime.partition.taken_batches import Taken
@@ -40,7 +36,6 @@ from tfcluster.runtime.partition.variables import VariableNames, Watched, watche
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
 
 _HANDLES = (tf.resource, tf.variant)
-_DRAWS = OWN_STATE | STATEFUL.keys()
 _READING = re.compile(r"(/Cast(_\d+)?)?/?ReadVariableOp(_\d+)?(__\d+)?$")
 _TRACE = re.compile(r"^__inference_|(_\d+)+$")
 _BACKWARD = "__backward_"
@@ -252,7 +247,7 @@ class Programs:
         Its random ops continue the sequences of the other programs.
         """
         if self._draws_by_itself is None:
-            self._draws_by_itself = not _DRAWS.isdisjoint(op_types(self.function))
+            self._draws_by_itself = not WITH_STATE.isdisjoint(op_types(self.function))
         if not self._draws_by_itself:
             return Program(self.function.name, self.label)
         self._draws.begin()

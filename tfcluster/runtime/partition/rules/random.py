@@ -30,6 +30,8 @@ OWN_STATE = frozenset(
     )
 )
 """Other ops with a state in their kernel."""
+WITH_STATE = OWN_STATE | STATEFUL.keys()
+"""All ops whose kernels draw numbers from a state."""
 _STATELESS = frozenset(
     (
         *("StatelessRandomUniform", "StatelessRandomNormal"),
@@ -46,12 +48,12 @@ _STATELESS = frozenset(
 
 def is_stateful_draw(node: Node) -> bool:
     """Whether the op draws from a state of its own, and has no other effect."""
-    return node.type in STATEFUL or node.type in OWN_STATE
+    return node.type in WITH_STATE
 
 
 def is_draw(op_type: str) -> bool:
     """Whether the op draws random numbers, of which the rows' can be taken."""
-    return op_type in STATEFUL or op_type in OWN_STATE or op_type in _STATELESS
+    return op_type in WITH_STATE or op_type in _STATELESS
 
 
 def by_rows(node: Node, rows: int | None) -> Plan | None:
