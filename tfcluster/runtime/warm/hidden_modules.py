@@ -84,6 +84,9 @@ class HiddenModules(MetaPathFinder):
         self._defaults = default_values()
         self._made = _undone(env)
         self._modules = _taken_away(imports.earlier)
+        self._names: dict[str, list[str]] = {}
+        for name in self._modules:
+            self._names.setdefault(name.partition(".")[0], []).append(name)
         self._loaded = frozenset(sys.modules)
         self._path = tuple(sys.path)
         self._state = StartState.of_this_process()
@@ -137,21 +140,21 @@ class HiddenModules(MetaPathFinder):
     # --- showing modules ------------------------------------------------------------
 
     def show(self, name: str, *, same: bool) -> None:
-        """Show a module and all modules below it, after those that they use."""
+        """Show a package with all that is below it, and what it uses."""
         if name not in self._modules:
             return  # another thread was faster
         self._require_unchanged(name, same=same)
-        shown = {n: m for n, m in self._modules.items() if _is_below(n, name)}
-        for module in shown:
-            del self._modules[module]
+        package = name.partition(".")[0]
+        shown = {n: self._modules.pop(n) for n in self._names.pop(package, ())}
         sys.modules.update(shown)
         everything = name in _ALL_AT_ONCE
-        if everything:
+        if everything and self._watching:
             self._stop_watching()
         # These imports call the hooks that wait for them.
-        for used in list(self._modules) if everything else _used_by(shown):
-            if used in self._modules and "." not in used:
-                importlib.import_module(used)
+        used = _used_by(shown) if self._watching else list(self._names)
+        for other in used:
+            if other in self._modules:
+                importlib.import_module(other)
         if everything:
             self._show_all()
             self._modules.clear()
@@ -273,10 +276,6 @@ def _same_file(spec: ModuleSpec, module: ModuleType) -> bool:
     if spec.origin == before or before is None or spec.origin is None:
         return spec.origin == before
     return os.path.realpath(spec.origin) == os.path.realpath(before)
-
-
-def _is_below(name: str, root: str) -> bool:
-    return name == root or name.startswith(f"{root}.")
 
 
 def _used_by(modules: Mapping[str, ModuleType]) -> list[str]:
