@@ -41,6 +41,8 @@ class Imports:
     """The modules that had been imported before."""
     read: frozenset[str]
     """The environment variables that Python code has read."""
+    missing: frozenset[str]
+    """The modules that were imported if there were any, and that were not found."""
     settings: bytes | None
     """The content of Keras's settings."""
     settings_file: str
@@ -48,6 +50,17 @@ class Imports:
     def concerned_by(self, name: str) -> bool:
         """Whether another value of a variable might have changed the imports."""
         return concerns_imports(name, self.read)
+
+
+class MissingModules(MetaPathFinder):
+    """Records the top-level modules that no other finder finds; must be the last."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if "." not in fullname:
+            self.names.add(fullname)
 
 
 def default_values() -> dict[str, str]:
@@ -87,7 +100,7 @@ class HiddenModules(MetaPathFinder):
         self._names: dict[str, list[str]] = {}
         for name in self._modules:
             self._names.setdefault(name.partition(".")[0], []).append(name)
-        self._loaded = frozenset(sys.modules)
+        self._loaded = sys.stdlib_module_names & sys.modules.keys()
         self._path = tuple(sys.path)
         self._state = StartState.of_this_process()
         self._environ = dict(os.environ)
@@ -219,10 +232,12 @@ class HiddenModules(MetaPathFinder):
             yield f"sets {limit}"
         if content(self._imports.settings_file) != self._imports.settings:
             yield f"writes {self._imports.settings_file}"
-        used = self._loaded & sys.stdlib_module_names - set(sys.builtin_module_names)
-        for folder in takewhile(lambda entry: entry not in self._path, sys.path):
-            if shadowed_module(folder, used):
-                yield f"has modules of Python's names in {folder}"
+        # Python's own modules are found before those in later folders.
+        first = list(takewhile(lambda entry: entry not in self._path, sys.path))
+        for folder in [entry for entry in sys.path if entry not in self._path]:
+            names = self._loaded if folder in first else frozenset()
+            if problem := shadowed_module(folder, names | self._imports.missing):
+                yield f"has {problem.rpartition(' ')[2]} in {folder or 'its folder'}"
 
 
 class _Loader(Loader):

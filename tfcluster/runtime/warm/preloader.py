@@ -27,7 +27,12 @@ from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.warm.compatibility import late_variable, shadowed_module
 from tfcluster.runtime.warm.fork import ForkRequest, fork_task
-from tfcluster.runtime.warm.hidden_modules import HiddenModules, Imports, content
+from tfcluster.runtime.warm.hidden_modules import (
+    HiddenModules,
+    Imports,
+    MissingModules,
+    content,
+)
 from tfcluster.runtime.warm.imported_files import settings_file
 from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
@@ -88,10 +93,15 @@ def import_libraries() -> float:
     earlier = frozenset(sys.modules)
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
+    missed = MissingModules()
+    sys.meta_path.append(missed)
     with _uncollected(), _variables_read() as read:
         for library in bootstrap.LIBRARIES:
             importlib.import_module(library)
-    _imports = Imports(earlier, frozenset(read), content(file), file)
+    sys.meta_path.remove(missed)
+    _imports = Imports(
+        earlier, frozenset(read), frozenset(missed.names), content(file), file
+    )
     return round(time.monotonic() - start, 3)
 
 
@@ -229,7 +239,10 @@ def warm_arguments(
         return argv
 
     def start_again(what: str) -> NoReturn:
-        _tell_of_cold_start(what)
+        reporter().cold_start(
+            f"the program {what} before it imports TensorFlow: it starts in a fresh "
+            "interpreter, which takes longer"
+        )
         reporter().drain(_DRAIN_S)
         hidden.state.restore(kept=int(events))
         start_cold(argv, env, events)
@@ -240,18 +253,6 @@ def warm_arguments(
     # A program may hang before it imports anything.
     reporter().listen()
     return argv
-
-
-def _tell_of_cold_start(what: str) -> None:
-    reporter().phase(f"starting cold: the program {what}")
-    first = (
-        os.environ.get(name, "0") for name in ("TFCLUSTER_RANK", "TFCLUSTER_ATTEMPT")
-    )
-    if all(number == "0" for number in first):
-        reporter().note(
-            f"the program {what} before it imports TensorFlow: it starts in a fresh "
-            "interpreter, which takes longer"
-        )
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str], events: str) -> NoReturn:
