@@ -273,3 +273,19 @@ def test_python_options_reach_the_program(tmp_path: Path) -> None:
 
     command = ["python", "-X", "dev", "-W", "error", "train.py"]
     assert not parse(command, (sys.executable,)).forkable
+
+
+def test_another_backend_is_refused_as_it_is_from_the_shell(
+    warm: WarmInterpreter, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras\n"
+    )
+    env = {"TFCLUSTER_STRATEGY": "collective", "TFCLUSTER_RANK": "0"}
+    config = {"cluster": {"worker": ["localhost:1"]}}
+    config["task"] = {"type": "worker", "index": 0}  # type: ignore[dict-item]
+    env["TF_CONFIG"] = json.dumps(config)
+    ended = warm.start(["run", "train.py"], tmp_path, env).end()
+    assert ended.status == 1
+    expected = "KERAS_BACKEND is 'jax' in its environment, but tfcluster can distribute"
+    assert expected in ended.output.splitlines()[-1]
