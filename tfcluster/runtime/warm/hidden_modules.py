@@ -131,7 +131,7 @@ class HiddenModules(MetaPathFinder):
             spec, same = ModuleSpec(fullname, None), not self._watching
         else:
             same = _same_file(spec, module)
-        spec.loader = _Loader(self, module, same=same)
+        spec.loader = _Loader(self, fullname, module, same=same)
         return spec
 
     def _found_elsewhere(
@@ -243,8 +243,11 @@ class HiddenModules(MetaPathFinder):
 class _Loader(Loader):
     """Loads one hidden module, by showing it."""
 
-    def __init__(self, hidden: HiddenModules, module: ModuleType, *, same: bool):
+    def __init__(
+        self, hidden: HiddenModules, name: str, module: ModuleType, *, same: bool
+    ) -> None:
         self._hidden = hidden
+        self._name = name
         self._module = module
         self._spec = module.__spec__
         self._same = same
@@ -254,7 +257,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         try:
-            self._hidden.show(module.__name__, same=self._same)
+            self._hidden.show(self._name, same=self._same)
         finally:
             module.__spec__ = self._spec
 
