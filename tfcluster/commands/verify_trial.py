@@ -67,10 +67,11 @@ class Trial:
 
 
 def alone(description: Description) -> Description:
-    """One process, which tfcluster leaves alone."""
+    """One process, which tfcluster leaves alone, in a Python that starts as usual."""
     kind, group = _trained(description)
+    runtime = replace(description.runtime, warm_start=False)
     return _here(
-        description,
+        replace(description, runtime=runtime),
         tasks={kind: replace(group, count=1, min=None)},
         strategy=Strategy.NONE,
     )
