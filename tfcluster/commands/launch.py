@@ -19,7 +19,7 @@ from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected_hosts import expected
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Begun, Prepared, check, prepare
-from tfcluster.launcher.preflight import command_warnings
+from tfcluster.launcher.preflight import command_warnings, idle_hosts
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
@@ -298,7 +298,10 @@ def _show_plan(
         hosts = expected(description)
     prepared = prepare(description, hosts)
     here = description.backend == "local" and not description.prepares_hosts
-    for warning in command_warnings(prepared.specs, environ, programs=here):
+    for warning in (
+        *command_warnings(prepared.specs, environ, programs=here),
+        *idle_hosts(description, hosts, prepared.specs),
+    ):
         _say(warning)
     if display.quiet and not as_json:
         return 0

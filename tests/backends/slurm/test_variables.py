@@ -58,10 +58,19 @@ def test_without_counts_the_slots_are_open() -> None:
     assert slots_of(SLURM_JOB_NODELIST="a,b") == [("a", None), ("b", None)]
 
 
-def test_within_a_step_the_counts_are_not_the_job_s() -> None:
+def test_a_step_has_its_own_nodes_and_open_slots() -> None:
+    job = {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_TASKS_PER_NODE": "1"}
+    found = slots_of(**job, SLURM_STEP_NODELIST="node[2-3]")
+    assert found == [("node2", None), ("node3", None)]
+    with pytest.raises(ConfigError, match="SLURM_STEP_NODELIST.*node9 is not a node"):
+        slots_of(**job, SLURM_STEP_NODELIST="node[2,9]")
+
+
+def test_the_shell_of_salloc_is_a_step_with_all_nodes() -> None:
     found = slots_of(
         SLURM_JOB_NODELIST="node[1-2]",
         SLURM_STEP_NODELIST="node1",
+        SLURM_STEP_ID="4294967290",
         SLURM_TASKS_PER_NODE="1",
     )
     assert found == [("node1", None), ("node2", None)]

@@ -26,7 +26,7 @@ _ASK_S = 90.0
 
 
 class SlurmBackend:
-    """Hosts and slots from the job's variables, GPUs from the nodes themselves."""
+    """Hosts and slots from the variables of job and step, GPUs from the nodes themselves."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         require_one_launcher(env)
@@ -95,10 +95,8 @@ def _devices(
     """The job's GPUs on each node, from a step that runs there. Raises StartError."""
     devices: dict[str, tuple[str, ...] | None] = {}
     for group in dict.fromkeys(node.group for node in found):
-        here = [node for node in found if node.group == group]
-        devices.update(
-            gpus.parse(_ask(gpus.question_argv(len(here), group=group), env))
-        )
+        here = [node.name for node in found if node.group == group]
+        devices.update(gpus.parse(_ask(gpus.question_argv(here, group=group), env)))
     silent = [node.name for node in found if node.name not in devices]
     if silent:
         raise StartError(f"{', '.join(silent)}: did not report the job's GPUs")

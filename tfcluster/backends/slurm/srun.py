@@ -108,7 +108,7 @@ _MEANINGS = (
     ),
     (
         r"[Ii]nvalid account|association",
-        ("Slurm refuses the account", "slurm: {options: [--account=...]}"),
+        ("Slurm refuses the account", "slurm: {account: ...}"),
     ),
     (
         r"Unable to contact slurm controller|Connection refused|Protocol authentication"

@@ -15,6 +15,9 @@ from tfcluster.host_patterns import HostlistError, expand, fold, host_name_probl
 
 # sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
 _COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_INTERACTIVE = "4294967290"
+"""The id of the step in which salloc runs its shell (LaunchParameters=
+use_interactive_step): the shell is on one node, but the user has the whole job."""
 _STALE = "start a new shell, or `unset ${!SLURM_@}`, if this shell is not inside a job"
 
 
@@ -42,7 +45,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
-    """The job's nodes, in the order of their list.
+    """The job's nodes, or those of the step that we are in, in the order of the job.
 
     Raises ConfigError if a variable is invalid or contradicts another one, and
     StartError outside of a job.
@@ -54,7 +57,13 @@ def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
         found = [node for group in range(groups) for node in _group(environ, group)]
     if not found:
         raise StartError("not inside a Slurm job: SLURM_JOB_NODELIST is not set")
-    return _merged(found)
+    return _of_step(environ, _merged(found))
+
+
+def is_in_step(environ: Mapping[str, str]) -> bool:
+    """Whether this is a step of the job, which may have only some of its nodes."""
+    interactive = environ.get("SLURM_STEP_ID") == _INTERACTIVE
+    return bool(environ.get("SLURM_STEP_NODELIST")) and not interactive
 
 
 def require_one_launcher(environ: Mapping[str, str]) -> None:
@@ -63,7 +72,7 @@ def require_one_launcher(environ: Mapping[str, str]) -> None:
     if tasks is not None and tasks > 1 and "SLURM_PROCID" in environ:
         raise StartError(
             f"srun started tfcluster {tasks} times, but it starts the tasks itself",
-            hint="omit srun, or use `srun --overlap -N1 -n1 tfcluster launch ...`",
+            hint="omit srun: then the tasks run on all nodes of the job",
         )
 
 
@@ -102,12 +111,25 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
     ]
 
 
+def _of_step(environ: Mapping[str, str], found: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Those of the job's nodes that the step has; all of them outside of a step."""
+    if not is_in_step(environ):
+        return found
+    key = "SLURM_STEP_NODELIST"
+    names = _names(environ, key, environ[key])
+    strange = sorted(set(names) - {node.name for node in found})
+    if strange:
+        job = fold([node.name for node in found])
+        raise _broken(environ, key, f"{strange[0]} is not a node of the job ({job})")
+    return tuple(node for node in found if node.name in names)
+
+
 def _slots(
     environ: Mapping[str, str], key: str, names: list[str]
 ) -> list[int] | list[None]:
     text = environ.get(key)
     # Inside a step, the counts are those of the step, not of the job.
-    if not text or "SLURM_STEP_NODELIST" in environ:
+    if not text or environ.get("SLURM_STEP_NODELIST"):
         return [None] * len(names)
     try:
         found = counts(text)
