@@ -1,4 +1,4 @@
-"""What is asked of a scheduler: derived from the tasks and the scheduler's section. Pure.
+"""What is asked of a scheduler, derived from the tasks and its section. Pure.
 
 The tasks are the source of truth. The section may say how they are spread over nodes,
 and more; where it contradicts the tasks, ``contradictions`` says so.

@@ -112,9 +112,11 @@ with tfcluster.launch(CONFIG) as run:
     lines = run.logs(follow=True)
     assert next(lines).startswith("task {")
 print(run.wait(5).state)
-waits = tfcluster.launch(CONFIG, settings={"slurm.nodes": 99}, detach=True)
+later = {"slurm.options": ["--begin=now+1hour"]}
+waits = tfcluster.launch(CONFIG, settings=later, detach=True)
 print(waits.status()["state"], waits.stop().state)
 """
+LATER = "--begin=now+1hour"
 WHERE = "import os\ndef where(word): return word, os.uname().nodename\n"
 
 
@@ -138,9 +140,9 @@ def test_runs_of_a_python_program_are_jobs(site: SlurmSite) -> None:
 
 
 def test_a_job_that_waits_says_why_and_ends_with_ctrl_c(site: SlurmSite) -> None:
-    follower = site.start("launch", site.launch_config(nodes=99))
-    wait_for(lambda: "PartitionConfig" in site.reason(), "Slurm's reason")
-    wait_for(lambda: "PartitionConfig" in site.heard.read_text(), "follower's word")
+    follower = site.start("launch", site.launch_config(options=[LATER]))
+    wait_for(lambda: "BeginTime" in site.reason(), "Slurm's reason")
+    wait_for(lambda: "BeginTime" in site.heard.read_text(), "follower's word")
     follower.send_signal(signal.SIGINT)
     code, output = site.finish(follower)
     assert code == 130, output
@@ -155,7 +157,7 @@ def test_stop_ends_a_job_that_waits_and_one_that_runs(site: SlurmSite) -> None:
     assert site.run("stop").returncode == 0
     assert site.status()["state"] == "stopped"
     site.nothing_is_left()
-    site.run("launch", "-d", site.launch_config(nodes=99))
+    site.run("launch", "-d", site.launch_config(options=[LATER]))
     assert site.run("stop").returncode == 0
     assert [run["state"] for run in site.runs()] == ["stopped", "stopped"]
     site.nothing_is_left()

@@ -93,7 +93,12 @@ def test_the_gpus_of_a_job_follow_from_the_tasks(
 
 
 def test_keys_become_directives() -> None:
-    given = {"mem": "16G", "account": "a", "qos": "high", "cpus_per_task": 4}
+    given: dict[str, Any] = {
+        "mem": "16G",
+        "account": "a",
+        "qos": "high",
+        "cpus_per_task": 4,
+    }
     found = directives(job(**given, constraint="a100&ib"))
     wanted = {"--mem=16G", "--account=a", "--qos=high", "--cpus-per-task=4"}
     assert {*wanted, '--constraint="a100&ib"'} <= set(found)

@@ -62,7 +62,7 @@ def test_a_step_has_its_own_nodes_and_open_slots() -> None:
     job = {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_TASKS_PER_NODE": "1"}
     found = slots_of(**job, SLURM_STEP_NODELIST="node[2-3]")
     assert found == [("node2", None), ("node3", None)]
-    with pytest.raises(ConfigError, match="SLURM_STEP_NODELIST.*node9 is not a node"):
+    with pytest.raises(ConfigError, match=r"SLURM_STEP_NODELIST.*node9 is not a node"):
         slots_of(**job, SLURM_STEP_NODELIST="node[2,9]")
 
 

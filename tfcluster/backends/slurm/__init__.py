@@ -26,7 +26,7 @@ _ASK_S = 90.0
 
 
 class SlurmBackend:
-    """Hosts and slots from the variables of job and step, GPUs from the nodes themselves."""
+    """Hosts and slots from the job's and step's variables, GPUs from the nodes."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         require_one_launcher(env)
