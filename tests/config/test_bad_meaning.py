@@ -302,16 +302,16 @@ BAD = [
             (
                 "{worker: 7}",
                 "{nodes: 2, tasks_per_node: 2}",
-                "4:36",
-                "too few for 7 ta",
+                "4:35",
+                "2 nodes with 2 tasks each: 4, too few for 7 tasks (",
             ),
             ("{worker: 2}", "{nodes: 4}", "4:16", "4 nodes are too many for 2 tasks ("),
             ("{worker: 4}", "{options: [--ntasks=2]}", "4:19", "--ntasks=2 is too few"),
             (
                 "{worker: 4}",
                 "{mem: 1G, options: [--mem=2G]}",
-                "4:27",
-                "also set by 'sl",
+                "4:28",
+                "option --mem is also set by 'slurm.mem' (",
             ),
             (
                 "{worker: {count: 4, gpus: 1}}",

@@ -63,6 +63,7 @@ def from_command(
     *,
     count: int,
     ps: int,
+    gpus: int | None,
     hosts: str | None,
     overrides: Sequence[str],
     name: str | None,
@@ -73,7 +74,9 @@ def from_command(
 ) -> Loaded:
     """See ``tfcluster.config.from_command``."""
     report = Report(COMMAND_LINE.source)
-    root = from_flags(command, count=count, ps=ps, hosts=hosts, report=report)
+    root = from_flags(
+        command, count=count, ps=ps, gpus=gpus, hosts=hosts, report=report
+    )
     setting = Setting(
         environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
     )

@@ -86,7 +86,7 @@ _OF_TASKS = dict.fromkeys(
     ("ntasks", "n", "np", "nprocs", "num_workers", "n_workers", "processes"), _TASKS
 )
 EXAMPLES: Mapping[str, Mapping[str, str]] = {
-    "": {**_OF_GPUS, **_OF_TASKS, "workers": _TASKS, "worker": _TASKS},
+    "": {**_OF_GPUS, **_OF_TASKS, "workers": _TASKS},
     "tasks": _OF_GPUS,
     "slurm": {
         **_OF_GPUS,
