@@ -55,10 +55,6 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["launch", "one.yaml", "--gpus", "1"],
         ["--gpus", "tasks.worker.gpus=N"],
     ),
-    "GPUs that are not there": (
-        ["plan", "-n", "2", "--gpus", "900", "--", "true"],
-        ["its tasks need 1800 GPUs", "(--gpus)"],
-    ),
     "less than no GPUs": (
         ["launch", "-n", "2", "--gpus", "-1", "--", "true"],
         ["--gpus: error:"],
