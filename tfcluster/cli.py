@@ -178,15 +178,19 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and (ours := _OTHER_COMMANDS.get(args[0])):
+        if args and args[0] not in self.commands and (ours := self._near(args[0])):
             said = f"No such command {args[0]!r}; did you mean {ours!r}?"
+            meant = self.commands[ours]
             raise click.UsageError(
-                said,
-                ctx=self.commands[ours].make_context(
-                    ours, [], parent=ctx, resilient_parsing=True
-                ),
+                said, meant.make_context(ours, [], parent=ctx, resilient_parsing=True)
             )
         return super().resolve_command(ctx, args)
+
+    def _near(self, word: str) -> str | None:
+        import difflib  # imported here: few command lines need it
+
+        near = difflib.get_close_matches(word, self.commands, n=1)
+        return _OTHER_COMMANDS.get(word) or next(iter(near), None)
 
 
 def _help_width() -> int:

@@ -31,7 +31,8 @@ class SlurmSite(Site):
         restart: dict[str, Any] | None = None,
         **slurm: Any,
     ) -> str:
-        section = {"nodes": 4, "tasks_per_node": 1, "time": "5", **slurm}
+        given = {"nodes": 4, "tasks_per_node": 1, "time": "5", **slurm}
+        section = {key: value for key, value in given.items() if value is not None}
         keys = {"backend": "slurm", "slurm": section, "restart": restart or {}}
         return str(self.config(tasks or FOUR, **keys))
 
@@ -384,6 +385,41 @@ def test_the_gpus_of_a_node_are_shared_out_by_the_names_it_gives(
     (plan,) = site.state.glob("runs/*/plan.json")
     devices = re.findall(r'"CUDA_VISIBLE_DEVICES": "([0-9,]*)"', plan.read_text())
     assert devices == ["0", "1", "0", "1"]
+
+
+GPUS = {"worker": {"count": 4, "gpus": 1}}
+
+
+@pytest.mark.parametrize(
+    ("slurm", "devices"),
+    [
+        ({"nodes": 2}, ["0", "1", "0", "1"]),
+        ({"nodes": None}, ["0", "1", "0", "1"]),
+        ({"nodes": 4, "mem": "100MB", "time": "5m"}, ["0", "0", "0", "0"]),
+    ],
+)
+def test_a_job_gets_what_its_tasks_need(
+    site: SlurmSite, slurm: dict[str, Any], devices: list[str]
+) -> None:
+    site.write(site.go, "")
+    unset = {"tasks_per_node": None, **slurm}
+    follower = site.start("launch", site.launch_config(GPUS, **unset))
+    code, output = site.finish(follower)
+    assert code == 0, output
+    (plan,) = site.state.glob("runs/*/plan.json")
+    found = re.findall(r'"CUDA_VISIBLE_DEVICES": "([0-9,]*)"', plan.read_text())
+    assert found == devices
+
+
+def test_a_step_has_the_nodes_of_the_step(site: SlurmSite) -> None:
+    config = site.launch_config({"worker": 2}, nodes=2)
+    plan = site.folder / "plan.json"
+    words = f"{shlex.join(site.argv('plan', '--json', config))} > {plan}"
+    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=node3")
+    options = ("--nodelist=node[1-4]", "--nodes=4")
+    site.allocated(*step, "sh", "-c", words, options=options)
+    hosts = [host["host"] for host in json.loads(plan.read_text())["hosts"]]
+    assert hosts == ["node3"]
 
 
 def test_a_refusal_is_for_people_and_leaves_no_run(site: SlurmSite) -> None:
