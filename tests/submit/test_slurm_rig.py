@@ -412,7 +412,7 @@ def test_a_job_gets_what_its_tasks_need(
 
 
 def test_a_step_has_the_nodes_of_the_step(site: SlurmSite) -> None:
-    config = site.launch_config({"worker": 2}, nodes=2)
+    config = site.launch_config({"worker": 2}, nodes=2, tasks_per_node=None)
     plan = site.folder / "plan.json"
     words = f"{shlex.join(site.argv('plan', '--json', config))} > {plan}"
     step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=node3")

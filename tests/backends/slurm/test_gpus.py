@@ -54,6 +54,8 @@ def test_every_node_is_asked_once() -> None:
     argv = question_argv(["node1", "node3"])
     assert {"--nodes=2", "--ntasks=2", "--nodelist=node1,node3"} <= set(argv)
     assert "--het-group=1" in question_argv(["node1"], group=1)
+    assert "--gpus-per-node=4" in question_argv(["node1"], count=4)
+    assert not any("gpus-per" in word for word in argv)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,13 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
     return counted or any(environ.get(name) for name in _NAMES)
 
 
-def question_argv(hosts: Sequence[str], *, group: int | None = None) -> tuple[str, ...]:
-    """The argv that asks ``hosts``, nodes of a job, or of a component of the job."""
+def question_argv(
+    hosts: Sequence[str], *, group: int | None = None, count: int | None = None
+) -> tuple[str, ...]:
+    """The argv that asks ``hosts``, nodes of a job, or of a component of the job.
+
+    ``count`` is as in ``Node.gpus``.
+    """
     component = () if group is None else (f"--het-group={group}",)
     return (
         "srun",
@@ -39,6 +44,7 @@ def question_argv(hosts: Sequence[str], *, group: int | None = None) -> tuple[st
         f"--ntasks={len(hosts)}",
         f"--nodelist={','.join(hosts)}",
         "--ntasks-per-node=1",
+        *(() if count is None else (f"--gpus-per-node={count}",)),
         "--mem=0",
         "--cpu-bind=none",
         "--mpi=none",

@@ -30,6 +30,12 @@ class Node:
     """How many tasks Slurm plans for the node; None: unknown."""
     group: int | None = None
     """Its component of a heterogeneous job; None: the job is not heterogeneous."""
+    gpus: int | None = None
+    """How many GPUs a step must ask for to get all of the job's GPUs there.
+
+    None: a step gets all of them by itself. Where the job was asked for GPUs per task,
+    a step gets only as many as its own tasks would need.
+    """
 
 
 def is_inside(environ: Mapping[str, str]) -> bool:
@@ -76,6 +82,15 @@ def require_one_launcher(environ: Mapping[str, str]) -> None:
         )
 
 
+def gpus_per_task(environ: Mapping[str, str], suffix: str = "") -> int | None:
+    """The number in ``a100:2`` or ``gres:gpu:2``; None: the job has none per task."""
+    counted = environ.get(f"SLURM_GPUS_PER_TASK{suffix}", "")
+    listed = environ.get(f"SLURM_TRES_PER_TASK{suffix}", "").split(",")
+    resources = [word for word in listed if "gpu" in word]
+    match = re.search(r"(?:^|[:=])([0-9]{1,4})$", counted or "".join(resources[:1]))
+    return int(match[1]) if match else None
+
+
 def counts(text: str) -> list[int]:
     """``2(x3),1`` as [2, 2, 2, 1]. Raises ValueError."""
     found: list[int] = []
@@ -105,8 +120,9 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
     if given is not None and given != len(names):
         raise _broken(environ, counted, f"{key} names {len(names)} ({text})")
     slots = _slots(environ, f"SLURM_TASKS_PER_NODE{suffix}", names)
+    wanted = gpus_per_task(environ, suffix)
     return [
-        Node(name=name, slots=each, group=group)
+        Node(name=name, slots=each, group=group, gpus=each and wanted and each * wanted)
         for name, each in zip(names, slots, strict=True)
     ]
 
