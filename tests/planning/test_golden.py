@@ -38,8 +38,7 @@ def tfcluster_plan(folder: Path, config: str, *words: str) -> str:
         text=True,
         check=True,
     )
-    # A warning says that the interpreter of the golden files does not exist here.
-    # The interpreter may be missing here, and this machine may have few cores.
+    # The golden interpreter does not exist here, and this machine may have few cores.
     usual = re.compile("/opt/venv|^note: .* share .* cores? of localhost")
     other = [line for line in done.stderr.splitlines() if not usual.search(line)]
     assert other == []
