@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
@@ -72,7 +73,9 @@ def install(context: Context) -> None:
             patches.SUPERVISOR_INIT: hooks.supervisor,
             patches.SYNC_HOOK: hooks.sync_hook,
             patches.CONNECT_TO_CLUSTER: hooks.connect,
-        }
+        },
+        Place.LAST,
+        always=True,
     )
 
 

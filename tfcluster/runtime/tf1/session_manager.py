@@ -38,7 +38,8 @@ def watch() -> None:
     """
     patches.check()
     patches.TABLE.install(
-        {patches.PREPARE_SESSION: _prepare, patches.WAIT_FOR_SESSION: _wait}
+        {patches.PREPARE_SESSION: _prepare, patches.WAIT_FOR_SESSION: _wait},
+        always=True,
     )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES
 from tfcluster.runtime.tf1.cluster_members import cluster_of
@@ -54,7 +55,9 @@ class SharedServer:
     def install(self) -> None:
         """Install the patches of ``tf.distribute.Server`` in this process."""
         patches.TABLE.install(
-            {patches.SERVER_INIT: self.create, patches.SERVER_JOIN: self.join}
+            {patches.SERVER_INIT: self.create, patches.SERVER_JOIN: self.join},
+            Place.LAST,
+            always=True,
         )
 
     def create(

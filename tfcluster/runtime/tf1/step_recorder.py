@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import (
@@ -76,7 +77,9 @@ class StepRecorder:
                 patches.MONITORED_SESSION: self._monitored,
                 **dict.fromkeys(patches.NEW_DEFAULT_GRAPHS, self._new_default_graph),
                 **dict.fromkeys(patches.CLIPS, self._clip),
-            }
+            },
+            Place.RECORD,
+            always=True,
         )
 
     # --- hooks ------------------------------------------------------------------------

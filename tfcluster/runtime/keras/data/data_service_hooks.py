@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfcluster.model import Strategy
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.data_service_client import DataServiceClient
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
@@ -77,8 +78,9 @@ class DataServiceHooks:
 
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
-        patches.TABLE.install({patches.EPOCH_ITERATOR: self._epochs})
-        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter})
+        epochs = {patches.EPOCH_ITERATOR: self._epochs}
+        patches.TABLE.install(epochs, Place.SERVICE)
+        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter}, Place.SERVICE)
 
     def _epochs(
         self,

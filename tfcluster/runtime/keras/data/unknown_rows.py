@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Tensor
@@ -20,7 +21,7 @@ from tfcluster.runtime.tensor_types import Dataset, Tensor
 
 def install() -> None:
     """Install the hooks in Keras and TensorFlow, once per process."""
-    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin})
+    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin}, Place.LAST)
     tf_patches.TABLE.install({tf_patches.TRACE: _trace})
 
 

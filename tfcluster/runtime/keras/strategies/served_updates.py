@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
@@ -86,7 +87,8 @@ class ServedUpdates:
                 patches.OPTIMIZER_APPLY: self._apply,
                 patches.MODEL_FIT: self._without_xla,
                 patches.MODEL_TRAIN_ON_BATCH: self._without_xla,
-            }
+            },
+            Place.SERVICE,
         )
 
     def has_gradients_of(self, variables: Sequence[Variable]) -> bool:
