@@ -50,6 +50,7 @@ LAYERS = [
 # with all of its modules except those that have their own entry.
 RUNTIME_LAYERS = [
     "errors",
+    "lazy_names",
     "tensor_types",
     "tf1_types",
     "process_identity",
