@@ -352,6 +352,8 @@ PRIVATE_OF_OTHERS = {
 SETS_ATTRIBUTES = {
     # Applies the tables of patches.
     "runtime.contract",
+    # Public names of packages of our own.
+    "runtime.lazy_names",
     # Attributes of its own object, with names chosen by the user's program.
     "runtime.elastic",
     # Methods of its own class.

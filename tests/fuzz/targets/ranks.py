@@ -68,7 +68,7 @@ def _swap(data: bytes) -> None:
         with contextlib.suppress(BlockingIOError):
             theirs.send(data)
         theirs.shutdown(socket.SHUT_WR)
-        own, other = sockets.swap(0, [b"mine", b"to rank 1"], _WAIT_S)
+        own, other = sockets.swap(0, range(2), [b"mine", b"to rank 1"], _WAIT_S)
     assert own == b"mine"
     assert multiplexed_sockets.framed(other) == data[: 8 + len(other)]
 

@@ -99,19 +99,23 @@ class PeerSockets:
         for connection in self._connections.values():
             connection.close()
 
-    def swap(self, me: int, messages: Sequence[bytes], timeout_s: float) -> list[bytes]:
-        """All-to-all: send ``messages[r]`` to rank r; return what each rank sent.
+    def swap(
+        self,
+        me: int,
+        ranks: Sequence[int],
+        messages: Sequence[bytes],
+        timeout_s: float,
+    ) -> list[bytes]:
+        """All-to-all: send each of ``ranks`` a message; return what each rank sent.
 
-        ``messages[me]`` is returned as it is. ``timeout_s`` (seconds) and errors are as
-        for ``transfer``.
+        The message to ``me`` is returned as it is. ``timeout_s`` (seconds) and errors
+        are as for ``transfer``.
         """
-        sinks = {peer: Incoming(peer) for peer in self.peers}
-        sources = [Outgoing(peer, framed(messages[peer])) for peer in self.peers]
+        pairs = list(zip(ranks, messages, strict=True))
+        sinks = {peer: Incoming(peer) for peer in ranks if peer != me}
+        sources = [Outgoing(peer, framed(data)) for peer, data in pairs if peer != me]
         self.transfer(sources, list(sinks.values()), timeout_s)
-        return [
-            bytes(sinks[rank].data) if rank in sinks else messages[me]
-            for rank in range(len(messages))
-        ]
+        return [data if peer == me else bytes(sinks[peer].data) for peer, data in pairs]
 
     def interrupt(self) -> None:
         """Make a running transfer fail soon, with PeerLostError. For another thread."""
