@@ -27,7 +27,7 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
-from tfcluster.runtime.exchange.negotiation import Coordinator
+from tfcluster.runtime.exchange.pending_ops import Coordinator
 
 SIGNATURE = Signature("test")
 

@@ -8,7 +8,7 @@ import socket
 from tests.runtime.ranks import TOKEN
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.step_rate import ExchangeTotals, StepRate
 

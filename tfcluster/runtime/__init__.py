@@ -36,18 +36,22 @@ if TYPE_CHECKING:
     from tfcluster.runtime.exchange.gather_broadcast import (
         grouped_allgather as grouped_allgather,
     )
+    from tfcluster.runtime.exchange.gather_broadcast import (
+        local_rank_op as local_rank_op,
+    )
+    from tfcluster.runtime.exchange.gather_broadcast import (
+        local_size_op as local_size_op,
+    )
+    from tfcluster.runtime.exchange.gather_broadcast import (
+        process_set_included_op as process_set_included_op,
+    )
+    from tfcluster.runtime.exchange.gather_broadcast import rank_op as rank_op
+    from tfcluster.runtime.exchange.gather_broadcast import size_op as size_op
     from tfcluster.runtime.exchange.objects import allgather_object as allgather_object
     from tfcluster.runtime.exchange.objects import broadcast_object as broadcast_object
     from tfcluster.runtime.exchange.objects import (
         broadcast_object_fn as broadcast_object_fn,
     )
-    from tfcluster.runtime.exchange.rank_ops import local_rank_op as local_rank_op
-    from tfcluster.runtime.exchange.rank_ops import local_size_op as local_size_op
-    from tfcluster.runtime.exchange.rank_ops import (
-        process_set_included_op as process_set_included_op,
-    )
-    from tfcluster.runtime.exchange.rank_ops import rank_op as rank_op
-    from tfcluster.runtime.exchange.rank_ops import size_op as size_op
     from tfcluster.runtime.exchange.reduce import Adasum as Adasum
     from tfcluster.runtime.exchange.reduce import Average as Average
     from tfcluster.runtime.exchange.reduce import Max as Max
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from tfcluster.runtime.horovod.capabilities import gloo_built as gloo_built
     from tfcluster.runtime.horovod.capabilities import gloo_enabled as gloo_enabled
     from tfcluster.runtime.horovod.capabilities import is_homogeneous as is_homogeneous
+    from tfcluster.runtime.horovod.capabilities import join as join
     from tfcluster.runtime.horovod.capabilities import mpi_built as mpi_built
     from tfcluster.runtime.horovod.capabilities import mpi_enabled as mpi_enabled
     from tfcluster.runtime.horovod.capabilities import (
@@ -80,7 +85,8 @@ if TYPE_CHECKING:
     )
     from tfcluster.runtime.horovod.capabilities import nccl_built as nccl_built
     from tfcluster.runtime.horovod.capabilities import rocm_built as rocm_built
-    from tfcluster.runtime.horovod.join import join as join
+    from tfcluster.runtime.horovod.capabilities import start_timeline as start_timeline
+    from tfcluster.runtime.horovod.capabilities import stop_timeline as stop_timeline
     from tfcluster.runtime.horovod.load_model import load_model as load_model
     from tfcluster.runtime.horovod.optimizer import (
         DistributedOptimizer as DistributedOptimizer,
@@ -97,8 +103,6 @@ if TYPE_CHECKING:
     from tfcluster.runtime.horovod.tape import (
         PartialDistributedGradientTape as PartialDistributedGradientTape,
     )
-    from tfcluster.runtime.horovod.timeline import start_timeline as start_timeline
-    from tfcluster.runtime.horovod.timeline import stop_timeline as stop_timeline
     from tfcluster.runtime.keras.whole_batches import gather_batch as gather_batch
     from tfcluster.runtime.keras.whole_batches import merge_with as merge_with
     from tfcluster.runtime.process_group import barrier as barrier

@@ -17,8 +17,7 @@ from tfcluster.runtime.net import buffer_pool
 from tfcluster.runtime.parameter_server import messages, server_socket, service
 from tfcluster.runtime.parameter_server.messages import Message, MessageError
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
-from tfcluster.runtime.parameter_server.service import Service
-from tfcluster.runtime.parameter_server.sharded_model import Engine
+from tfcluster.runtime.parameter_server.service import Engine, Service
 
 _PREFIX = struct.Struct(">IQ")
 _WAIT_S = 5.0

@@ -15,12 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tfcluster.runtime.collective.collective_call import CollectiveCall
-from tfcluster.runtime.collective.failure_reports import ExitReport, Position
+from tfcluster.runtime.collective.packing import CollectiveCall
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
+from tfcluster.runtime.collective.peer_reports import (
+    ExitReport,
+    Position,
+    RankProgress,
+)
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
-from tfcluster.runtime.collective.straggler_messages import RankProgress
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.telemetry.agent_channel import Waiting

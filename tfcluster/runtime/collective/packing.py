@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
 from tfcluster.runtime.collective.rounding import is_half_precision
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
+from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """An exchange in progress, on whose signature all ranks have agreed."""
+
+    transport: HostTransport
+    notes: tuple[bytes, ...] = ()
+    """The note that each rank has sent along, in rank order: eight bytes."""
+    tracer: Tracer | None = None
+    how: str = ""
+    """The transport's name, for the tracer."""
+
+    def part(self, nbytes: int, act: Callable[[], T]) -> T:
+        """Call ``act``, which transfers ``nbytes`` bytes of a rank: a bucket."""
+        tracer = self.tracer
+        if tracer is None:
+            return act()
+        began_s, waited_s = tracer.clock(), self.transport.waited_s
+        result = act()
+        ended_s, waited_s = tracer.clock(), self.transport.waited_s - waited_s
+        tracer.add(EXCHANGES, "bucket", began_s, ended_s, nbytes, self.how, waited_s)
+        return result
+
 
 _PIECE_BYTES = 25 << 20
 """The most bytes of a packed vector that are reduced at once."""

@@ -21,21 +21,19 @@ from tfcluster.runtime.errors import (
 )
 from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.messages import Header, Message, padded
-from tfcluster.runtime.parameter_server.placement import (
+from tfcluster.runtime.parameter_server.sharding import (
+    Gradient,
     Piece,
     Placement,
+    Rows,
+    Share,
     Variable,
     bytes_of,
     facts_of,
-    placed,
-)
-from tfcluster.runtime.parameter_server.sharding import (
-    Gradient,
-    Rows,
-    Share,
     joined,
     joined_slots,
     part_of,
+    placed,
     pushed_part,
 )
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, tracer

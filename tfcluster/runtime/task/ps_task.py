@@ -13,8 +13,7 @@ from tfcluster.runtime import tf_server
 from tfcluster.runtime.context import Context, rank_addresses
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
-from tfcluster.runtime.parameter_server.service import Service
-from tfcluster.runtime.parameter_server.sharded_model import Engine
+from tfcluster.runtime.parameter_server.service import Engine, Service
 from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
 from tfcluster.runtime.tf1_types import Server
 

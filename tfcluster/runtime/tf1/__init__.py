@@ -12,10 +12,6 @@ from tfcluster.runtime.lazy_names import attributes
 
 if TYPE_CHECKING:
     from tfcluster.runtime.tf1.barrier import Barriers as Barriers
-    from tfcluster.runtime.tf1.cluster import cluster_spec as cluster_spec
-    from tfcluster.runtime.tf1.cluster import device_filters as device_filters
-    from tfcluster.runtime.tf1.cluster import server as server
-    from tfcluster.runtime.tf1.cluster import session_config as session_config
     from tfcluster.runtime.tf1.cluster_members import Workers as Workers
     from tfcluster.runtime.tf1.cluster_members import workers as workers
     from tfcluster.runtime.tf1.graph_builder import Training as Training
@@ -29,6 +25,10 @@ if TYPE_CHECKING:
         BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
     )
     from tfcluster.runtime.tf1.session import Session as Session
+    from tfcluster.runtime.tf1.session import cluster_spec as cluster_spec
+    from tfcluster.runtime.tf1.session import device_filters as device_filters
+    from tfcluster.runtime.tf1.session import server as server
+    from tfcluster.runtime.tf1.session import session_config as session_config
 
 __getattr__ = attributes(__name__)
 

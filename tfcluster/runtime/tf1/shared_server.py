@@ -15,8 +15,7 @@ from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import Place
 from tfcluster.runtime.tf1 import patches
-from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES
-from tfcluster.runtime.tf1.cluster_members import cluster_of
+from tfcluster.runtime.tf1.cluster_members import OLD_NAMES, cluster_of
 from tfcluster.runtime.tf1.ps_reachability import wait_until_closed
 from tfcluster.runtime.tf1_types import ConfigProto
 

@@ -30,7 +30,7 @@ from tfcluster.runtime.tensor_types import (
     Variable,
 )
 from tfcluster.runtime.tf1 import patches
-from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S
+from tfcluster.runtime.tf1.script_hooks import STOP_GRACE_S
 from tfcluster.runtime.tf1_types import Session, V1Optimizer
 
 tf1 = tf.compat.v1

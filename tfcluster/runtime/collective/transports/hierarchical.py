@@ -31,8 +31,7 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
 from tfcluster.runtime.collective.transports.ring import Ring
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
 from tfcluster.runtime.collective.transports.topology import Groups, share_memory
-from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.rendezvous import connect
+from tfcluster.runtime.net.rendezvous import Member, connect
 
 TIMEOUT_S = 1800.0
 """A rank may well be silent while it saves a model or compiles a step."""

@@ -21,7 +21,7 @@ from tfcluster.model import Runtime
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding
-from tfcluster.runtime.collective.shard_tree import shard_bounds
+from tfcluster.runtime.collective.shard_sums import shard_bounds
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
 )
@@ -34,12 +34,15 @@ from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model, Strategy
 from tfcluster.runtime.partition.agreement import Agreement, joined
-from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
+from tfcluster.runtime.partition.exchange import (
+    Exchanger,
+    HostExchanger,
+    OrderedExchanger,
+)
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.failures import Failures
 from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import OpRuns
-from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched

@@ -34,7 +34,7 @@ from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.parameter_server.progress import Progress
 from tfcluster.runtime.telemetry.agent_channel import reporter

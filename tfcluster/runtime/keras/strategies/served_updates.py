@@ -23,8 +23,8 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.contract import Place
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
+from tfcluster.runtime.exchange.reduce_engine import Kind, TensorList
 from tfcluster.runtime.exchange.reduced_tensors import reduced
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of, unique
 from tfcluster.runtime.keras.strategies.ps_models import (

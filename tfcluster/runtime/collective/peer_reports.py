@@ -1,4 +1,4 @@
-"""Finds why ranks have left, and which of them caused a failure. Pure.
+"""What ranks report to each other, and messages about late and lost ranks. Pure.
 
 A rank that fails sends the reason before it disconnects, and so does a program that
 ends; a process that is killed sends nothing. So the other ranks can name the rank that
@@ -7,7 +7,7 @@ caused the failure, instead of the rank whose connection happened to break first
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +17,127 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     PeerLostError,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """The progress of a rank, as the rank itself reports it."""
+
+    number: int
+    """The number of its current or last exchange, counted from 1; 0 if none."""
+    what: str
+    """What that exchange does (``Signature.what``); empty before the first exchange."""
+    since_s: float
+    """Seconds since it entered that exchange (``inside``), or since it left it."""
+    inside: bool
+
+    def as_frame(self) -> dict[str, Any]:
+        return {**asdict(self), "since_s": round(self.since_s, 3)}
+
+    @classmethod
+    def of_frame(cls, frame: Mapping[str, Any]) -> RankProgress:
+        """The inverse of ``as_frame``.
+
+        Raises KeyError, TypeError or ValueError for a malformed frame.
+        """
+        return cls(
+            number=int(frame["number"]),
+            what=str(frame["what"]),
+            since_s=float(frame["since_s"]),
+            inside=bool(frame["inside"]),
+        )
+
+    @property
+    def exchange(self) -> str:
+        """The exchange in messages: ``exchange 41: gradients of adam``."""
+        return f"exchange {self.number}: {self.what}"
+
+    def has_come_to(self, number: int) -> bool:
+        """Whether the rank is in exchange ``number``, or has passed it."""
+        return self.number >= number
+
+
+def missing(number: int, others: Mapping[int, RankProgress | None]) -> list[int]:
+    """The ranks that have not reached exchange ``number``.
+
+    A rank whose progress is None has not answered, and counts as missing.
+    """
+    return [
+        rank
+        for rank, progress in sorted(others.items())
+        if progress is None or not progress.has_come_to(number)
+    ]
+
+
+def is_reporter(
+    rank: int, number: int, others: Mapping[int, RankProgress | None]
+) -> bool:
+    """Whether this rank reports the missing ranks: it is the lowest rank present."""
+    absent = missing(number, others)
+    return rank < min(set(others) - set(absent), default=rank + 1)
+
+
+def stalled_text(mine: RankProgress, others: Mapping[int, RankProgress | None]) -> str:
+    """A message about the ranks for which ``mine`` waits, and what they did last."""
+    absent = missing(mine.number, others)
+    if not absent:
+        return f"{mine.exchange} has taken {mine.since_s:.0f} s; all ranks are in it"
+    first, *rest = (_absent_text(rank, others[rank]) for rank in absent)
+    waiting = f"(waiting for {mine.since_s:.0f} s)"
+    late = f"rank {absent[0]} has not entered {mine.exchange} {waiting}"
+    return "; ".join([f"{late}; {first}", *map(_named, absent[1:], rest)])
+
+
+def inquiry_text(
+    mine: RankProgress,
+    others: Mapping[int, RankProgress | None],
+    failed: Mapping[int, str],
+) -> str:
+    """Like ``stalled_text``, but a rank that has failed is not late.
+
+    ``failed`` has the errors of ranks that have left. If no other rank is missing, the
+    first of them is the reason: that rank may have given up because of a rank that has
+    arrived since.
+    """
+    present = {
+        rank: progress
+        for rank, progress in others.items()
+        if progress is not None or rank not in failed
+    }
+    if failed and not missing(mine.number, present):
+        rank, error = min(failed.items())
+        return f"rank {rank} has left: {error}"
+    return stalled_text(mine, present)
+
+
+def _named(rank: int, text: str) -> str:
+    return f"rank {rank} has not entered it either; {text}"
+
+
+def _absent_text(rank: int, progress: RankProgress | None) -> str:
+    if progress is None:
+        return "it does not answer (stopped, or stuck outside Python?)"
+    if progress.inside:
+        return f"it has been in {progress.exchange} for {progress.since_s:.0f} s"
+    if not progress.number:
+        return "it has not exchanged anything yet"
+    last = f"{progress.number}: {progress.what}"
+    return f"its last exchange was {last}, {progress.since_s:.0f} s ago"
+
+
+def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:
+    """A message about ranks that have not connected before the first exchange."""
+    who = ", ".join(map(str, ranks))
+    return f"rank {who} has not connected for {waited_s:.0f} s"
+
+
+def awaited_text(rank: int, waited_s: float, exchange: str) -> str:
+    """The line that a missing rank prints above its stack traces."""
+    return f"rank {rank} has waited {waited_s:.0f} s for this rank to enter {exchange}"
+
+
+# --- why ranks have left --------------------------------------------------------------
+
 
 _KINDS: dict[str, type[CollectiveError]] = {
     kind.__name__: kind
