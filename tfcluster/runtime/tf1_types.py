@@ -44,14 +44,10 @@ class ConfigProto(Protocol):
     intra_op_parallelism_threads: int
     operation_timeout_in_ms: int
     use_per_session_threads: bool
+    device_filters: Any
+    """A list of strings, of which only the elements can be set."""
 
-    @property
-    def device_filters(self) -> Any:
-        """A list of strings, of which only the elements can be set."""
-        ...
-
-    @property
-    def gpu_options(self) -> Any: ...
+    gpu_options: Any
 
     def CopyFrom(self, other: ConfigProto) -> None: ...
 
@@ -59,8 +55,7 @@ class ConfigProto(Protocol):
 class Session(Protocol):
     """A ``tf.compat.v1.Session``, including a monitored session."""
 
-    @property
-    def graph(self) -> Graph: ...
+    graph: Graph
 
     def run(self, fetches: Nest, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
         """The values of ``fetches``, nested in the same way."""
@@ -76,8 +71,7 @@ class Coordinator(Protocol):
 class SessionRunContext(Protocol):
     """The argument that TensorFlow gives a ``SessionRunHook`` around each ``run``."""
 
-    @property
-    def session(self) -> Session: ...
+    session: Session
 
     def request_stop(self) -> None: ...
 
@@ -99,7 +93,5 @@ class SessionRunHook(Protocol):
 class Server(Protocol):
     """A running ``tf.distribute.Server``."""
 
-    @property
-    def target(self) -> str:
-        """The target of sessions on this server: ``grpc://HOST:PORT``."""
-        ...
+    target: str
+    """The target of sessions on this server: ``grpc://HOST:PORT``."""

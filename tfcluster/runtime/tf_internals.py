@@ -180,9 +180,7 @@ class Function(Protocol):
     """A ``tf.function``."""
 
     _jit_compile: bool | None
-
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
@@ -205,11 +203,8 @@ class Server(Protocol):
 
     _server: object
     _server_def: Message
-
-    @property
-    def target(self) -> str:
-        """The target of sessions on this server: ``grpc://HOST:PORT``."""
-        ...
+    target: str
+    """The target of sessions on this server: ``grpc://HOST:PORT``."""
 
 
 class Queue(Protocol):

@@ -29,27 +29,16 @@ class Variable(Protocol):
     """A ``keras.Variable`` or a ``tf.Variable``."""
 
     _path: str
+    name: str
+    dtype: Any
+    """A string for Keras's variables, a ``tf.DType`` for TensorFlow's."""
 
-    @property
-    def name(self) -> str: ...
+    shape: Any
+    """A tuple for Keras's variables, a ``tf.TensorShape`` for TensorFlow's."""
 
-    @property
-    def dtype(self) -> Any:
-        """A string for Keras's variables, a ``tf.DType`` for TensorFlow's."""
-        ...
-
-    @property
-    def shape(self) -> Any:
-        """A tuple for Keras's variables, a ``tf.TensorShape`` for TensorFlow's."""
-        ...
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def value(self) -> Any:
-        """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
-        ...
+    path: str
+    value: Any
+    """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
 
     constraint: Callable[[Tensor], Tensor] | None
     overwrite_with_gradient: bool
@@ -83,9 +72,7 @@ class Optimizer(Protocol):
     _exclude_from_weight_decay: set[str]
     _exclude_from_weight_decay_cache: dict[str, bool]
     _exclude_from_weight_decay_pattern: str | None
-
-    @property
-    def variables(self) -> Sequence[Variable]: ...
+    variables: Sequence[Variable]
 
     def build(self, variables: Sequence[Variable]) -> None: ...
 
@@ -118,15 +105,9 @@ class Layer(Protocol):
 
     name: str
     built: bool
-
-    @property
-    def variables(self) -> Sequence[Variable]: ...
-
-    @property
-    def weights(self) -> Sequence[Variable]: ...
-
-    @property
-    def trainable_variables(self) -> Sequence[Variable]: ...
+    variables: Sequence[Variable]
+    weights: Sequence[Variable]
+    trainable_variables: Sequence[Variable]
 
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
@@ -146,8 +127,7 @@ class BatchNormalization(Layer, Protocol):
 class Metric(Protocol):
     """A ``keras.metrics.Metric``."""
 
-    @property
-    def variables(self) -> Sequence[Variable]: ...
+    variables: Sequence[Variable]
 
 
 class Model(Layer, Protocol):
@@ -161,9 +141,7 @@ class Model(Layer, Protocol):
     train_function: object | None
     test_function: object | None
     _initial_epoch: int | None
-
-    @property
-    def metrics(self) -> list[Metric]: ...
+    metrics: list[Metric]
 
     def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
 
@@ -182,9 +160,7 @@ class CallbackList(Protocol):
     """A ``keras.callbacks.CallbackList``."""
 
     callbacks: list[Callback]
-
-    @property
-    def params(self) -> Mapping[str, Any]: ...
+    params: Mapping[str, Any]
 
 
 class ModelCheckpoint(Callback, Protocol):
@@ -204,10 +180,8 @@ class SwapEMAWeights(Callback, Protocol):
 class DataAdapter(Protocol):
     """A source of batches for ``fit``, of one kind of data."""
 
-    @property
-    def num_batches(self) -> int | None:
-        """Batches per epoch; None if unknown."""
-        ...
+    num_batches: int | None
+    """Batches per epoch; None if unknown."""
 
 
 class EpochIterator(Protocol):
@@ -223,5 +197,4 @@ class EpochIterator(Protocol):
 class Strategy(Protocol):
     """A ``tf.distribute.Strategy``."""
 
-    @property
-    def num_replicas_in_sync(self) -> int: ...
+    num_replicas_in_sync: int
