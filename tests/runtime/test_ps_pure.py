@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server.messages import (
     Message,

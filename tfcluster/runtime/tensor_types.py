@@ -42,7 +42,6 @@ class Shape(Protocol):
 
     def as_list(self) -> list[int | None]:
         """Raises ValueError if the rank is unknown."""
-        ...
 
     def num_elements(self) -> int | None: ...
 
@@ -72,11 +71,9 @@ class Tensor(Protocol):
 
     def consumers(self) -> Sequence[Operation]:
         """Only tensors of a graph have it."""
-        ...
 
     def numpy(self) -> Any:
         """An array, or a numpy number for a scalar. Only eager tensors have it."""
-        ...
 
     def set_shape(self, shape: Shape | Sequence[int | None]) -> None: ...
 

@@ -33,7 +33,6 @@ class V1Optimizer(Protocol):
 
     def variables(self) -> list[Variable]:
         """Its slot variables and others, in the current graph."""
-        ...
 
 
 class ConfigProto(Protocol):
@@ -59,7 +58,6 @@ class Session(Protocol):
 
     def run(self, fetches: Nest, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
         """The values of ``fetches``, nested in the same way."""
-        ...
 
 
 class Coordinator(Protocol):

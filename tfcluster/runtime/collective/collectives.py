@@ -15,8 +15,7 @@ from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.packing import CollectiveCall, reduced
 from tfcluster.runtime.collective.signature import Signature
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Slices
 
 
 def reduce_arrays(

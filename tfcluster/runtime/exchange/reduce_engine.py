@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
 from tfcluster.runtime.collective.collectives import combine
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, Slices
 from tfcluster.runtime.exchange.graph_ops import exchange_op, with_gradients
 from tfcluster.runtime.exchange.wire_format import Reduction, to_wire
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set

@@ -82,7 +82,6 @@ class Optimizer(Protocol):
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Variable:
         """Returns ``iterations``."""
-        ...
 
     def get_config(self) -> Config: ...
 

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, Slices
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,

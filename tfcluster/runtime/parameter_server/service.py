@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from tfcluster.runtime.collective.sparse import Slices, are_distinct
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, Slices
 from tfcluster.runtime.parameter_server.messages import Header, Message
 from tfcluster.runtime.parameter_server.sharding import (
     Gradient,
@@ -26,33 +25,11 @@ from tfcluster.runtime.parameter_server.sharding import (
 )
 from tfcluster.runtime.telemetry.tracer import UPDATES, tracer
 
+if TYPE_CHECKING:
+    from tfcluster.runtime.parameter_server.update_graph import Engine
+
 _MANY_ROWS = 0.5
 """If more than this fraction of the rows has changed, the whole array is sent."""
-
-
-class Engine(Protocol):
-    """Holds variables and applies updates to them: see ``update_graph.Engine``."""
-
-    @property
-    def held_bytes(self) -> int: ...
-
-    def knows(self, kinds: str) -> bool: ...
-
-    def define(self, data: bytes) -> None: ...
-
-    def apply(self, gradients: Sequence[Gradient], kinds: str) -> None: ...
-
-    def read(self, index: int) -> Array: ...
-
-    def rows(self, index: int, indices: Array) -> Array: ...
-
-    def assign(self, index: int, value: Array) -> None: ...
-
-    def slots(self) -> dict[str, Array]: ...
-
-    def assign_slot(self, path: str, value: Array) -> None: ...
-
-    def release(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -166,6 +143,12 @@ class ShardedModel:
         changed = self._changed[index]
         if changed is not None:
             changed[:] = self.version + 1
+
+
+def are_distinct(indices: Array) -> bool:
+    """Whether no index repeats; ``indices`` are integers of shape (n,)."""
+    ordered = np.sort(indices)
+    return bool(np.all(ordered[1:] != ordered[:-1]))
 
 
 def _with_own_indices(slices: Slices) -> Slices:

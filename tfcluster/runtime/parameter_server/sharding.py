@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, Slices
 
 _SPLIT_DIVISOR = 16
 """Variables smaller than 1/16 of the average load of a ps are not split."""

@@ -70,7 +70,6 @@ class Exchanger(Protocol):
     @property
     def bucket_bytes(self) -> int:
         """The size above which reductions are split into several exchanges."""
-        ...
 
     @property
     def words(self) -> Sequence[str]:
@@ -78,14 +77,12 @@ class Exchanger(Protocol):
 
         Empty if each exchange compares its own.
         """
-        ...
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
 
         The op that ends the exchange is then ``writer.last``.
         """
-        ...
 
 
 class HostExchanger:

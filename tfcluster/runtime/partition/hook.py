@@ -69,11 +69,9 @@ class Alone(Protocol):
         ``inputs`` are all variables that it gets; ``variables`` are the ``tf.Variable``
         objects of its function.
         """
-        ...
 
     def ended(self) -> None:
         """Called after each function that has run."""
-        ...
 
 
 class Hook:

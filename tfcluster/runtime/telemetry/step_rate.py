@@ -62,17 +62,14 @@ class Exchanges(Protocol):
     @property
     def waited_s(self) -> float:
         """Seconds that this rank has waited for others."""
-        ...
 
     @property
     def exchanged_bytes(self) -> int:
         """Bytes that this rank has exchanged."""
-        ...
 
     @property
     def totals(self) -> ExchangeTotals:
         """The exchanges between ranks, by purpose."""
-        ...
 
 
 class StepRate:

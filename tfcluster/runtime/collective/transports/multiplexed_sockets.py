@@ -32,15 +32,12 @@ class Source(Protocol):
     @property
     def done(self) -> bool:
         """Whether everything has been sent."""
-        ...
 
     def view(self) -> memoryview:
         """The bytes that can be sent now; empty while they depend on later data."""
-        ...
 
     def advance(self, count: int) -> None:
         """Note that the first ``count`` bytes of ``view()`` have been sent."""
-        ...
 
 
 class Sink(Protocol):
@@ -52,15 +49,12 @@ class Sink(Protocol):
     @property
     def done(self) -> bool:
         """Whether everything has been received."""
-        ...
 
     def view(self) -> memoryview:
         """Memory for the next bytes; not empty unless ``done``."""
-        ...
 
     def advance(self, count: int) -> None:
         """Note that ``count`` bytes have been written to the start of ``view()``."""
-        ...
 
 
 class PeerSockets:
