@@ -87,13 +87,13 @@ if TYPE_CHECKING:
     from tfcluster.runtime.horovod.capabilities import rocm_built as rocm_built
     from tfcluster.runtime.horovod.capabilities import start_timeline as start_timeline
     from tfcluster.runtime.horovod.capabilities import stop_timeline as stop_timeline
-    from tfcluster.runtime.horovod.load_model import load_model as load_model
     from tfcluster.runtime.horovod.optimizer import (
         DistributedOptimizer as DistributedOptimizer,
     )
     from tfcluster.runtime.horovod.optimizer import (
         PartialDistributedOptimizer as PartialDistributedOptimizer,
     )
+    from tfcluster.runtime.horovod.optimizer import load_model as load_model
     from tfcluster.runtime.horovod.sync_batch_normalization import (
         SyncBatchNormalization as SyncBatchNormalization,
     )

@@ -45,8 +45,6 @@ class Shape(Protocol):
 
     def num_elements(self) -> int | None: ...
 
-    def is_fully_defined(self) -> bool: ...
-
     def __iter__(self) -> Iterator[int | None]: ...
 
     def __getitem__(self, key: Any) -> Any: ...
@@ -68,9 +66,6 @@ class Tensor(Protocol):
     """Only tensors of a graph have it."""
 
     device: str
-
-    def consumers(self) -> Sequence[Operation]:
-        """Only tensors of a graph have it."""
 
     def numpy(self) -> Any:
         """An array, or a numpy number for a scalar. Only eager tensors have it."""
@@ -148,9 +143,6 @@ class Graph(Protocol):
 
     def get_operation_by_name(self, name: str) -> Operation: ...
 
-    captures: Sequence[tuple[Tensor, Tensor]]
-    """Pairs of an outer tensor and the placeholder that represents it."""
-
     name: str
     """Only graphs of a ``tf.function`` have it."""
 
@@ -177,7 +169,6 @@ class Variable(Protocol):
     name: str
     dtype: DType
     shape: Shape
-    trainable: bool
     device: str
     op: Operation
     """Only variables of a graph have it."""
@@ -234,14 +225,8 @@ class Dataset(Protocol):
 
     def prefetch(self, buffer_size: int) -> Dataset: ...
 
-    def repeat(self, count: int | None = None) -> Dataset: ...
-
     def scan(self, initial_state: Nest, scan_func: Callable[..., Nest]) -> Dataset: ...
 
     def shard(self, num_shards: int, index: int) -> Dataset: ...
-
-    def skip(self, count: int) -> Dataset: ...
-
-    def take(self, count: int) -> Dataset: ...
 
     def take_while(self, predicate: Callable[..., Tensor]) -> Dataset: ...

@@ -63,8 +63,6 @@ class Session(Protocol):
 class Coordinator(Protocol):
     """A ``tf.train.Coordinator`` of a session's threads."""
 
-    def should_stop(self) -> bool: ...
-
 
 class SessionRunContext(Protocol):
     """The argument that TensorFlow gives a ``SessionRunHook`` around each ``run``."""

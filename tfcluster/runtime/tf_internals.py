@@ -244,8 +244,6 @@ class Context(Protocol):
 
     def add_function_def(self, fdef: Message) -> None: ...
 
-    def get_function_def(self, name: str) -> Message: ...
-
 
 class Frame(Protocol):
     """A line of a program that is being executed."""

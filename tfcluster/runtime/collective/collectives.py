@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.collective import ragged_collectives
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.packing import CollectiveCall, reduced
+from tfcluster.runtime.collective.packing import CollectiveCall, allgatherv, reduced
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Slices
 
@@ -101,8 +100,8 @@ def _adasummed(call: CollectiveCall, array: Array) -> Array:
 
 
 def _gathered(call: CollectiveCall, slices: Slices) -> Gathered:
-    values, counts = ragged_collectives.allgatherv(call.transport, slices.values)
-    indices, _ = ragged_collectives.allgatherv(call.transport, slices.indices)
+    values, counts = allgatherv(call.transport, slices.values)
+    indices, _ = allgatherv(call.transport, slices.indices)
     return Gathered(Slices(values, indices), counts)
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.ragged_collectives import allgatherv, alltoallv
+from tfcluster.runtime.collective.packing import allgatherv, alltoallv
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
 from tfcluster.runtime.exchange.graph_ops import (
     exchange_op,

@@ -6,7 +6,7 @@ the runtime relies; private ones are used in ``internals`` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from tfcluster.runtime.tensor_types import (
@@ -35,10 +35,6 @@ class Variable(Protocol):
 
     shape: Any
     """A tuple for Keras's variables, a ``tf.TensorShape`` for TensorFlow's."""
-
-    path: str
-    value: Any
-    """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
 
     constraint: Callable[[Tensor], Tensor] | None
     overwrite_with_gradient: bool
@@ -136,7 +132,6 @@ class Model(Layer, Protocol):
     """An ``Optimizer``, or None before ``compile``."""
     compiled: bool
     jit_compile: bool
-    stop_training: bool
     train_function: object | None
     test_function: object | None
     _initial_epoch: int | None
@@ -150,22 +145,13 @@ class Callback(Protocol):
 
     model: Model
 
-    def set_model(self, model: Model) -> None: ...
-
-    def set_params(self, params: Mapping[str, Any]) -> None: ...
-
 
 class CallbackList(Protocol):
     """A ``keras.callbacks.CallbackList``."""
 
-    callbacks: list[Callback]
-    params: Mapping[str, Any]
-
 
 class ModelCheckpoint(Callback, Protocol):
     """A ``keras.callbacks.ModelCheckpoint``."""
-
-    save_freq: str | int
 
     def _save_model(self, epoch: int, batch: int | None, logs: Logs | None) -> None: ...
 
@@ -188,9 +174,7 @@ class EpochIterator(Protocol):
 
     data_adapter: DataAdapter
     steps_per_epoch: int | None
-    reset: Callable[[], None]
     _distributed_dataset: Dataset
-    _num_batches: int | None
 
 
 class Strategy(Protocol):

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from tfcluster.runtime.tf1.barrier import Barriers as Barriers
     from tfcluster.runtime.tf1.cluster_members import Workers as Workers
     from tfcluster.runtime.tf1.cluster_members import workers as workers
+    from tfcluster.runtime.tf1.graph_builder import ByBytes as ByBytes
     from tfcluster.runtime.tf1.graph_builder import Training as Training
+    from tfcluster.runtime.tf1.graph_builder import byte_size as byte_size
     from tfcluster.runtime.tf1.parameter_server import (
         parameter_server_graph as parameter_server_graph,
     )
-    from tfcluster.runtime.tf1.placement import ByBytes as ByBytes
-    from tfcluster.runtime.tf1.placement import byte_size as byte_size
     from tfcluster.runtime.tf1.replicated import replicated_graph as replicated_graph
     from tfcluster.runtime.tf1.session import (
         BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,

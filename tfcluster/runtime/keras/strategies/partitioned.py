@@ -40,9 +40,8 @@ from tfcluster.runtime.partition.exchange import (
     OrderedExchanger,
 )
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.failures import Failures
 from tfcluster.runtime.partition.hook import Hook, Running
-from tfcluster.runtime.partition.op_runs import OpRuns
+from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched

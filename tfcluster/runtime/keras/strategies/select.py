@@ -16,11 +16,7 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.data import (
-    disable_autotune,
-    per_rank_shuffle,
-    unknown_rows,
-)
+from tfcluster.runtime.keras.data import disable_autotune, per_worker
 from tfcluster.runtime.keras.data.data_service_hooks import (
     DataServiceHooks,
     data_service_client,
@@ -75,11 +71,11 @@ def begin(context: Context) -> Session:
         seed, strict = _partition_options(context)
         partitioned.install(session, options, seed=seed, strict=strict)
         if not session.divides:
-            unknown_rows.install()
+            per_worker.allow_any_rows()
     if client := data_service_client(context):
         DataServiceHooks(session, client).install()
     if options.data == "seed_offset":
-        per_rank_shuffle.install(context.rank)
+        per_worker.shuffle_per_rank(context.rank)
     return session
 
 
