@@ -13,7 +13,7 @@ traced function knows about the size of the batch stays right.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -107,6 +107,9 @@ class HostExchanger:
     ``program`` says in signatures which program exchanges: ranks with different
     programs get an error instead of a wrong sum. With ``rounding``, gradients are
     rounded between hosts; ``feeds_back`` adds what that removes to the next ones.
+
+    With ``ranks``, there are that many in all, and each process has some of them. Sums
+    then have the same bits whichever ranks each process has; see ``Ranks.ordered``.
     """
 
     words = ()
@@ -119,46 +122,66 @@ class HostExchanger:
         bucket_bytes: int = BUCKET_BYTES,
         rounding: Rounding | None = None,
         feeds_back: bool = False,
+        ranks: int | None = None,
     ) -> None:
         self.bucket_bytes = min(bucket_bytes, BUCKET_BYTES)
         self._group = group
         self._program = program
         self._rounding = rounding
         self._feeds_back = feeds_back
+        self._ranks = ranks
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
         what = f"exchange {len(self._functions) + 1} of {self._program}"
+        # Processes may have different numbers of terms, so these are no part of it.
         group, signature = self._group, Signature(what, words_of(requests))
-        placements = [each.placement for each in requests]
         rounding = self._rounding
         rounded = [i for i, each in enumerate(requests) if _may_be_rounded(each)]
         residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
 
         def run(*arrays: Array) -> list[Array]:
+            rest = iter(arrays)
+            terms = [list(itertools.islice(rest, len(each.terms))) for each in requests]
+            results = {}
             with group.exchange(signature) as call:
-                results: dict[int, Array] = {}
                 if rounding is not None and call.transport.several_hosts:
                     results = _rounded(call, arrays, rounded, rounding, residuals)
-                results |= _reduced_by_op(call, arrays, placements, results)
-                for index, placement in enumerate(placements):
-                    if isinstance(placement, Shard):
-                        results[index] = gathered(
-                            call.transport, arrays[index], placement
-                        )
-            return [np.asarray(results[i], order="C") for i in range(len(arrays))]
+                for i, request in enumerate(requests):
+                    if isinstance(request.placement, Shard):
+                        rows, placement = terms[i][0], request.placement
+                        results[i] = gathered(call.transport, rows, placement)
+                for name, op in _OPS.items():
+                    places = [
+                        i
+                        for i, each in enumerate(requests)
+                        if each.placement == Partial(name) and i not in results
+                    ]
+                    given = [[numbers(term) for term in terms[i]] for i in places]
+                    for i, array in zip(
+                        places, self._reduced(call, given, op), strict=True
+                    ):
+                        dtype = terms[i][0].dtype
+                        results[i] = array.astype(dtype, copy=False)
+            return [np.asarray(results[i], order="C") for i in range(len(requests))]
 
         function = HostFunction(run)
         self._functions.append(function)
-        types = [each.ref.dtype for each in requests]
         return writer.op(
             "PyFunc",
-            [[each.ref for each in requests]],
-            {"token": function.token, "Tout": types},
+            [[term for each in requests for term in each.terms]],
+            {"token": function.token, "Tout": [each.ref.dtype for each in requests]},
             "exchange",
         )
+
+    def _reduced(
+        self, call: CollectiveCall, terms: Sequence[list[Array]], op: ReduceOp
+    ) -> list[Array]:
+        if self._ranks is not None:
+            return reduced_in_order(call, terms, op, self._ranks)
+        return reduced(call, [only for (only,) in terms], op)
 
 
 def _may_be_rounded(request: Request) -> bool:
@@ -200,24 +223,6 @@ def words_of(requests: Sequence[Request]) -> tuple[str, ...]:
     )
 
 
-def _reduced_by_op(
-    call: CollectiveCall,
-    arrays: Sequence[Array],
-    placements: Sequence[Partial | Shard],
-    done: Container[int],
-) -> dict[int, Array]:
-    results: dict[int, Array] = {}
-    for name, op in _OPS.items():
-        chosen = [
-            i for i, p in enumerate(placements) if p == Partial(name) and i not in done
-        ]
-        if chosen:
-            found = reduced(call, [numbers(arrays[i]) for i in chosen], op)
-            for index, array in zip(chosen, found, strict=True):
-                results[index] = array.astype(arrays[index].dtype, copy=False)
-    return results
-
-
 def numbers(array: Array) -> Array:
     """The array in a dtype that can be reduced: booleans become integers."""
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
@@ -257,74 +262,6 @@ def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         found[index] = bytes(data[end - size : end])
     return found
-
-
-# --- between processes of several ranks -----------------------------------------------
-
-
-class OrderedExchanger:
-    """Exchanges between processes of which each has some ranks of a fixed number.
-
-    Sums have the same bits whichever ranks each process has; see ``Ranks.ordered``.
-    ``program`` says in signatures which program exchanges. There are ``ranks`` in all.
-    """
-
-    bucket_bytes = BUCKET_BYTES
-    words: Sequence[str] = ()
-    """See ``Exchanger``."""
-
-    def __init__(self, group: Group, program: str, ranks: int) -> None:
-        self._group = group
-        self._program = program
-        self._ranks = ranks
-        self._functions: list[HostFunction] = []
-        """They must live as long as the ops that call them."""
-
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
-        """See ``Exchanger``."""
-        what = f"exchange {len(self._functions) + 1} of {self._program}"
-        # Processes have different numbers of terms, so these are no part of it.
-        signature = Signature(what, words_of(requests))
-
-        def run(*arrays: Array) -> list[Array]:
-            rest = iter(arrays)
-            terms = [list(itertools.islice(rest, len(each.terms))) for each in requests]
-            results = self._exchanged(signature, requests, terms)
-            return [np.asarray(each, order="C") for each in results]
-
-        function = HostFunction(run)
-        self._functions.append(function)
-        return writer.op(
-            "PyFunc",
-            [[term for each in requests for term in each.terms]],
-            {"token": function.token, "Tout": [each.ref.dtype for each in requests]},
-            "exchange",
-        )
-
-    def _exchanged(
-        self,
-        signature: Signature,
-        requests: Sequence[Request],
-        terms: Sequence[list[Array]],
-    ) -> list[Array]:
-        """The whole tensors, given each one's terms, or its rows."""
-        results = [first for first, *_ in terms]
-        with self._group.exchange(signature) as call:
-            for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN):
-                places = [
-                    place
-                    for place, each in enumerate(requests)
-                    if each.placement == Partial(op.value)
-                ]
-                given = [[numbers(term) for term in terms[i]] for i in places]
-                found = reduced_in_order(call, given, op, self._ranks)
-                for place, array in zip(places, found, strict=True):
-                    results[place] = array.astype(results[place].dtype, copy=False)
-            for place, each in enumerate(requests):
-                if isinstance(each.placement, Shard):
-                    rows = terms[place][0]
-                    results[place] = gathered(call.transport, rows, each.placement)
-        return results
 
 
 # --- without an exchange: local SGD ---------------------------------------------------

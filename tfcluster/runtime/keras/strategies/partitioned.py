@@ -37,7 +37,6 @@ from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import (
     Exchanger,
     HostExchanger,
-    OrderedExchanger,
 )
 from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running
@@ -97,7 +96,7 @@ def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> N
         feeds_back=options.error_feedback,
     )
     if count is not None:
-        new_exchanger = partial(OrderedExchanger, group, ranks=count)
+        new_exchanger = partial(HostExchanger, group, ranks=count)
     running: Running = Failures(group).running
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)
