@@ -26,7 +26,7 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.packing import part_bounds, reduce_half_precision
-from tfcluster.runtime.exchange.pending_ops import Coordinator
+from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")
 

@@ -156,7 +156,7 @@ def _with_own_indices(slices: Slices) -> Slices:
     return Slices(slices.values, slices.indices.copy(), slices.rows)
 
 
-MakeEngine: TypeAlias = Callable[[Sequence[Array]], Engine]
+MakeEngine: TypeAlias = "Callable[[Sequence[Array]], Engine]"
 """Creates an engine whose variables have these initial values."""
 
 _DONE = Message({})
