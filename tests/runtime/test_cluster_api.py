@@ -21,7 +21,7 @@ from tfcluster.compose import cluster_of, compose
 from tfcluster.config import load
 from tfcluster.placement import place
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.tf1.cluster_members import jobs_of
+from tfcluster.runtime.tf1.cluster_formats import jobs_of
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -22,7 +22,7 @@ def case_forms():
     import tensorflow as tf
 
     import tfcluster.runtime as tfc
-    from tfcluster.runtime.tf1.cluster_members import jobs_of
+    from tfcluster.runtime.tf1.cluster_formats import jobs_of
 
     spec = tf.train.ClusterSpec(json.loads(os.environ["CLUSTER"]))
     server = tf.train.ServerDef(

@@ -27,7 +27,8 @@ from tfcluster.runtime.contract import Place
 from tfcluster.runtime.errors import CollectiveTimeoutError, PeerLostError
 from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
 from tfcluster.runtime.tf1 import patches
-from tfcluster.runtime.tf1.cluster_members import OLD_NAMES, cluster_of
+from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES
+from tfcluster.runtime.tf1.cluster_members import cluster_of
 from tfcluster.runtime.tf1_types import ConfigProto
 
 _FIRST_PAUSE_S = 0.02
