@@ -51,6 +51,7 @@ LAYERS = [
 # with all of its modules except those that have their own entry.
 RUNTIME_LAYERS = [
     "errors",
+    "lazy_names",
     "tensor_types",
     "tf1_types",
     "process_identity",
@@ -352,6 +353,8 @@ PRIVATE_OF_OTHERS = {
 SETS_ATTRIBUTES = {
     # Applies the tables of patches.
     "runtime.contract",
+    # Public names of packages of our own.
+    "runtime.lazy_names",
     # Attributes of its own object, with names chosen by the user's program.
     "runtime.elastic",
     # Methods of its own class.

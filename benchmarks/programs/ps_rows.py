@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import (
     ParameterServerClient,

@@ -19,9 +19,8 @@ from tfcluster.description_json import from_plain, to_plain
 from tfcluster.host_patterns import expand, fold, host_name_problem
 from tfcluster.model import Description
 from tfcluster.record import events
-from tfcluster.runtime.collective.failure_reports import ExitReport
+from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
 from tfcluster.runtime.collective.signature import Signature
-from tfcluster.runtime.collective.straggler_messages import RankProgress
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
     framed,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from tests.runtime.baselines import Baselines, digest_of
 from tfcluster.runtime.collective import Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"

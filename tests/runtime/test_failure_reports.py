@@ -7,16 +7,14 @@ from functools import partial
 
 import pytest
 
-from tfcluster.runtime.collective.failure_reports import (
+from tfcluster.runtime.collective.peer_reports import (
     ExitReport,
-    cannot_succeed,
-    verdict,
-)
-from tfcluster.runtime.collective.straggler_messages import (
     RankProgress,
+    cannot_succeed,
     is_reporter,
     possible_causes,
     stalled_text,
+    verdict,
 )
 
 MINE = RankProgress(17, "gradients of adam", 60.2, inside=True)

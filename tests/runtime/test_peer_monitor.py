@@ -27,10 +27,10 @@ from tfcluster.runtime.collective import (
     Signature,
 )
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays
-from tfcluster.runtime.collective.failure_reports import ExitReport
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
+from tfcluster.runtime.collective.peer_reports import ExitReport
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 
 T = TypeVar("T")
 

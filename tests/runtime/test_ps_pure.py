@@ -9,35 +9,35 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server.messages import (
     Message,
     MessageError,
+    attach,
+    create,
+    offer,
     receive,
     send,
 )
-from tfcluster.runtime.parameter_server.placement import (
-    Placement,
-    Variable,
-    bytes_of,
-    differing,
-    facts_of,
-    placed,
-)
 from tfcluster.runtime.parameter_server.service import gradients_of
 from tfcluster.runtime.parameter_server.sharding import (
+    Placement,
     Pushed,
     Rows,
     Share,
+    Variable,
+    bytes_of,
     difference,
+    differing,
+    facts_of,
     joined,
     joined_slots,
     part_of,
+    placed,
     pushed_part,
     whole_gradients,
 )
-from tfcluster.runtime.parameter_server.shm_buffers import attach, create, offer
 
 
 def vgg16() -> list[Variable]:

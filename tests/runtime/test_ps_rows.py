@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfcluster.runtime.collective.sparse import are_distinct
+from tfcluster.runtime.parameter_server.service import are_distinct
 
 
 def test_rows_that_come_twice_are_seen() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ from tfcluster.runtime.parameter_server.client import (
     Variable,
 )
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
-from tfcluster.runtime.parameter_server.service import Service
+from tfcluster.runtime.parameter_server.service import MakeEngine, Service
 
 Array = NDArray[Any]
 
@@ -102,7 +102,8 @@ class Cluster:
         self.addresses = addresses
         self.size = size
         self.made: list[ParameterServerClient] = []
-        self.services = [Service(size, Plain) for _ in addresses]
+        make = cast("MakeEngine", Plain)
+        self.services = [Service(size, make) for _ in addresses]
         self.listening = [
             ServerSocket(service, addresses, index, size=size, token=TOKEN)
             for index, service in enumerate(self.services)

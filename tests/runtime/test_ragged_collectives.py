@@ -20,13 +20,12 @@ from tfcluster.runtime.collective import (
     Group,
     ReduceOp,
     Signature,
-    ragged_collectives,
 )
 from tfcluster.runtime.collective.collectives import (
     combine,
     reduce_arrays,
 )
-from tfcluster.runtime.collective.ragged_collectives import reduce_half_precision
+from tfcluster.runtime.collective.packing import part_bounds, reduce_half_precision
 from tfcluster.runtime.exchange.negotiation import Coordinator
 
 SIGNATURE = Signature("test")
@@ -34,7 +33,7 @@ SIGNATURE = Signature("test")
 
 @given(st.integers(0, 1000), st.integers(1, 50))
 def test_parts_are_even_and_the_first_have_more(count: int, size: int) -> None:
-    bounds = ragged_collectives.part_bounds(count, size)
+    bounds = part_bounds(count, size)
     parts = np.diff(bounds)
     assert (bounds[0], bounds[-1], len(parts)) == (0, count, size)
     assert sorted(parts, reverse=True) == list(parts)

@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 
 from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
-from tfcluster.runtime.collective.shard_sums import reduced_in_order
-from tfcluster.runtime.collective.shard_tree import added_up, shard_bounds, subtrees
+from tfcluster.runtime.collective.shard_sums import (
+    added_up,
+    reduced_in_order,
+    shard_bounds,
+    subtrees,
+)
 from tfcluster.runtime.collective.transports.base import UFUNCS
 
 Arrays: TypeAlias = list[NDArray[Any]]

@@ -60,19 +60,3 @@ def test_tensors_that_some_ranks_lack_are_named() -> None:
 
 def test_unknown_sizes_are_shown_as_such() -> None:
     assert tensor_words("w", "float32", (None, 3)) == "w float32 (?, 3)"
-
-
-def test_bytes_are_those_of_tensors_of_known_size() -> None:
-    words = [
-        tensor_words("a", "float32", (64, 10)),
-        tensor_words("b", "bfloat16", (3,)),
-        tensor_words("c of (2)", "bool", ()),
-        tensor_words("d", "float8_e4m3fn", (5,)),
-        tensor_words("e", "complex128", (0, 7)),
-        tensor_words("f", "float32", (None, 3)),
-        "rows of " + tensor_words("g", "float32", (3,)),
-        "h without gradient",
-    ]
-    sizes = [Signature("x", (each,)).nbytes for each in words]
-    assert sizes == [2560, 6, 1, 5, 0, 0, 0, 0]
-    assert Signature("x", tuple(words)).nbytes == sum(sizes)

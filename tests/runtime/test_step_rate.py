@@ -7,11 +7,10 @@ import socket
 
 from tests.runtime.ranks import TOKEN
 from tfcluster.runtime.collective import Group, Signature
-from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.telemetry.agent_channel import Reporter
-from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.telemetry.step_rate import ExchangeTotals, StepRate
 
 
 class Clock:

@@ -18,7 +18,7 @@ from tfcluster.runtime import v1
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.parameter_server import Caches
 from tfcluster.runtime.tf1.cluster_members import cluster_of
-from tfcluster.runtime.tf1.placement import least, imbalance
+from tfcluster.runtime.tf1.graph_builder import least, imbalance
 from tfcluster.runtime.tf1 import ps_reachability
 
 tf1 = tf.compat.v1

@@ -43,8 +43,13 @@ from tfcluster.runtime.collective.collectives import (
 )
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.net.handshake import HandshakeError, Member, accept, dial
-from tfcluster.runtime.net.rendezvous import listen
+from tfcluster.runtime.net.rendezvous import (
+    HandshakeError,
+    Member,
+    accept,
+    dial,
+    listen,
+)
 
 SIGNATURE = Signature("test")
 SIZES = [1, 2, 3, 4, 5]
@@ -256,7 +261,7 @@ def test_a_rank_that_never_comes_is_named() -> None:
 
 _DYING_RANK = """
 import sys
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 transport = HostTransport(Member(1, 3, bytes(range(32))), sys.argv[1:])
 transport.allgather(b"")

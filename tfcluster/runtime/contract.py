@@ -2,21 +2,21 @@
 
 A ``Name`` is a name that the library does not promise to keep. ``check`` looks for all
 names, and raises one error that lists the missing ones. A ``Patch`` is an attribute of
-the library that the runtime replaces. A table of patches lists the handlers of each
-attribute in the order in which they are called. ``Table.install`` wraps each attribute
-once, and puts each handler in its position, in whatever order the handlers are
+the library that the runtime replaces. ``Table.install`` wraps each attribute once, and
+calls its handlers in the order of their ``Place``, in whatever order they are
 installed. This module depends on no library.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tfcluster import versions
 from tfcluster.runtime.errors import CollectiveError
@@ -43,7 +43,6 @@ object           on one object of that class
 object's dict    the same, bypassing a ``__setattr__`` that would track it
 """
 
-_PACKAGE = "tfcluster.runtime."
 _TITLES = {"keras": "Keras", "tensorflow": "TensorFlow"}
 _WRAPPED = "_tfcluster_wrapped"
 
@@ -57,9 +56,8 @@ class Name:
     name: str
     """An attribute of ``where``; or, if ``where`` is a function, a name or a string in
     its code; or "" for ``where`` itself."""
-    needed_by: str
-    without: str
-    """What breaks if the name is missing."""
+    why: str
+    """What needs the name."""
     overridden_in: str = ""
     """The module below ``tfcluster.runtime`` with a class that overrides the name."""
 
@@ -83,16 +81,25 @@ class Name:
         return any(self.name in _words_of(each) for each in _functions_of(self.where))
 
 
-@dataclass(frozen=True, slots=True)
-class Handler:
-    """A function of the runtime that is called in place of a library's function."""
+def names(where: str, why: str, *found: str) -> tuple[Name, ...]:
+    """Names in one place, for one purpose."""
+    return tuple(Name(where, name, why) for name in found)
 
-    function: str
-    """The function's dotted name below ``tfcluster.runtime``."""
-    when: str
-    """The strategy, or the condition, under which the handler is installed."""
-    always: bool = False
-    """Whether the handler is also called if the program distributes its training."""
+
+class Place(enum.IntEnum):
+    """Where a handler stands among those of one attribute.
+
+    The outermost handler comes first: it is called first, and calls the next one.
+    """
+
+    RECORD = enum.auto()
+    """What ``tfcluster verify`` records."""
+    STRATEGY = enum.auto()
+    """How the ranks train together, and what only the chief does."""
+    SERVICE = enum.auto()
+    """Variables on ps tasks, batches from data tasks, exchanges in graphs."""
+    LAST = enum.auto()
+    """Whatever the program does, with or without the others."""
 
 
 @dataclass(frozen=True)
@@ -102,25 +109,14 @@ class Patch:
     target: str
     """The dotted name of a module or class."""
     attribute: str
-    handlers: tuple[Handler, ...]
-    """The outermost handler comes first: it is called first, and calls the next one."""
     why: str
+    """What needs the patch."""
     how: How = "attribute"
 
     @property
     def path(self) -> str:
         """As of a ``Name``."""
         return f"{self.target}.{self.attribute}"
-
-    @property
-    def needed_by(self) -> str:
-        """As of a ``Name``."""
-        return ", ".join(handler.function for handler in self.handlers)
-
-    @property
-    def without(self) -> str:
-        """As of a ``Name``."""
-        return f"no {self.why}"
 
     def is_there(self) -> bool:
         """Whether the attribute exists; True if it need not exist."""
@@ -138,12 +134,13 @@ class Patch:
             return defining_class(found, self.attribute)
         return found
 
-    def place(self, function: str) -> int:
-        """The index of a handler. Raises LookupError if the table lacks it."""
-        for place, handler in enumerate(self.handlers):
-            if handler.function == function:
-                return place
-        raise LookupError(f"the table of patches has no {function} on {self.path}")
+
+class _Installed(NamedTuple):
+    """A handler of an attribute."""
+
+    place: Place
+    function: Around
+    stands_aside: Callable[[], bool]
 
 
 @dataclass
@@ -151,22 +148,18 @@ class _WrappedAttribute:
     """A wrapped attribute of a module or class."""
 
     owner: Any
-    patch: Patch
     original: Any
     """The library's own function."""
-    stands_aside: Callable[[], bool]
-    found: dict[int, Around] = field(default_factory=dict)
-    """Handlers by their positions."""
-    call: Any = None
+    call: Any
     """All handlers around the original."""
+    found: dict[str, _Installed] = field(default_factory=dict)
+    """Handlers by their names."""
 
-    def add(self, handler: Around) -> None:
-        self.found[self.patch.place(name_of(handler))] = handler
+    def add(self, handler: _Installed) -> None:
+        self.found[_name_of(handler.function)] = handler
         call = self.original
-        for place in sorted(self.found, reverse=True):
-            entry = self.patch.handlers[place]
-            aside = _never if entry.always else self.stands_aside
-            call = _with(self.found[place], call, aside)
+        for each in sorted(self.found.values(), key=_place_of, reverse=True):
+            call = _with(each.function, call, each.stands_aside)
         self.call = call
 
     def wrapper(self) -> Any:
@@ -183,7 +176,8 @@ class _WrappedAttribute:
 class Table:
     """All patches of some libraries. Raises ValueError for two patches of an attribute.
 
-    While ``stands_aside()`` is true, only handlers with ``always`` are called.
+    While ``stands_aside()`` is true, because the program distributes its training by
+    itself, only handlers that are installed with ``always`` are called.
     """
 
     def __init__(
@@ -195,34 +189,23 @@ class Table:
         if len({*paths}) != len(paths):
             raise ValueError("a table has one patch for each attribute")
 
-    def install(self, handlers: Mapping[Patch, Around]) -> None:
-        """Wrap the attributes with handlers, in the order of the table.
+    def install(
+        self,
+        handlers: Mapping[Patch, Around],
+        place: Place = Place.STRATEGY,
+        *,
+        always: bool = False,
+    ) -> None:
+        """Wrap the attributes with handlers at this place.
 
-        Raises LookupError for a handler that the patch does not list, and
-        AttributeError if the library has no such attribute.
+        A handler replaces an earlier one of the same function. Raises LookupError for a
+        patch of another table, and AttributeError if the library has no such attribute.
         """
+        aside = _never if always else self._stands_aside
         for patch, handler in handlers.items():
             if patch not in self.patches:
                 raise LookupError(f"{patch.path} is in another table")
-            self._wrap(patch.owner(), patch, handler)
-
-    def _wrap(self, owner: Any, patch: Patch, handler: Around) -> None:
-        name, original = patch.attribute, getattr(owner, patch.attribute)
-        if patch.how == "property":
-            original = original.fget
-        wrapped = getattr(original, _WRAPPED, None)
-        if isinstance(wrapped, _WrappedAttribute) and wrapped.owner is owner:
-            wrapped.add(handler)
-            return
-        wrapped = _WrappedAttribute(owner, patch, original, self._stands_aside)
-        wrapped.add(handler)
-        wrapper = wrapped.wrapper()
-        if patch.how == "property":
-            setattr(owner, name, property(wrapper))
-            return
-        setattr(owner, name, wrapper)
-        if patch.how == "function":
-            _replace_everywhere(patch, original, wrapper)
+            _wrapped(patch.owner(), patch).add(_Installed(place, handler, aside))
 
     def replace(self, patch: Patch, one: Any, value: Any) -> None:
         """Set the attribute of one object of the patch's class.
@@ -245,9 +228,25 @@ class Table:
         """
         vars(one).pop(patch.attribute, None)
 
-    def text(self) -> str:
-        """The table as text."""
-        return "".join(map(_described, self.patches))
+
+def _wrapped(owner: Any, patch: Patch) -> _WrappedAttribute:
+    """The attribute of the owner, which is wrapped unless it is already."""
+    original = getattr(owner, patch.attribute)
+    if patch.how == "property":
+        original = original.fget
+    known = getattr(original, _WRAPPED, None)
+    if isinstance(known, _WrappedAttribute) and known.owner is owner:
+        return known
+    made = _WrappedAttribute(owner, original, original)
+    wrapper = made.wrapper()
+    setattr(
+        owner,
+        patch.attribute,
+        property(wrapper) if patch.how == "property" else wrapper,
+    )
+    if patch.how == "function":
+        _replace_everywhere(patch, original, wrapper)
+    return made
 
 
 def original_of(patch: Patch) -> Any:
@@ -284,10 +283,7 @@ def check(names: Iterable[Name | Patch], *, optional: bool = True) -> None:
         "tfcluster needs names that the installed libraries lack: "
         + "; ".join(map(_versions_of, packages))
     ]
-    lines += [
-        f"  {name.path}: needed by {name.needed_by}; without it: {name.without}"
-        for name in lacking
-    ]
+    lines += [f"  {name.path}: needed for {name.why}" for name in lacking]
     pins = " ".join(f"'{versions.requirement(package)}'" for package in packages)
     way_out = (
         ". With runtime: {strategy: none} the program runs without hooks, and is not "
@@ -333,12 +329,15 @@ def defining_class(cls: type, name: str) -> type:
     raise AttributeError(f"{cls.__name__} has no {name}")
 
 
-def name_of(handler: Around) -> str:
-    """The name of a handler in tables; for a closure, the function that created it."""
+def _name_of(handler: Around) -> str:
+    """The name of a handler."""
     while isinstance(handler, functools.partial):
         handler = handler.func
-    name = handler.__qualname__.partition(".<locals>")[0]
-    return f"{handler.__module__}.{name}".removeprefix(_PACKAGE)
+    return f"{handler.__module__}.{handler.__qualname__}"
+
+
+def _place_of(handler: _Installed) -> Place:
+    return handler.place
 
 
 def _never() -> bool:
@@ -394,12 +393,3 @@ def _versions_of(package: str) -> str:
     title = _TITLES.get(package, package)
     found = versions.imported(package) or "(of unknown version)"
     return f"{title} {found} is installed, {versions.known(package)} work"
-
-
-def _described(patch: Patch) -> str:
-    how = "" if patch.how == "attribute" else f" ({patch.how})"
-    lines = [f"{patch.path}{how}", f"    for {patch.why}"]
-    for number, handler in enumerate(patch.handlers, 1):
-        always = ", always" if handler.always else ""
-        lines.append(f"    {number}. {handler.function} [{handler.when}{always}]")
-    return "\n".join(lines) + "\n"

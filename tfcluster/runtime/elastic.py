@@ -35,7 +35,6 @@ class Synchronised(Protocol):
 
     def sync(self) -> None:
         """Copy the state of rank 0 to all ranks."""
-        ...
 
 
 def run(
@@ -66,7 +65,6 @@ class StateVariable(Variable, Protocol):
 
         ``value`` has the variable's shape and dtype.
         """
-        ...
 
 
 class ObjectState:

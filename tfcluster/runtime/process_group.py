@@ -18,7 +18,7 @@ from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context, context_from
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter

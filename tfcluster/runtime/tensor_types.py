@@ -23,49 +23,27 @@ lists and dictionaries. Only functions for nested structures can use it."""
 class DType(Protocol):
     """A ``tf.DType``."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def as_datatype_enum(self) -> int: ...
-
-    @property
-    def is_floating(self) -> bool: ...
-
-    @property
-    def is_complex(self) -> bool: ...
-
-    @property
-    def is_integer(self) -> bool: ...
-
-    @property
-    def is_bool(self) -> bool: ...
-
-    @property
-    def base_dtype(self) -> DType: ...
-
-    @property
-    def as_numpy_dtype(self) -> Any:
-        """The type of numpy scalars with this dtype; not always a type of numpy."""
-        ...
+    name: str
+    size: int
+    as_datatype_enum: int
+    is_floating: bool
+    is_complex: bool
+    is_integer: bool
+    is_bool: bool
+    base_dtype: DType
+    as_numpy_dtype: Any
+    """The type of numpy scalars with this dtype; not always a type of numpy."""
 
 
 class Shape(Protocol):
     """A ``tf.TensorShape``."""
 
-    @property
-    def rank(self) -> int | None: ...
+    rank: int | None
 
     def as_list(self) -> list[int | None]:
         """Raises ValueError if the rank is unknown."""
-        ...
 
     def num_elements(self) -> int | None: ...
-
-    def is_fully_defined(self) -> bool: ...
 
     def __iter__(self) -> Iterator[int | None]: ...
 
@@ -75,40 +53,22 @@ class Shape(Protocol):
 class Tensor(Protocol):
     """A ``tf.Tensor``, eager or of a graph."""
 
-    @property
-    def dtype(self) -> DType: ...
+    dtype: DType
+    shape: Shape
+    ndim: int
+    name: str
+    """Only tensors of a graph have it."""
 
-    @property
-    def shape(self) -> Shape: ...
+    op: Operation
+    """Only tensors of a graph have it."""
 
-    @property
-    def ndim(self) -> int: ...
+    graph: Graph
+    """Only tensors of a graph have it."""
 
-    @property
-    def name(self) -> str:
-        """Only tensors of a graph have it."""
-        ...
-
-    @property
-    def op(self) -> Operation:
-        """Only tensors of a graph have it."""
-        ...
-
-    @property
-    def graph(self) -> Graph:
-        """Only tensors of a graph have it."""
-        ...
-
-    @property
-    def device(self) -> str: ...
-
-    def consumers(self) -> Sequence[Operation]:
-        """Only tensors of a graph have it."""
-        ...
+    device: str
 
     def numpy(self) -> Any:
         """An array, or a numpy number for a scalar. Only eager tensors have it."""
-        ...
 
     def set_shape(self, shape: Shape | Sequence[int | None]) -> None: ...
 
@@ -146,24 +106,15 @@ Number: TypeAlias = int | Tensor
 class IndexedSlices(Protocol):
     """A ``tf.IndexedSlices``: a sparse gradient."""
 
-    @property
-    def values(self) -> Tensor:
-        """Shape ``(n, ...)``: the rows."""
-        ...
+    values: Tensor
+    """Shape ``(n, ...)``: the rows."""
 
-    @property
-    def indices(self) -> Tensor:
-        """Shape ``(n,)``: the numbers of the rows; a number may occur repeatedly."""
-        ...
+    indices: Tensor
+    """Shape ``(n,)``: the numbers of the rows; a number may occur repeatedly."""
 
-    @property
-    def dense_shape(self) -> Tensor | None: ...
-
-    @property
-    def dtype(self) -> DType: ...
-
-    @property
-    def shape(self) -> Shape: ...
+    dense_shape: Tensor | None
+    dtype: DType
+    shape: Shape
 
 
 Gradient: TypeAlias = Tensor | IndexedSlices | None
@@ -176,26 +127,13 @@ AGradient = TypeVar("AGradient", bound=Gradient)
 class Operation(Protocol):
     """A ``tf.Operation``."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def type(self) -> str: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def graph(self) -> Graph: ...
-
-    @property
-    def inputs(self) -> Sequence[Tensor]: ...
-
-    @property
-    def outputs(self) -> Sequence[Tensor]: ...
-
-    @property
-    def node_def(self) -> Message: ...
+    name: str
+    type: str
+    device: str
+    graph: Graph
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    node_def: Message
 
 
 class Graph(Protocol):
@@ -205,15 +143,8 @@ class Graph(Protocol):
 
     def get_operation_by_name(self, name: str) -> Operation: ...
 
-    @property
-    def captures(self) -> Sequence[tuple[Tensor, Tensor]]:
-        """Pairs of an outer tensor and the placeholder that represents it."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """Only graphs of a ``tf.function`` have it."""
-        ...
+    name: str
+    """Only graphs of a ``tf.function`` have it."""
 
     def as_default(self) -> AbstractContextManager[Graph]: ...
 
@@ -235,33 +166,17 @@ class Message(Protocol):
 class Variable(Protocol):
     """A ``tf.Variable``."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    dtype: DType
+    shape: Shape
+    device: str
+    op: Operation
+    """Only variables of a graph have it."""
 
-    @property
-    def dtype(self) -> DType: ...
+    handle: Tensor
+    """The resource: a scalar of dtype ``tf.resource``."""
 
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def trainable(self) -> bool: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def op(self) -> Operation:
-        """Only variables of a graph have it."""
-        ...
-
-    @property
-    def handle(self) -> Tensor:
-        """The resource: a scalar of dtype ``tf.resource``."""
-        ...
-
-    @property
-    def initial_value(self) -> Tensor: ...
+    initial_value: Tensor
 
     def assign(self, value: TensorLike, *, read_value: bool = True) -> Any: ...
 
@@ -282,9 +197,7 @@ class Dataset(Protocol):
     """A ``tf.data.Dataset``. Its elements are nested structures of tensors."""
 
     _variant_tensor: Tensor
-
-    @property
-    def element_spec(self) -> Nest: ...
+    element_spec: Nest
 
     def _inputs(self) -> Sequence[Dataset]: ...
 
@@ -312,14 +225,8 @@ class Dataset(Protocol):
 
     def prefetch(self, buffer_size: int) -> Dataset: ...
 
-    def repeat(self, count: int | None = None) -> Dataset: ...
-
     def scan(self, initial_state: Nest, scan_func: Callable[..., Nest]) -> Dataset: ...
 
     def shard(self, num_shards: int, index: int) -> Dataset: ...
-
-    def skip(self, count: int) -> Dataset: ...
-
-    def take(self, count: int) -> Dataset: ...
 
     def take_while(self, predicate: Callable[..., Tensor]) -> Dataset: ...

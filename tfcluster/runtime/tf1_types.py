@@ -33,7 +33,6 @@ class V1Optimizer(Protocol):
 
     def variables(self) -> list[Variable]:
         """Its slot variables and others, in the current graph."""
-        ...
 
 
 class ConfigProto(Protocol):
@@ -44,14 +43,10 @@ class ConfigProto(Protocol):
     intra_op_parallelism_threads: int
     operation_timeout_in_ms: int
     use_per_session_threads: bool
+    device_filters: Any
+    """A list of strings, of which only the elements can be set."""
 
-    @property
-    def device_filters(self) -> Any:
-        """A list of strings, of which only the elements can be set."""
-        ...
-
-    @property
-    def gpu_options(self) -> Any: ...
+    gpu_options: Any
 
     def CopyFrom(self, other: ConfigProto) -> None: ...
 
@@ -59,25 +54,20 @@ class ConfigProto(Protocol):
 class Session(Protocol):
     """A ``tf.compat.v1.Session``, including a monitored session."""
 
-    @property
-    def graph(self) -> Graph: ...
+    graph: Graph
 
     def run(self, fetches: Nest, feed_dict: Mapping[Tensor, Any] | None = None) -> Any:
         """The values of ``fetches``, nested in the same way."""
-        ...
 
 
 class Coordinator(Protocol):
     """A ``tf.train.Coordinator`` of a session's threads."""
 
-    def should_stop(self) -> bool: ...
-
 
 class SessionRunContext(Protocol):
     """The argument that TensorFlow gives a ``SessionRunHook`` around each ``run``."""
 
-    @property
-    def session(self) -> Session: ...
+    session: Session
 
     def request_stop(self) -> None: ...
 
@@ -99,7 +89,5 @@ class SessionRunHook(Protocol):
 class Server(Protocol):
     """A running ``tf.distribute.Server``."""
 
-    @property
-    def target(self) -> str:
-        """The target of sessions on this server: ``grpc://HOST:PORT``."""
-        ...
+    target: str
+    """The target of sessions on this server: ``grpc://HOST:PORT``."""

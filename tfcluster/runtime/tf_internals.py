@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.runtime import contract, tf_patches
-from tfcluster.runtime.contract import Name
+from tfcluster.runtime.contract import Name, names
 
 if TYPE_CHECKING:
     # This imports numpy, which a server must not do: see ``task.serve``.
@@ -28,75 +28,45 @@ if TYPE_CHECKING:
 
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _DATASET = "tensorflow.data.Dataset"
-_DATASETS = "tensorflow.python.data.ops"
 _FUNCTION = "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function"
 _MANAGER = "tensorflow.train.CheckpointManager"
 _TRAIN_1 = "tensorflow.compat.v1.train"
 
+_DATA = "data tasks"
 _LOOPS = "the batches of loops"
 _TRANSPORT = "transport: tensorflow"
 _SERVERS = "parameter servers"
 
 NAMES_WITHOUT_KERAS = (
-    Name("tensorflow.python.eager.context", "context", _TRANSPORT, "no server"),
-    Name(
-        "tensorflow.python.util.tf_stack",
-        "extract_stack",
-        "messages",
-        "the line in the program is not named",
+    *names("tensorflow.python.eager.context", _TRANSPORT, "context"),
+    *names("tensorflow.python.util.tf_stack", "messages", "extract_stack"),
+    *names("tensorflow.python.eager.context", _SERVERS, "function_executor_type"),
+    *names(f"{_CONTEXT}.__init__", _TRANSPORT, "_context_handle"),
+    *names(
+        _CONTEXT,
+        _TRANSPORT,
+        "abort_collective_ops",
+        "config",
+        "configure_collective_ops",
+        "enable_collective_ops",
+        "ensure_initialized",
     ),
-    Name(
-        "tensorflow.python.eager.context",
-        "function_executor_type",
-        _SERVERS,
-        "updates run on one core",
+    *names(_CONTEXT, _SERVERS, "add_function_def"),
+    *names(
+        "tensorflow.python.autograph.impl.api", "errors of exchanges", "StagingError"
     ),
-    Name(f"{_CONTEXT}.__init__", "_context_handle", _TRANSPORT, "no server"),
-    *(
-        Name(_CONTEXT, name, _TRANSPORT, "no server")
-        for name in (
-            "abort_collective_ops",
-            "config",
-            "configure_collective_ops",
-            "enable_collective_ops",
-            "ensure_initialized",
-        )
-    ),
-    Name(_CONTEXT, "add_function_def", _SERVERS, "gradients are not applied"),
-    Name(
-        "tensorflow.python.autograph.impl.api",
-        "StagingError",
-        "errors of an exchange",
-        "they lose their type",
-    ),
-    Name(
-        "tensorflow.__internal__",
-        "EagerTensor",
-        "detection of a program's own exchanges",
-        "its gradients are exchanged twice",
-    ),
+    *names("tensorflow.__internal__", "a program's own exchanges", "EagerTensor"),
 )
 """Names that ``exchange``, ``parameter_server`` and ``collective.transports`` need,
 with or without the hooks on Keras."""
 
 NAMES = (
     *NAMES_WITHOUT_KERAS,
-    Name(_DATASET, "_inputs", _LOOPS, "batches are not distinguished from rows"),
-    Name(
-        _DATASET,
-        "_inputs",
-        "data tasks",
-        "datasets that read from them cannot be made",
-        overridden_in="keras.data.data_service_hooks",
-    ),
-    Name(
-        _DATASET,
-        "_variant_tensor",
-        "data tasks",
-        "input pipelines are not sent to data tasks",
-    ),
+    *names(_DATASET, _LOOPS, "_inputs"),
+    Name(_DATASET, "_inputs", _DATA, overridden_in="keras.data.data_service_hooks"),
+    *names(_DATASET, _DATA, "_variant_tensor"),
     *(
-        Name(f"{_DATASETS}.{where}", "", _LOOPS, "its batches are not divided")
+        Name(f"tensorflow.python.data.ops.{where}", "", _LOOPS)
         for where in (
             "batch_op._BatchDataset",
             "cache_op.CacheDataset",
@@ -115,87 +85,61 @@ NAMES = (
             "zip_op._ZipDataset",
         )
     ),
-    Name(f"{_FUNCTION}.__init__", "_jit_compile", "tf.function", "XLA stays enabled"),
-    Name(_FUNCTION, "_clone", "tf.function", "XLA cannot be disabled"),
-    Name(
+    *names(f"{_FUNCTION}.__init__", "tf.function without XLA", "_jit_compile"),
+    *names(_FUNCTION, "tf.function without XLA", "_clone"),
+    *names(
         "tensorflow.python.ops.control_flow_util",
-        "GraphOrParentsInXlaContext",
         "exchanges in graphs",
-        "XLA is not refused",
+        "GraphOrParentsInXlaContext",
     ),
-    Name(
-        _MANAGER, "_prefix", "CheckpointManager", "the names of the files are unknown"
+    *names(_MANAGER, "CheckpointManager", "_prefix", "_sweep"),
+    *names(
+        f"{_MANAGER}.__init__",
+        "CheckpointManager",
+        "_latest_checkpoint",
+        "_maybe_delete",
     ),
-    *(
-        Name(
-            f"{_MANAGER}.__init__",
-            name,
-            "CheckpointManager",
-            "ranks other than the chief do not know the latest checkpoint",
-        )
-        for name in ("_latest_checkpoint", "_maybe_delete")
-    ),
-    Name(_MANAGER, "_sweep", "CheckpointManager", "ranks keep old checkpoints"),
-    Name(
-        "tensorflow.python.ops.resource_variable_ops",
-        "ResourceVariable",
-        _SERVERS,
-        "models that are built in the first step cannot be trained",
-    ),
-    Name(
+    *names("tensorflow.python.ops.resource_variable_ops", _SERVERS, "ResourceVariable"),
+    *names(
         "tensorflow.python.autograph.pyct.loader.load_source",
-        "__autograph_generated_file",
         "messages",
-        "lines of generated code are named",
+        "__autograph_generated_file",
     ),
 )
 
 NAMES_OF_TF1 = (
-    Name(f"{_TRAIN_1}.Server.__init__", "_server", "TensorFlow 1", "two servers"),
-    Name(f"{_TRAIN_1}.Server.__init__", "_server_def", "TensorFlow 1", "two servers"),
-    Name(
+    *names(f"{_TRAIN_1}.Server.__init__", "one server", "_server", "_server_def"),
+    *names(
         f"{_TRAIN_1}.SyncReplicasOptimizer.__init__",
+        "the exit of workers",
         "_sync_token_queue",
-        "SyncReplicasOptimizer",
-        "workers do not exit",
     ),
-    *(
-        Name(
-            f"{_TRAIN_1}.SessionManager.__init__",
-            name,
-            "TensorFlow 1",
-            "sessions do not wait",
-        )
-        for name in ("_graph", "_recovery_wait_secs")
+    *names(
+        f"{_TRAIN_1}.SessionManager.__init__",
+        "sessions that wait",
+        *("_graph", "_recovery_wait_secs"),
     ),
-    *(
-        Name(f"{_TRAIN_1}.{optimizer}._prepare", name, "tfcluster verify", "no rates")
-        for optimizer, name in (
-            ("GradientDescentOptimizer", "_learning_rate_tensor"),
-            ("AdamOptimizer", "_lr_t"),
-        )
+    *names(
+        f"{_TRAIN_1}.GradientDescentOptimizer._prepare",
+        "tfcluster verify",
+        "_learning_rate_tensor",
     ),
+    *names(f"{_TRAIN_1}.AdamOptimizer._prepare", "tfcluster verify", "_lr_t"),
 )
 
-NAMES_OF_OPTIMIZER_1 = tuple(
-    Name(
-        f"{_TRAIN_1}.Optimizer",
-        name,
-        "DistributedOptimizer",
-        "its own method runs",
-    )
-    for name in (
-        "_apply_dense",
-        "_apply_sparse",
-        "_apply_sparse_duplicate_indices",
-        "_create_slots",
-        "_finish",
-        "_prepare",
-        "_resource_apply_dense",
-        "_resource_apply_sparse",
-        "_resource_apply_sparse_duplicate_indices",
-        "_valid_dtypes",
-    )
+NAMES_OF_OPTIMIZER_1 = names(
+    f"{_TRAIN_1}.Optimizer",
+    "DistributedOptimizer",
+    "_apply_dense",
+    "_apply_sparse",
+    "_apply_sparse_duplicate_indices",
+    "_create_slots",
+    "_finish",
+    "_prepare",
+    "_resource_apply_dense",
+    "_resource_apply_sparse",
+    "_resource_apply_sparse_duplicate_indices",
+    "_valid_dtypes",
 )
 """The private methods that TensorFlow 1's optimizers call on each other."""
 
@@ -229,18 +173,14 @@ def check() -> None:
     This is for programs without the hooks on Keras, such as programs that use only the
     Horovod-like API. Keras's own check covers these names as well.
     """
-    contract.check(
-        [*NAMES_WITHOUT_KERAS, *tf_patches.PATCHES_WITHOUT_KERAS], optional=False
-    )
+    contract.check([*NAMES_WITHOUT_KERAS, tf_patches.FUNCTION_CALL], optional=False)
 
 
 class Function(Protocol):
     """A ``tf.function``."""
 
     _jit_compile: bool | None
-
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
 
@@ -263,11 +203,8 @@ class Server(Protocol):
 
     _server: object
     _server_def: Message
-
-    @property
-    def target(self) -> str:
-        """The target of sessions on this server: ``grpc://HOST:PORT``."""
-        ...
+    target: str
+    """The target of sessions on this server: ``grpc://HOST:PORT``."""
 
 
 class Queue(Protocol):
@@ -306,8 +243,6 @@ class Context(Protocol):
     def enable_collective_ops(self, server_def: Message) -> None: ...
 
     def add_function_def(self, fdef: Message) -> None: ...
-
-    def get_function_def(self, name: str) -> Message: ...
 
 
 class Frame(Protocol):

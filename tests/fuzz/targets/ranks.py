@@ -11,19 +11,17 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster import wire
 from tfcluster.runtime.collective import (
-    failure_reports,
+    peer_reports,
     rank_divergence,
     signature,
-    straggler_messages,
 )
-from tfcluster.runtime.collective.failure_reports import ExitReport
+from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
 from tfcluster.runtime.collective.signature import Signature
-from tfcluster.runtime.collective.straggler_messages import RankProgress
 from tfcluster.runtime.collective.transports import multiplexed_sockets, pmi_server
 from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
 from tfcluster.runtime.errors import CollectiveError
-from tfcluster.runtime.net import handshake, rendezvous
-from tfcluster.runtime.net.handshake import HandshakeError, Member
+from tfcluster.runtime.net import rendezvous
+from tfcluster.runtime.net.rendezvous import HandshakeError, Member
 from tfcluster.wire import WireError, encode
 
 _ME = Member(0, 3, b"token")
@@ -32,13 +30,13 @@ _WAIT_S = 5.0
 
 def _accept(data: bytes) -> None:
     """A stranger dials: whatever it says, it is not authenticated."""
-    _against(data, lambda connection: handshake.accept(connection, _ME))
+    _against(data, lambda connection: rendezvous.accept(connection, _ME))
 
 
 def _dial(data: bytes) -> None:
     """A stranger is dialled."""
     me = Member(1, 3, b"token")
-    _against(data, lambda connection: handshake.dial(connection, me, 0))
+    _against(data, lambda connection: rendezvous.dial(connection, me, 0))
 
 
 def _against(data: bytes, act: object) -> None:
@@ -68,7 +66,7 @@ def _swap(data: bytes) -> None:
         with contextlib.suppress(BlockingIOError):
             theirs.send(data)
         theirs.shutdown(socket.SHUT_WR)
-        own, other = sockets.swap(0, [b"mine", b"to rank 1"], _WAIT_S)
+        own, other = sockets.swap(0, range(2), [b"mine", b"to rank 1"], _WAIT_S)
     assert own == b"mine"
     assert multiplexed_sockets.framed(other) == data[: 8 + len(other)]
 
@@ -98,9 +96,9 @@ def _monitor(data: bytes) -> None:
                 assert again.state == reports[1].state
     me = RankProgress(7, "gradients of adam", 1.5, inside=True)
     failed = {rank: said.text for rank, said in reports.items() if said.failed}
-    straggler_messages.inquiry_text(me, others, failed)
-    failure_reports.verdict(7, {}, reports, None)
-    failure_reports.cannot_succeed(7, reports)
+    peer_reports.inquiry_text(me, others, failed)
+    peer_reports.verdict(7, {}, reports, None)
+    peer_reports.cannot_succeed(7, reports)
 
 
 def _signatures(data: bytes) -> None:
@@ -147,7 +145,7 @@ TARGETS = (
         "accept",
         _accept,
         lambda: [_HELLO, _HELLO + bytes(32)],
-        (handshake,),
+        (rendezvous,),
         (HandshakeError, OSError),
         (b"TFC1",),
         most_bytes=4096,
@@ -156,7 +154,7 @@ TARGETS = (
         "dial",
         _dial,
         lambda: [bytes(64), bytes(64) + b"\x01"],
-        (handshake,),
+        (rendezvous,),
         (HandshakeError, OSError),
         most_bytes=4096,
     ),
@@ -180,7 +178,7 @@ TARGETS = (
         "monitor",
         _monitor,
         _reports,
-        (wire, straggler_messages, failure_reports, rank_divergence),
+        (wire, peer_reports, rank_divergence),
         (WireError, KeyError, TypeError, ValueError),
         (b'{"type":"', b'"number":', b'"state":{'),
     ),

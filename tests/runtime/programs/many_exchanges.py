@@ -15,7 +15,7 @@ import numpy as np
 
 from tfcluster.runtime.collective.transports.base import ReduceOp
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 
 TOKEN = bytes(range(32))
 

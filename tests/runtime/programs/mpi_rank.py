@@ -18,7 +18,7 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.transports.mpi import MpiTransport
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 
 DTYPES = "int8 uint8 int16 int32 int64 uint64 float32 float64 complex64 complex128"
 OPS = [ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT]

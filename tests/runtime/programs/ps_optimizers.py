@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.sparse import Slices
+from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,

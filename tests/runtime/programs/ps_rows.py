@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs import checks
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.parameter_server.placement import Piece
-from tfcluster.runtime.parameter_server.sharded_model import ShardedModel
+from tfcluster.runtime.collective.transports.base import Slices
+from tfcluster.runtime.parameter_server.service import ShardedModel
+from tfcluster.runtime.parameter_server.sharding import Piece
 from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
 
 ROWS, COLUMNS = 50, 3

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs import checks
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
+from tfcluster.runtime.exchange.reduce_engine import Kind, TensorList
 from tfcluster.runtime.tensors import is_sparse
 
 

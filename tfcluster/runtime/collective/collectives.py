@@ -11,14 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfcluster.runtime.collective import ragged_collectives
-from tfcluster.runtime.collective.adasum import adasum, require_power_of_two
-from tfcluster.runtime.collective.collective_call import CollectiveCall
 from tfcluster.runtime.collective.group import Group
-from tfcluster.runtime.collective.packing import reduced
+from tfcluster.runtime.collective.packing import CollectiveCall, allgatherv, reduced
 from tfcluster.runtime.collective.signature import Signature
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array, ReduceOp
+from tfcluster.runtime.collective.transports.base import Array, ReduceOp, Slices
 
 
 def reduce_arrays(
@@ -104,6 +100,50 @@ def _adasummed(call: CollectiveCall, array: Array) -> Array:
 
 
 def _gathered(call: CollectiveCall, slices: Slices) -> Gathered:
-    values, counts = ragged_collectives.allgatherv(call.transport, slices.values)
-    indices, _ = ragged_collectives.allgatherv(call.transport, slices.indices)
+    values, counts = allgatherv(call.transport, slices.values)
+    indices, _ = allgatherv(call.transport, slices.indices)
     return Gathered(Slices(values, indices), counts)
+
+
+# --- Adasum ---------------------------------------------------------------------------
+
+
+def adasum(parts: Sequence[Array]) -> Array:
+    """Combine the arrays of all ranks: neighbours in pairs, then pairs of pairs.
+
+    Where gradients agree on a direction their sum is too large a step, and where they
+    are orthogonal their average is too small; Adasum lies in between.
+
+    ``parts`` are in rank order, floats of any shape, equal like the dtype; the result
+    is a new array of that shape and dtype. Computed in float32 at least, dot products
+    in float64. It is identical on all ranks, since each computes it from the same
+    arrays. It is algorithm 1 of Maleki et al., arXiv:2006.02924, with the whole array
+    as one layer. The number of ranks must be a power of two.
+    """
+    dtype = parts[0].dtype
+    wide = [part.astype(np.promote_types(dtype, np.float32)) for part in parts]
+    while len(wide) > 1:
+        wide = [_pair(*wide[i : i + 2]) for i in range(0, len(wide), 2)]
+    return wide[0].astype(dtype)
+
+
+def require_power_of_two(ranks: int) -> None:
+    """Raise NotImplementedError if Adasum cannot combine this number of ranks."""
+    if ranks & (ranks - 1):
+        raise NotImplementedError(
+            "Adasum combines ranks in pairs: their number must be a power of two, not "
+            f"{ranks}"
+        )
+
+
+def _pair(one: Array, other: Array) -> Array:
+    a, b = one.reshape(-1).astype(np.float64), other.reshape(-1).astype(np.float64)
+    common = float(a @ b)
+    return (
+        one * _share(common, float(a @ a)) + other * _share(common, float(b @ b))
+    ).astype(one.dtype)
+
+
+def _share(common: float, own: float) -> float:
+    """The factor 1 - (a.b) / (2 a.a) of one vector in the combination of two."""
+    return 1.0 - common / (2.0 * own) if own else 1.0

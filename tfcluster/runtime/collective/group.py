@@ -15,17 +15,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tfcluster.runtime.collective.collective_call import CollectiveCall
-from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
-from tfcluster.runtime.collective.failure_reports import ExitReport, Position
+from tfcluster.runtime.collective.packing import CollectiveCall
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
+from tfcluster.runtime.collective.peer_reports import (
+    ExitReport,
+    Position,
+    RankProgress,
+)
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
-from tfcluster.runtime.collective.straggler_messages import RankProgress
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
+from tfcluster.runtime.telemetry.step_rate import ExchangeTotals
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
 _HEADER = struct.Struct(">Q32s8s")
@@ -215,10 +218,11 @@ class Group:
             tracer = self.tracer
             waited_s = self._transport.waited_s if tracer is not None else 0.0
             arrived_s = 0.0
-            bytes_before = self._transport.exchanged_bytes
+            bytes_before = headers_ended = self._transport.exchanged_bytes
             try:
                 self.join()
                 notes = self._agree(signature, note)
+                headers_ended = self._transport.exchanged_bytes
                 if tracer is not None:
                     arrived_s = self._clock() - phase.since
                 yield CollectiveCall(self._transport, notes, tracer, self._how)
@@ -237,8 +241,10 @@ class Group:
             finally:
                 ended_s = self._clock()
                 self._phase = _Phase(phase.number, phase.what, ended_s, inside=False)
-                nbytes = self._transport.exchanged_bytes - bytes_before
-                self.totals.add(phase.what, ended_s - phase.since, nbytes)
+                exchanged = self._transport.exchanged_bytes
+                self.totals.add(
+                    phase.what, ended_s - phase.since, exchanged - bytes_before
+                )
                 if self._see is not None:
                     self._see(phase.what, phase.since, ended_s)
                 if tracer is not None:
@@ -247,7 +253,7 @@ class Group:
                         phase.what,
                         phase.since,
                         ended_s,
-                        signature.nbytes,
+                        exchanged - headers_ended,
                         self._how,
                         self._transport.waited_s - waited_s,
                         arrived_s,

@@ -2,7 +2,7 @@
 
 A thread keeps a connection to every other rank, separate from the connections for the
 exchanges. It sleeps as long as there is no problem, so it adds no cost to an exchange.
-The texts of the messages are in ``straggler_messages`` and ``failure_reports``.
+The texts of the messages are in ``peer_reports``.
 """
 
 from __future__ import annotations
@@ -20,29 +20,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from tfcluster.runtime.collective.failure_reports import (
+from tfcluster.runtime.collective.peer_reports import (
     ExitReport,
     Position,
-    cannot_succeed,
-    verdict,
-)
-from tfcluster.runtime.collective.straggler_messages import (
     RankProgress,
     awaited_text,
+    cannot_succeed,
     inquiry_text,
     is_reporter,
     missing,
     possible_causes,
     stalled_text,
     unconnected_text,
+    verdict,
 )
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveTimeoutError,
     PeerLostError,
 )
-from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.rendezvous import connect
+from tfcluster.runtime.net.rendezvous import Member, connect
 from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, Frame, WireError, encode

@@ -8,8 +8,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,11 +31,6 @@ class Signature:
         """SHA-256 of the signature, 32 bytes."""
         return _digest(self)
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of a rank's tensors, as far as their sizes are known."""
-        return _nbytes(self)
-
     def encoded(self) -> bytes:
         """The signature as JSON."""
         return json.dumps([self.what, *self.tensors]).encode()
@@ -52,22 +45,6 @@ class Signature:
 @functools.lru_cache(maxsize=256)
 def _digest(signature: Signature) -> bytes:
     return hashlib.sha256(signature.encoded()).digest()
-
-
-@functools.lru_cache(maxsize=256)
-def _nbytes(signature: Signature) -> int:
-    return sum(map(_nbytes_of, signature.tensors))
-
-
-def _nbytes_of(words: str) -> int:
-    """The bytes of the tensor that ``tensor_words`` describes; 0 if unknown."""
-    if words.startswith("rows of "):
-        return 0  # Ranks may have different numbers of rows.
-    match = re.search(r" (bool|[a-z]+(\d+)\w*) \(([\d, ]*)\)$", words)
-    if match is None:
-        return 0
-    sizes = [int(size) for size in match[3].split(",") if size.strip()]
-    return math.prod(sizes) * (int(match[2]) // 8 if match[2] else 1)
 
 
 def tensor_words(name: str, dtype: object, shape: Sequence[int | None]) -> str:

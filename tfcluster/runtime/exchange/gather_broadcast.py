@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.ragged_collectives import allgatherv, alltoallv
+from tfcluster.runtime.collective.packing import allgatherv, alltoallv
 from tfcluster.runtime.collective.transports.base import Array, flat_bytes
 from tfcluster.runtime.exchange.graph_ops import (
     exchange_op,
@@ -19,9 +20,60 @@ from tfcluster.runtime.exchange.graph_ops import (
 )
 from tfcluster.runtime.exchange.reduce_engine import Exchange, reduce_tensors
 from tfcluster.runtime.exchange.wire_format import Reduction
-from tfcluster.runtime.process_sets import ProcessSet, global_process_set
+from tfcluster.runtime.process_sets import (
+    ProcessSet,
+    global_process_set,
+    process_set_of,
+)
 from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensors import as_tensor, is_inexact, name_of
+
+
+def size_op(process_set_id: int | str = 0, name: str | None = None) -> Tensor:
+    """``size()`` of a process set as an int32 scalar tensor.
+
+    It is a constant: the value when the op is created. A string given as
+    ``process_set_id`` is taken as the name. Raises ValueError if there is no such
+    process set, and NoRankError in a ps or data task. Follows ``size_op`` of
+    horovod/tensorflow/mpi_ops.py, as do the other functions here.
+    """
+    if isinstance(process_set_id, str):
+        return size_op(0, process_set_id)
+    return tf.constant(process_set_of(process_set_id).size(), tf.int32, name=name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Tensor:
+    """1 if this process is in the process set, else 0, as an int32 scalar tensor.
+
+    Raises ValueError if there is no such process set, NoRankError in a ps or data task.
+    """
+    included = process_set_of(process_set_id).included()
+    return tf.constant(int(included), tf.int32, name=name)
+
+
+def rank_op(name: str | None = None) -> Tensor:
+    """``rank()`` as an int32 scalar tensor.
+
+    Raises what ``rank`` raises.
+    """
+    return tf.constant(process_group.rank(), tf.int32, name=name)
+
+
+def local_size_op(name: str | None = None) -> Tensor:
+    """``local_size()`` as an int32 scalar tensor.
+
+    Raises what ``local_size`` raises.
+    """
+    return tf.constant(process_group.local_size(), tf.int32, name=name)
+
+
+def local_rank_op(name: str | None = None) -> Tensor:
+    """``local_rank()`` as an int32 scalar tensor.
+
+    Raises what ``local_rank`` raises.
+    """
+    return tf.constant(process_group.local_rank(), tf.int32, name=name)
+
 
 _Backward: TypeAlias = Callable[..., list[Gradient]]
 """Computes the gradients of an op's inputs from the gradients of its outputs."""

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.exchange.negotiation import Coordinator
 from tfcluster.runtime.process_group import group, is_initialized
@@ -135,7 +136,8 @@ def _op_name(what: str) -> str:
 @functools.cache
 def _see_runs() -> None:
     """Patch Session.run: report runs to the negotiation, and raise our own errors."""
-    patches.TABLE.install({patches.SESSION_RUN: _run, patches.INTERACTIVE_RUN: _run})
+    handlers = {patches.SESSION_RUN: _run, patches.INTERACTIVE_RUN: _run}
+    patches.TABLE.install(handlers, Place.SERVICE, always=True)
 
 
 def _run(original: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective import ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.ragged_collectives import reduce_scatter
-from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.hierarchical import HostTransport
+from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.exchange.gather_broadcast import gather_tensors
 from tfcluster.runtime.exchange.graph_ops import (
-    exchange_op,
     unconverted,
     with_gradients,
 )
@@ -26,7 +21,6 @@ from tfcluster.runtime.exchange.wire_format import (
     Reduction,
     chosen_op,
     scaled_by,
-    to_wire,
 )
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import AGradient, Gradient, Tensor
@@ -229,7 +223,9 @@ def _reduced_parts(
         return []
 
     def forward(*flat: Tensor) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
-        results = _scattered(flat, what, reduction, among)
+        exchange = Exchange(what, reduction, differentiable=False, among=among)
+        whole = reduce_tensors(exchange, flat, ["tensor"] * len(flat))
+        results = [_own_rows(as_tensor(each), among) for each in whole]
 
         def backward(*upstream: Tensor | None) -> list[Gradient]:
             if reduction.op not in (Average, Sum):
@@ -254,39 +250,13 @@ def _reduced_parts(
     return parts
 
 
-def _scattered(
-    tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
-) -> list[Tensor]:
-    sent = [to_wire(tensor, reduction, what) for tensor in tensors]
-
-    def act(*arrays: Array) -> list[Array]:
-        words = tuple(
-            tensor_words("tensor", each.words, array.shape)
-            for each, array in zip(sent, arrays, strict=True)
-        )
-        with among.group().exchange(Signature(reduction.words(what), words)) as call:
-            return [_part(call.transport, array, reduction.op) for array in arrays]
-
-    parts = exchange_op(
-        act,
-        [each.tensor for each in sent],
-        [each.tensor.dtype for each in sent],
-        what,
-        among,
+def _own_rows(tensor: Tensor, among: ProcessSet) -> Tensor:
+    """This rank's rows of a tensor that all ranks have."""
+    rows, size, rank = tf.shape(tensor)[0], among.size(), among.rank()
+    start, end = (
+        number * (rows // size) + tf.minimum(number, rows % size)
+        for number in (rank, rank + 1)
     )
-    for part, tensor in zip(parts, tensors, strict=True):
-        part.set_shape([None, *tensor.shape[1:]])
-    return [each.restored(part) for each, part in zip(sent, parts, strict=True)]
-
-
-def _part(transport: HostTransport, array: Array, op: ReduceOp) -> Array:
-    """This rank's rows, in the array's own dtype."""
-    wide = array
-    if op is Average and array.dtype.kind in "iu":
-        wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64)
-    total = reduce_scatter(transport, wide, op)
-    if op is Average:
-        ranks = total.dtype.type(transport.size)
-        total = total // ranks if total.dtype.kind in "iu" else total / ranks
-    with np.errstate(over="ignore"):
-        return total.astype(array.dtype)
+    part = tensor[start:end]
+    part.set_shape([None, *tensor.shape[1:]])
+    return part

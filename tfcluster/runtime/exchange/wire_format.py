@@ -27,14 +27,12 @@ class Compressor(Protocol):
         The returned tensor's dtype must be one of ``graph_ops.NUMBERS``, and may depend
         only on the dtype of ``tensor``: ranks compare it.
         """
-        ...
 
     def decompress(self, tensor: Tensor, context: Any) -> Tensor:
         """Return a received tensor in the dtype that ``compress`` was given.
 
         Its shape stays.
         """
-        ...
 
 
 class NoCompression:

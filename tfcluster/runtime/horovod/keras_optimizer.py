@@ -33,7 +33,7 @@ def distribute(optimizer: AnOptimizer, settings: Settings) -> AnOptimizer:
 
     Replaces the settings of an optimizer that is already distributed.
     """
-    patches.TABLE.install({patches.MODEL_COMPILE: _compile})
+    patches.TABLE.install({patches.MODEL_COMPILE: _compile}, always=True)
     contract.mark(optimizer, _SETTINGS, settings)
     vars(optimizer).pop(_ACCUMULATION, None)
     apply, add = MethodType(_apply, optimizer), settings.local.add

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
-from tfcluster.runtime.contract import Name
+from tfcluster.runtime.contract import Name, names
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
     BatchNormalization,
@@ -45,140 +45,67 @@ _DECAY = "weight decay on ps tasks"
 
 NAMES = (
     # Optimizers.
-    Name(
-        f"{_OPTIMIZER}.__init__",
-        "_trainable_variables",
-        "the exchange of gradients",
-        "the variables of an optimizer are unknown",
+    *names(
+        f"{_OPTIMIZER}.__init__", "the exchange of gradients", "_trainable_variables"
     ),
-    Name(f"{_OPTIMIZER}.__init__", "_iterations", _SERVERS, "steps are not counted"),
-    Name(f"{_OPTIMIZER}.__init__", "_learning_rate", _SERVERS, "no learning rate"),
-    Name(
-        _OPTIMIZER, "_check_variables_are_known", _SERVERS, "no error for unknown ones"
-    ),
-    Name(_OPTIMIZER, "_get_variable_index", _SERVERS, "gradients have no index"),
-    Name(_OPTIMIZER, "_clip_gradients", _SERVERS, "gradients are not clipped"),
-    Name(
-        f"{_OPTIMIZER}.apply",
-        "_backend_apply_gradients",
+    *names(f"{_OPTIMIZER}.__init__", _SERVERS, "_iterations", "_learning_rate"),
+    *names(
+        _OPTIMIZER,
         _SERVERS,
-        "variables are split although the optimizer needs them whole",
+        *("_check_variables_are_known", "_get_variable_index", "_clip_gradients"),
     ),
-    Name(
-        f"{_OPTIMIZER}._backend_apply_gradients",
-        "_backend_update_step",
-        _SERVERS,
-        "variables are split although the optimizer needs them whole",
+    *names(f"{_OPTIMIZER}.apply", _SERVERS, "_backend_apply_gradients"),
+    *names(f"{_OPTIMIZER}._backend_apply_gradients", _SERVERS, "_backend_update_step"),
+    *names(_OPTIMIZER, _DECAY, "_use_weight_decay"),
+    *names(
+        f"{_OPTIMIZER}._use_weight_decay",
+        _DECAY,
+        "_exclude_from_weight_decay",
+        "_exclude_from_weight_decay_cache",
+        "_exclude_from_weight_decay_pattern",
+        "_var_key",
     ),
-    Name(_OPTIMIZER, "_use_weight_decay", _DECAY, "wrong variables decay"),
-    *(
-        Name(f"{_OPTIMIZER}._use_weight_decay", name, _DECAY, "wrong variables decay")
-        for name in (
-            "_exclude_from_weight_decay",
-            "_exclude_from_weight_decay_cache",
-            "_exclude_from_weight_decay_pattern",
-            "_var_key",
-        )
-    ),
-    Name(
-        "keras.Variable.__init__",
-        "_path",
-        _SERVERS,
-        "slots have other names: a restored optimizer does not reach the ps tasks",
-    ),
-    Name(
-        "keras.Variable.path",
-        "",
-        _SERVERS,
-        "slots have other names: a restored optimizer does not reach the ps tasks",
-    ),
+    *names("keras.Variable.__init__", _SERVERS, "_path"),
+    *names("keras.Variable.path", _SERVERS, ""),
     # Layers and models.
-    Name(_LAYER, "_flatten_layers", "tfcluster verify", "layers are not found"),
-    Name(
+    *names(_LAYER, "tfcluster verify", "_flatten_layers"),
+    *names(
         "keras.random.SeedGenerator.__init__",
-        "seed_generator_state",
         "tfcluster verify",
-        "states of seed generators are compared",
+        "seed_generator_state",
     ),
     Name(
         f"{_BATCH_NORM}.call",
         "_moments",
         "SyncBatchNormalization",
-        "each rank normalizes by its own rows",
         overridden_in="horovod.sync_batch_normalization",
     ),
-    Name(
-        f"{_BATCH_NORM}.build",
-        "_reduction_axes",
-        "SyncBatchNormalization",
-        "each rank normalizes by its own rows",
-    ),
-    Name(
-        f"{_MODEL}.fit",
-        "_initial_epoch",
-        "restored callbacks",
-        "ranks start at different epochs",
-    ),
-    Name(_MODEL, "_flatten_metrics_in_order", "train_on_batch", "no list of metrics"),
+    *names(f"{_BATCH_NORM}.build", "SyncBatchNormalization", "_reduction_axes"),
+    *names(f"{_MODEL}.fit", "restored callbacks", "_initial_epoch"),
+    *names(_MODEL, "train_on_batch", "_flatten_metrics_in_order"),
     # The epochs of fit.
-    Name(_ITERATOR, "", _SHARDED, "every rank trains on all batches"),
-    Name(
-        f"{_ITERATOR}.__init__",
-        "_distributed_dataset",
-        _SHARDED,
-        "every rank trains on all batches",
-    ),
-    Name(
-        f"{_ITERATOR}._get_iterator",
-        "_distributed_dataset",
-        _SHARDED,
-        "every rank trains on all batches",
-    ),
-    *(
-        Name(f"{_BASE_ITERATOR}.{method}", name, _SHARDED, "epochs end too late")
-        for method, name in (
-            ("__init__", "_num_batches"),
-            ("__init__", "steps_per_epoch"),
-            # The number of batches of a data adapter.
-            ("reset", "num_batches"),
-        )
-    ),
-    Name(
-        f"{_BASE_ITERATOR}.__init__",
-        "_num_batches",
-        _DATA,
-        "later epochs end where the first one ended",
-    ),
-    Name(
-        f"{_BASE_ITERATOR}.__init__",
-        "data_adapter",
-        f"{_SHARDED}, {_DATA}",
-        "the number of batches and the kind of the data are unknown",
-    ),
-    Name(_ITERATOR, "_interrupted_warning", _DATA, "false warnings that data ran out"),
-    Name(
-        "keras.src.trainers.data_adapters.tf_dataset_adapter",
-        "TFDatasetAdapter",
-        _DATA,
-        "input pipelines are not sent to data tasks",
+    *names(_ITERATOR, _SHARDED, ""),
+    *names(f"{_ITERATOR}.__init__", _SHARDED, "_distributed_dataset"),
+    *names(f"{_ITERATOR}._get_iterator", _SHARDED, "_distributed_dataset"),
+    *names(f"{_BASE_ITERATOR}.__init__", _SHARDED, "_num_batches", "steps_per_epoch"),
+    # The number of batches of a data adapter.
+    *names(f"{_BASE_ITERATOR}.reset", _SHARDED, "num_batches"),
+    *names(f"{_BASE_ITERATOR}.__init__", _DATA, "_num_batches", "data_adapter"),
+    *names(_ITERATOR, _DATA, "_interrupted_warning"),
+    *names(
+        "keras.src.trainers.data_adapters.tf_dataset_adapter", _DATA, "TFDatasetAdapter"
     ),
     # Callbacks and files.
     Name(
         "keras.callbacks.ModelCheckpoint.on_epoch_end",
         "_save_model",
         "BestModelCheckpoint",
-        "each rank writes",
         overridden_in="callbacks",
     ),
-    Name(
-        "keras.callbacks.SwapEMAWeights.__init__",
-        "_ema_weights_in_model",
-        "SwapEMAWeights on parameter servers",
-        "averages are not fetched",
+    *names(
+        "keras.callbacks.SwapEMAWeights.__init__", _SERVERS, "_ema_weights_in_model"
     ),
-    Name(
-        "keras.src.backend.config", "keras_home", "downloads", "folders are not locked"
-    ),
+    *names("keras.src.backend.config", "downloads", "keras_home"),
 )
 
 SEED_STATE = "seed_generator_state"

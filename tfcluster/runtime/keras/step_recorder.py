@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
@@ -55,7 +56,9 @@ class StepRecorder:
                 patches.MODEL_EVALUATE: self._result,
                 patches.MODEL_TRAIN_ON_BATCH: self._result,
                 patches.MODEL_TEST_ON_BATCH: self._result,
-            }
+            },
+            Place.RECORD,
+            always=True,
         )
 
     # --- hooks ------------------------------------------------------------------------

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.collectives import broadcast_bytes
-from tfcluster.runtime.collective.exchange_totals import ExchangeTotals
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.telemetry.agent_channel import Reporter
-from tfcluster.runtime.telemetry.step_rate import StepRate
+from tfcluster.runtime.telemetry.step_rate import ExchangeTotals, StepRate
 from tfcluster.runtime.telemetry.tracer import CHECKPOINTS, span
 
 

@@ -6,7 +6,7 @@ the runtime relies; private ones are used in ``internals`` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from tfcluster.runtime.tensor_types import (
@@ -29,27 +29,12 @@ class Variable(Protocol):
     """A ``keras.Variable`` or a ``tf.Variable``."""
 
     _path: str
+    name: str
+    dtype: Any
+    """A string for Keras's variables, a ``tf.DType`` for TensorFlow's."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def dtype(self) -> Any:
-        """A string for Keras's variables, a ``tf.DType`` for TensorFlow's."""
-        ...
-
-    @property
-    def shape(self) -> Any:
-        """A tuple for Keras's variables, a ``tf.TensorShape`` for TensorFlow's."""
-        ...
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def value(self) -> Any:
-        """The ``tf.Variable`` of Keras's variables, a method of TensorFlow's."""
-        ...
+    shape: Any
+    """A tuple for Keras's variables, a ``tf.TensorShape`` for TensorFlow's."""
 
     constraint: Callable[[Tensor], Tensor] | None
     overwrite_with_gradient: bool
@@ -83,9 +68,7 @@ class Optimizer(Protocol):
     _exclude_from_weight_decay: set[str]
     _exclude_from_weight_decay_cache: dict[str, bool]
     _exclude_from_weight_decay_pattern: str | None
-
-    @property
-    def variables(self) -> Sequence[Variable]: ...
+    variables: Sequence[Variable]
 
     def build(self, variables: Sequence[Variable]) -> None: ...
 
@@ -95,7 +78,6 @@ class Optimizer(Protocol):
         trainable_variables: Sequence[Variable] | None = None,
     ) -> Variable:
         """Returns ``iterations``."""
-        ...
 
     def get_config(self) -> Config: ...
 
@@ -118,15 +100,9 @@ class Layer(Protocol):
 
     name: str
     built: bool
-
-    @property
-    def variables(self) -> Sequence[Variable]: ...
-
-    @property
-    def weights(self) -> Sequence[Variable]: ...
-
-    @property
-    def trainable_variables(self) -> Sequence[Variable]: ...
+    variables: Sequence[Variable]
+    weights: Sequence[Variable]
+    trainable_variables: Sequence[Variable]
 
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
@@ -146,8 +122,7 @@ class BatchNormalization(Layer, Protocol):
 class Metric(Protocol):
     """A ``keras.metrics.Metric``."""
 
-    @property
-    def variables(self) -> Sequence[Variable]: ...
+    variables: Sequence[Variable]
 
 
 class Model(Layer, Protocol):
@@ -157,13 +132,10 @@ class Model(Layer, Protocol):
     """An ``Optimizer``, or None before ``compile``."""
     compiled: bool
     jit_compile: bool
-    stop_training: bool
     train_function: object | None
     test_function: object | None
     _initial_epoch: int | None
-
-    @property
-    def metrics(self) -> list[Metric]: ...
+    metrics: list[Metric]
 
     def _flatten_metrics_in_order(self, logs: Logs) -> list[float] | float: ...
 
@@ -173,24 +145,13 @@ class Callback(Protocol):
 
     model: Model
 
-    def set_model(self, model: Model) -> None: ...
-
-    def set_params(self, params: Mapping[str, Any]) -> None: ...
-
 
 class CallbackList(Protocol):
     """A ``keras.callbacks.CallbackList``."""
 
-    callbacks: list[Callback]
-
-    @property
-    def params(self) -> Mapping[str, Any]: ...
-
 
 class ModelCheckpoint(Callback, Protocol):
     """A ``keras.callbacks.ModelCheckpoint``."""
-
-    save_freq: str | int
 
     def _save_model(self, epoch: int, batch: int | None, logs: Logs | None) -> None: ...
 
@@ -204,10 +165,8 @@ class SwapEMAWeights(Callback, Protocol):
 class DataAdapter(Protocol):
     """A source of batches for ``fit``, of one kind of data."""
 
-    @property
-    def num_batches(self) -> int | None:
-        """Batches per epoch; None if unknown."""
-        ...
+    num_batches: int | None
+    """Batches per epoch; None if unknown."""
 
 
 class EpochIterator(Protocol):
@@ -215,13 +174,10 @@ class EpochIterator(Protocol):
 
     data_adapter: DataAdapter
     steps_per_epoch: int | None
-    reset: Callable[[], None]
     _distributed_dataset: Dataset
-    _num_batches: int | None
 
 
 class Strategy(Protocol):
     """A ``tf.distribute.Strategy``."""
 
-    @property
-    def num_replicas_in_sync(self) -> int: ...
+    num_replicas_in_sync: int

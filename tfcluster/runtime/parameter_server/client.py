@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, Slices
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -21,21 +20,19 @@ from tfcluster.runtime.errors import (
 )
 from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.messages import Header, Message, padded
-from tfcluster.runtime.parameter_server.placement import (
+from tfcluster.runtime.parameter_server.sharding import (
+    Gradient,
     Piece,
     Placement,
+    Rows,
+    Share,
     Variable,
     bytes_of,
     facts_of,
-    placed,
-)
-from tfcluster.runtime.parameter_server.sharding import (
-    Gradient,
-    Rows,
-    Share,
     joined,
     joined_slots,
     part_of,
+    placed,
     pushed_part,
 )
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, tracer

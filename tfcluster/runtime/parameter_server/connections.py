@@ -18,13 +18,13 @@ from tfcluster.runtime.errors import (
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.rendezvous import dial_until
 from tfcluster.runtime.parameter_server.messages import (
+    ClientChannel,
     Incoming,
     Message,
     MessageError,
     Outgoing,
 )
 from tfcluster.runtime.parameter_server.server_socket import member, tune
-from tfcluster.runtime.parameter_server.shm_buffers import ClientChannel
 
 
 class Connections:

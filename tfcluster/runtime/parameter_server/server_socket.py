@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 
 from tfcluster.runtime.errors import CollectiveError, CollectiveTimeoutError
 from tfcluster.runtime.net.buffer_pool import Pool
-from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.rendezvous import Acceptor, dial_until, listen
+from tfcluster.runtime.net.rendezvous import Acceptor, Member, dial_until, listen
 from tfcluster.runtime.parameter_server.messages import (
+    BufferTable,
     Message,
     MessageError,
+    ServerChannel,
     receive,
     send,
 )
 from tfcluster.runtime.parameter_server.service import RefusedError, Service
-from tfcluster.runtime.parameter_server.shm_buffers import BufferTable, ServerChannel
 
 _BUFFER_BYTES = 1 << 22
 _FREE_CHECKS, _FREE_CHECK_S = 20, 0.0005

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
-from tfcluster.runtime.collective.sparse import Slices
-from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.collective.transports.base import Array, Slices
 from tfcluster.runtime.tensor_types import Gradient, Message, Tensor, Variable
 from tfcluster.runtime.tensors import array_of, tensor_of_part
 

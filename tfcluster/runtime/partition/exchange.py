@@ -2,23 +2,40 @@
 
 An exchange is one op, which calls Python. It carries several tensors at once: sums,
 maxima and minima over the ranks, and tensors of which every rank has its rows.
+
+With local SGD, ranks train on their own rows, without an exchange in a step. The
+program of a rank is the same as if batches were divided. But where ranks would
+exchange, a rank takes what it would get if the rows of the others were like its own: a
+sum over its rows, times the number of all rows by its own. So everything that the
+traced function knows about the size of the batch stays right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from tfcluster.runtime.collective import Group, ReduceOp, Signature, tensor_words
-from tfcluster.runtime.collective.collective_call import CollectiveCall
-from tfcluster.runtime.collective.packing import packed, reduced
+from tfcluster.runtime.collective.packing import CollectiveCall, packed, reduced
 from tfcluster.runtime.collective.rounding import Residual, Rounding
+from tfcluster.runtime.collective.shard_sums import reduced_in_order
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
-from tfcluster.runtime.partition.graph import Node
-from tfcluster.runtime.partition.placement import Partial, Shape, Shard
+from tfcluster.runtime.partition.functions import LOOPS
+from tfcluster.runtime.partition.graph import Node, Value
+from tfcluster.runtime.partition.placement import (
+    REPLICATE,
+    Partial,
+    Placement,
+    Shape,
+    Shard,
+    Split,
+)
+from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.writer import Ref, Writer
 from tfcluster.runtime.tensor_types import Array
@@ -69,7 +86,6 @@ class Exchanger(Protocol):
     @property
     def bucket_bytes(self) -> int:
         """The size above which reductions are split into several exchanges."""
-        ...
 
     @property
     def words(self) -> Sequence[str]:
@@ -77,14 +93,12 @@ class Exchanger(Protocol):
 
         Empty if each exchange compares its own.
         """
-        ...
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
 
         The op that ends the exchange is then ``writer.last``.
         """
-        ...
 
 
 class HostExchanger:
@@ -93,6 +107,9 @@ class HostExchanger:
     ``program`` says in signatures which program exchanges: ranks with different
     programs get an error instead of a wrong sum. With ``rounding``, gradients are
     rounded between hosts; ``feeds_back`` adds what that removes to the next ones.
+
+    With ``ranks``, there are that many in all, and each process has some of them. Sums
+    then have the same bits whichever ranks each process has; see ``Ranks.ordered``.
     """
 
     words = ()
@@ -105,46 +122,66 @@ class HostExchanger:
         bucket_bytes: int = BUCKET_BYTES,
         rounding: Rounding | None = None,
         feeds_back: bool = False,
+        ranks: int | None = None,
     ) -> None:
         self.bucket_bytes = min(bucket_bytes, BUCKET_BYTES)
         self._group = group
         self._program = program
         self._rounding = rounding
         self._feeds_back = feeds_back
+        self._ranks = ranks
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
     def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
         what = f"exchange {len(self._functions) + 1} of {self._program}"
+        # Processes may have different numbers of terms, so these are no part of it.
         group, signature = self._group, Signature(what, words_of(requests))
-        placements = [each.placement for each in requests]
         rounding = self._rounding
         rounded = [i for i, each in enumerate(requests) if _may_be_rounded(each)]
         residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
 
         def run(*arrays: Array) -> list[Array]:
+            rest = iter(arrays)
+            terms = [list(itertools.islice(rest, len(each.terms))) for each in requests]
+            results = {}
             with group.exchange(signature) as call:
-                results: dict[int, Array] = {}
                 if rounding is not None and call.transport.several_hosts:
                     results = _rounded(call, arrays, rounded, rounding, residuals)
-                results |= _reduced_by_op(call, arrays, placements, results)
-                for index, placement in enumerate(placements):
-                    if isinstance(placement, Shard):
-                        results[index] = gathered(
-                            call.transport, arrays[index], placement
-                        )
-            return [np.asarray(results[i], order="C") for i in range(len(arrays))]
+                for i, request in enumerate(requests):
+                    if isinstance(request.placement, Shard):
+                        rows, placement = terms[i][0], request.placement
+                        results[i] = gathered(call.transport, rows, placement)
+                for name, op in _OPS.items():
+                    places = [
+                        i
+                        for i, each in enumerate(requests)
+                        if each.placement == Partial(name) and i not in results
+                    ]
+                    given = [[numbers(term) for term in terms[i]] for i in places]
+                    for i, array in zip(
+                        places, self._reduced(call, given, op), strict=True
+                    ):
+                        dtype = terms[i][0].dtype
+                        results[i] = array.astype(dtype, copy=False)
+            return [np.asarray(results[i], order="C") for i in range(len(requests))]
 
         function = HostFunction(run)
         self._functions.append(function)
-        types = [each.ref.dtype for each in requests]
         return writer.op(
             "PyFunc",
-            [[each.ref for each in requests]],
-            {"token": function.token, "Tout": types},
+            [[term for each in requests for term in each.terms]],
+            {"token": function.token, "Tout": [each.ref.dtype for each in requests]},
             "exchange",
         )
+
+    def _reduced(
+        self, call: CollectiveCall, terms: Sequence[list[Array]], op: ReduceOp
+    ) -> list[Array]:
+        if self._ranks is not None:
+            return reduced_in_order(call, terms, op, self._ranks)
+        return reduced(call, [only for (only,) in terms], op)
 
 
 def _may_be_rounded(request: Request) -> bool:
@@ -186,24 +223,6 @@ def words_of(requests: Sequence[Request]) -> tuple[str, ...]:
     )
 
 
-def _reduced_by_op(
-    call: CollectiveCall,
-    arrays: Sequence[Array],
-    placements: Sequence[Partial | Shard],
-    done: Container[int],
-) -> dict[int, Array]:
-    results: dict[int, Array] = {}
-    for name, op in _OPS.items():
-        chosen = [
-            i for i, p in enumerate(placements) if p == Partial(name) and i not in done
-        ]
-        if chosen:
-            found = reduced(call, [numbers(arrays[i]) for i in chosen], op)
-            for index, array in zip(chosen, found, strict=True):
-                results[index] = array.astype(arrays[index].dtype, copy=False)
-    return results
-
-
 def numbers(array: Array) -> Array:
     """The array in a dtype that can be reduced: booleans become integers."""
     return array.astype(np.uint8) if array.dtype == np.bool_ else array
@@ -243,3 +262,105 @@ def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
         found[index] = bytes(data[end - size : end])
     return found
+
+
+# --- without an exchange: local SGD ---------------------------------------------------
+
+
+class OwnRows:
+    """The ``Exchanger`` of a rank that exchanges nothing."""
+
+    words = ()
+    bucket_bytes = BUCKET_BYTES
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+        """See ``Exchanger``; sums are scaled, and rows repeated."""
+        return [self._whole(writer, each) for each in requests]
+
+    def term(self, writer: Writer, whole: Ref, rows: int | None) -> Ref:
+        """This rank's term of a sum over all ranks that is ``whole``."""
+        rows, own = self._counts(rows)
+        return _times(writer, whole, own, rows)
+
+    def _whole(self, writer: Writer, request: Request) -> Ref:
+        placement = request.placement
+        if isinstance(placement, Shard):
+            return self._repeated(writer, request.ref, placement)
+        if placement.op != "sum":
+            return request.ref
+        rows, own = self._counts(request.rows)
+        return _times(writer, request.ref, rows, own)
+
+    def _counts(self, rows: int | None) -> tuple[int, int]:
+        if rows is None:
+            raise NotImplementedError("a sum over an unknown number of rows")
+        return rows, self._split.count(rows)
+
+    def _repeated(self, writer: Writer, ref: Ref, shard: Shard) -> Ref:
+        """A tensor with this rank's rows at their places and at those of all others."""
+        own = self._split.count(shard.rows)
+        rows = (np.arange(shard.rows) - self._split.first(shard.rows)) % own
+        entries = rows[:, None] * shard.inner + np.arange(shard.inner)
+        blocks = np.arange(shard.outer)[:, None] * (own * shard.inner)
+        places = writer.constant((blocks + entries.reshape(-1)).reshape(-1))
+        axis = writer.constant(np.array(shard.dim, np.int32))
+        found = writer.op("GatherV2", [ref, places, axis], {})
+        return found[0]
+
+
+def _times(writer: Writer, ref: Ref, above: int, below: int) -> Ref:
+    """A tensor times a fraction; integers are rounded."""
+    dtype = ref.dtype
+    if dtype.is_floating or dtype.is_complex:
+        factor = np.array(above / below, dtype.as_numpy_dtype)
+        return writer.op("Mul", [ref, writer.constant(factor)], {})[0]
+    if above % below == 0:
+        factor = np.array(above // below, dtype.as_numpy_dtype)
+        return writer.op("Mul", [ref, writer.constant(factor)], {})[0]
+    exact = writer.op("Cast", [ref], {"SrcT": dtype, "DstT": tf.float64})[0]
+    scaled = writer.op("Mul", [exact, writer.constant(np.array(above / below))], {})[0]
+    rounded = writer.op("Round", [scaled], {})[0]
+    return writer.op("Cast", [rounded], {"SrcT": tf.float64, "DstT": dtype})[0]
+
+
+def changes(placed: Placed) -> dict[int, Placement]:
+    """What a program assigns to its variables, by the places of their inputs.
+
+    ``Shard``: a part belongs to this rank's rows. ``Partial("max")`` or ``"min"``: it
+    is the largest or smallest of all rows. Everything else: it is an estimate.
+    """
+    found = _changes(placed)
+    inputs = placed.graph.inputs
+    return {i: found[value] for i, value in enumerate(inputs) if value in found}
+
+
+def _changes(placed: Placed) -> dict[Value, Placement]:
+    found: dict[Value, Placement] = {}
+    for node in placed.nodes:
+        if node.bodies:
+            inputs = node.inputs if node.type in LOOPS else node.inputs[1:]
+            for body in placed.bodies[node]:
+                inner = changes(body)
+                found.update((inputs[place], inner[place]) for place in inner)
+        elif node.type.startswith(_CHANGES):
+            kind: Placement = REPLICATE
+            if node.type == "AssignVariableOp":
+                kind = _kind_of(placed, node.inputs[1])
+            found.update((v, kind) for v in node.inputs if v.dtype == tf.resource)
+    return found
+
+
+def _kind_of(placed: Placed, value: Value) -> Placement:
+    kind = placed.placements[value]
+    if kind == REPLICATE and value.node.type in _EXTREMES:
+        kinds = [placed.placements[each] for each in value.node.inputs]
+        extreme = Partial(_EXTREMES[value.node.type])
+        return extreme if extreme in kinds else kind
+    return kind
+
+
+_EXTREMES = {"Maximum": "max", "Minimum": "min"}
+_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")

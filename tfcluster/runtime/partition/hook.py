@@ -14,17 +14,16 @@ import tensorflow as tf
 
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.exchange import Exchanger
-from tfcluster.runtime.partition.fetches import handed
+from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
     Function,
     all_nodes,
     function_named,
 )
-from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
 from tfcluster.runtime.partition.rewrite import Written
+from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
 from tfcluster.runtime.tensor_types import Tensor
 
@@ -69,11 +68,9 @@ class Alone(Protocol):
         ``inputs`` are all variables that it gets; ``variables`` are the ``tf.Variable``
         objects of its function.
         """
-        ...
 
     def ended(self) -> None:
         """Called after each function that has run."""
-        ...
 
 
 class Hook:

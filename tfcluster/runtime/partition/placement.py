@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from tfcluster.runtime.collective.shard_tree import Node, subtrees
+from tfcluster.runtime.collective.shard_sums import Node, subtrees
 
 Shape: TypeAlias = tuple[int | None, ...]
 """The shape of a tensor; an unknown size is None."""

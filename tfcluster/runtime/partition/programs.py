@@ -13,11 +13,9 @@ import tensorflow as tf
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import Exchanger, is_in_order
-from tfcluster.runtime.partition.fetches import Fetch, fetches_of
+from tfcluster.runtime.partition.exchange import Exchanger, OwnRows, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
 from tfcluster.runtime.partition.graph import Graph, Node, elements_of
-from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Placement,
@@ -30,7 +28,7 @@ from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
-from tfcluster.runtime.partition.taken_batches import Taken
+from tfcluster.runtime.partition.taken_batches import Fetch, Taken, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor

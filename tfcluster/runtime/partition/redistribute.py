@@ -12,10 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.shard_tree import added_up
-from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Exchanger, Request
+from tfcluster.runtime.collective.shard_sums import added_up
+from tfcluster.runtime.partition.exchange import (
+    BUCKET_BYTES,
+    Exchanger,
+    OwnRows,
+    Request,
+)
 from tfcluster.runtime.partition.graph import Value, elements_of
-from tfcluster.runtime.partition.own_rows import OwnRows
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,

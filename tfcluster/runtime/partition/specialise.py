@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from tfcluster.runtime.partition import lists, tf_functions
+from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.dataset_loops import REDUCTION, loop_of
 from tfcluster.runtime.partition.functions import (
     BRANCHES,
@@ -25,7 +25,16 @@ from tfcluster.runtime.partition.functions import (
 )
 from tfcluster.runtime.partition.graph import Graph, Node, Value
 from tfcluster.runtime.partition.placement import Shape
-from tfcluster.runtime.partition.shape_graph import Argument, Path, ShapeGraph
+from tfcluster.runtime.partition.shape_graph import (
+    ELEMENT_SHAPE_INPUT,
+    Argument,
+    Path,
+    ShapeGraph,
+    common_shape,
+    is_same,
+    joined,
+    small_constant,
+)
 from tfcluster.runtime.partition.taken_batches import (
     SplitFunction,
     Taken,
@@ -227,7 +236,7 @@ class _Specialiser(ShapeGraph):
 
         If only its shape is known, the op gets it as its input.
         """
-        place = lists.ELEMENT_SHAPE_INPUT.get(op_type)
+        place = ELEMENT_SHAPE_INPUT.get(op_type)
         if place is None:
             return None
         if inputs[0].list is None:
@@ -268,7 +277,7 @@ class _Specialiser(ShapeGraph):
                 value.shape,
                 self.tensors[value] if value.is_handle else None,
                 value.list,
-                lists.small_constant(value) if same else None,
+                small_constant(value) if same else None,
             )
             for value, same in zip(inputs, stays, strict=True)
         ]
@@ -332,7 +341,7 @@ class _Specialiser(ShapeGraph):
                 value.shape,
                 self.tensors[value] if value.is_handle else None,
                 value.list,
-                lists.small_constant(value),
+                small_constant(value),
             )
             for value in rest
         ]
@@ -359,7 +368,7 @@ class _Specialiser(ShapeGraph):
                 first.dtype,
                 _common(each.shape for each in (first, *others)),
                 None,
-                lists.joined(each.list for each in (first, *others)),
+                joined(each.list for each in (first, *others)),
             )
             for first, *others in zip(*(body.outputs for body in bodies), strict=True)
         ]
@@ -442,7 +451,7 @@ class _Specialiser(ShapeGraph):
 
     def _argument_of(self, value: Value) -> Argument:
         like = self.tensors[value] if value.is_handle else None
-        constant = lists.small_constant(value)
+        constant = small_constant(value)
         return Argument(value.dtype, value.shape, like, value.list, constant)
 
     def _copy_handle(self, given: Tensor, result: Tensor) -> None:
@@ -459,18 +468,18 @@ def _require(name: str) -> Function:
 
 def _wider(argument: Argument, output: Value) -> Argument:
     if output.is_handle:
-        return replace(argument, list=lists.joined((argument.list, output.list)))
-    return replace(argument, shape=lists.common_shape(argument.shape, output.shape))
+        return replace(argument, list=joined((argument.list, output.list)))
+    return replace(argument, shape=common_shape(argument.shape, output.shape))
 
 
 def _is_same(first: Argument, second: Argument) -> bool:
-    return first.shape == second.shape and lists.is_same(first.list, second.list)
+    return first.shape == second.shape and is_same(first.list, second.list)
 
 
 def _common(shapes: Iterable[Shape | None]) -> Shape | None:
     first, *rest = shapes
     for shape in rest:
-        first = lists.common_shape(first, shape)
+        first = common_shape(first, shape)
     return first
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.runtime import contract
-from tfcluster.runtime.contract import Name
+from tfcluster.runtime.contract import names
 
 if TYPE_CHECKING:
     from tfcluster.runtime.tensor_types import (
@@ -26,43 +26,27 @@ if TYPE_CHECKING:
 
 _PARTITION = "dividing functions among the ranks"
 _CONTEXT = "tensorflow.python.eager.context.Context"
-_ATOMIC = "tensorflow.python.eager.polymorphic_function.atomic_function.AtomicFunction"
 
 NAMES = (
-    *(
-        Name(_CONTEXT, name, _PARTITION, "every rank computes whole batches")
-        for name in (
-            "add_function_def",
-            "get_function_def",
-            "has_function",
-            "call_function",
-            "remove_function",
-        )
+    *names(
+        _CONTEXT,
+        _PARTITION,
+        "add_function_def",
+        "get_function_def",
+        "has_function",
+        "call_function",
+        "remove_function",
     ),
-    *(
-        Name(_ATOMIC, name, _PARTITION, "every rank computes whole batches")
-        for name in ("call_flat", "definition", "function_type", "name")
-    ),
-    Name(
+    *names(
         "tensorflow.python.client.pywrap_tf_session",
+        _PARTITION,
         "TF_TryEvaluateConstant_wrapper",
-        _PARTITION,
-        "every rank computes whole batches",
     ),
-    Name(
-        "tensorflow.python.ops.script_ops",
-        "_py_funcs",
+    *names("tensorflow.python.ops.script_ops", _PARTITION, "_py_funcs"),
+    *names(
+        "tensorflow.python.ops.handle_data_util",
         _PARTITION,
-        "ranks cannot exchange data",
-    ),
-    *(
-        Name(
-            "tensorflow.python.ops.handle_data_util",
-            name,
-            _PARTITION,
-            "every rank computes whole batches",
-        )
-        for name in ("set_handle_data", "get_handle_data")
+        *("set_handle_data", "get_handle_data"),
     ),
 )
 

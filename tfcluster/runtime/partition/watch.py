@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request
 from tfcluster.runtime.partition.explain import Explained, explained
-from tfcluster.runtime.partition.fetches import handed
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Given, Program, Programs
+from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.writer import Ref, Writer
 from tfcluster.runtime.tensor_types import Tensor
 

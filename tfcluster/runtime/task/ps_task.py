@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -14,9 +14,11 @@ from tfcluster.runtime.context import Context, rank_addresses
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
-from tfcluster.runtime.parameter_server.sharded_model import Engine
 from tfcluster.runtime.telemetry.agent_channel import STEP_INTERVAL_S, Reporter
 from tfcluster.runtime.tf1_types import Server
+
+if TYPE_CHECKING:
+    from tfcluster.runtime.parameter_server.update_graph import Engine
 
 
 class ParameterService:
@@ -113,7 +115,7 @@ def start(context: Context, reporter: Reporter) -> ParameterService:
 def _engine(values: Sequence[NDArray[Any]]) -> Engine:
     # Not at the top: clients can connect before TensorFlow is imported.
     from tfcluster.runtime import tf_internals
-    from tfcluster.runtime.parameter_server.update_graph import Engine as Graphs
+    from tfcluster.runtime.parameter_server.update_graph import Engine
 
     tf_internals.check()
-    return Graphs(values)
+    return Engine(values)

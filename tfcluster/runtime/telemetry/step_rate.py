@@ -1,10 +1,10 @@
-"""Counts training steps and reports their rate to the agent, without TensorFlow."""
+"""Counts training steps and exchanges, and reports them, without TensorFlow."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,23 +12,48 @@ from tfcluster.runtime.telemetry.agent_channel import Reporter
 from tfcluster.runtime.telemetry.tracer import Tracer
 
 _WINDOW_S = 1.0
-
-
 _MOST_TOTALS = 12
+_MOST_KINDS = 64
+_OTHERS = "others"
 
 
-class Total(Protocol):
-    """The cost of the exchanges with one purpose."""
+@dataclass(slots=True)
+class Total:
+    """The cost so far of the exchanges with one purpose."""
 
-    count: int
-    seconds: float
-    bytes: int
+    count: int = 0
+    seconds: float = 0.0
+    """Including the time in which this rank waited for others."""
+    bytes: int = 0
+    """The bytes that this rank has contributed."""
 
 
-class Totals(Protocol):
-    """The cost of a rank's exchanges so far, by purpose."""
+class ExchangeTotals:
+    """The totals of one rank, by the purpose of the exchanges.
 
-    def longest(self, most: int) -> Sequence[tuple[str, Total]]: ...
+    One thread adds at a time; another may read.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Total] = {}
+
+    def add(self, what: str, seconds: float, nbytes: int) -> None:
+        """Count an exchange. Purposes after the first 64 count as "others"."""
+        total = self._totals.get(what)
+        if total is None:
+            if len(self._totals) >= _MOST_KINDS:
+                what = _OTHERS
+            total = self._totals.setdefault(what, Total())
+        total.count += 1
+        total.seconds += seconds
+        total.bytes += nbytes
+
+    def longest(self, most: int) -> list[tuple[str, Total]]:
+        """The purposes that have taken the most time, at most this many."""
+        # Copy the totals: another thread may add a purpose meanwhile.
+        found = list(self._totals.copy().items())
+        found.sort(key=lambda pair: pair[1].seconds, reverse=True)
+        return found[:most]
 
 
 class Exchanges(Protocol):
@@ -37,17 +62,14 @@ class Exchanges(Protocol):
     @property
     def waited_s(self) -> float:
         """Seconds that this rank has waited for others."""
-        ...
 
     @property
     def exchanged_bytes(self) -> int:
         """Bytes that this rank has exchanged."""
-        ...
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> ExchangeTotals:
         """The exchanges between ranks, by purpose."""
-        ...
 
 
 class StepRate:

@@ -6,62 +6,32 @@ when the first name that needs it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfcluster.runtime.lazy_names import attributes
 
 if TYPE_CHECKING:
-    from tfcluster.runtime.tf1.barrier import Barriers
-    from tfcluster.runtime.tf1.cluster import (
-        cluster_spec,
-        device_filters,
-        server,
-        session_config,
+    from tfcluster.runtime.tf1.barrier import Barriers as Barriers
+    from tfcluster.runtime.tf1.cluster_members import Workers as Workers
+    from tfcluster.runtime.tf1.cluster_members import workers as workers
+    from tfcluster.runtime.tf1.graph_builder import ByBytes as ByBytes
+    from tfcluster.runtime.tf1.graph_builder import Training as Training
+    from tfcluster.runtime.tf1.graph_builder import byte_size as byte_size
+    from tfcluster.runtime.tf1.parameter_server import (
+        parameter_server_graph as parameter_server_graph,
     )
-    from tfcluster.runtime.tf1.cluster_members import Workers, workers
-    from tfcluster.runtime.tf1.graph_builder import Training
-    from tfcluster.runtime.tf1.parameter_server import parameter_server_graph
-    from tfcluster.runtime.tf1.placement import ByBytes, byte_size
-    from tfcluster.runtime.tf1.replicated import replicated_graph
-    from tfcluster.runtime.tf1.session import BroadcastGlobalVariablesHook, Session
+    from tfcluster.runtime.tf1.replicated import replicated_graph as replicated_graph
+    from tfcluster.runtime.tf1.session import (
+        BroadcastGlobalVariablesHook as BroadcastGlobalVariablesHook,
+    )
+    from tfcluster.runtime.tf1.session import Session as Session
+    from tfcluster.runtime.tf1.session import cluster_spec as cluster_spec
+    from tfcluster.runtime.tf1.session import device_filters as device_filters
+    from tfcluster.runtime.tf1.session import server as server
+    from tfcluster.runtime.tf1.session import session_config as session_config
 
-__all__ = [
-    "Barriers",
-    "BroadcastGlobalVariablesHook",
-    "ByBytes",
-    "Session",
-    "Training",
-    "Workers",
-    "byte_size",
-    "cluster_spec",
-    "device_filters",
-    "parameter_server_graph",
-    "replicated_graph",
-    "server",
-    "session_config",
-    "workers",
-]
-
-_NAMES = {
-    "barrier": ("Barriers",),
-    "cluster": ("cluster_spec", "device_filters", "server", "session_config"),
-    "cluster_members": ("Workers", "workers"),
-    "parameter_server": ("parameter_server_graph",),
-    "placement": ("ByBytes", "byte_size"),
-    "replicated": ("replicated_graph",),
-    "session": ("BroadcastGlobalVariablesHook", "Session"),
-    "graph_builder": ("Training",),
-}
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

@@ -114,7 +114,7 @@ def workers(server: Server | tf.train.ServerDef | None = None) -> Workers:
 
 
 def cluster_of(cluster: object) -> dict[str, tuple[str, ...]]:
-    """Addresses by job, from one of the forms of ``cluster_formats.jobs_of``."""
+    """Addresses by job, from one of the forms of ``jobs_of``."""
     return {
         job: tuple(tasks[index] for index in sorted(tasks))
         for job, tasks in jobs_of(cluster).items()

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.tensor_types import DType, Shape, Tensor, Variable
 from tfcluster.runtime.tf1.cluster_members import Workers
-from tfcluster.runtime.tf1.graph_builder import GraphBuilder, Training
-from tfcluster.runtime.tf1.towers import Gradients
+from tfcluster.runtime.tf1.graph_builder import Gradients, GraphBuilder, Training
 from tfcluster.runtime.tf1_types import V1Optimizer
 
 THRESHOLD_BYTES = 64 * 1024

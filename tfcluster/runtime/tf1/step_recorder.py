@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import (
@@ -29,7 +30,7 @@ from tfcluster.runtime.tensor_types import (
     Variable,
 )
 from tfcluster.runtime.tf1 import patches
-from tfcluster.runtime.tf1.sync_replicas_hook import STOP_GRACE_S
+from tfcluster.runtime.tf1.script_hooks import STOP_GRACE_S
 from tfcluster.runtime.tf1_types import Session, V1Optimizer
 
 tf1 = tf.compat.v1
@@ -76,7 +77,9 @@ class StepRecorder:
                 patches.MONITORED_SESSION: self._monitored,
                 **dict.fromkeys(patches.NEW_DEFAULT_GRAPHS, self._new_default_graph),
                 **dict.fromkeys(patches.CLIPS, self._clip),
-            }
+            },
+            Place.RECORD,
+            always=True,
         )
 
     # --- hooks ------------------------------------------------------------------------

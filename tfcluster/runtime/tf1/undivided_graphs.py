@@ -37,7 +37,7 @@ class UndividedGraphs:
 
     def install(self) -> None:
         """Install the hook in TensorFlow, which has been imported."""
-        patches.TABLE.install({patches.OPTIMIZER_APPLY: self._apply})
+        patches.TABLE.install({patches.OPTIMIZER_APPLY: self._apply}, always=True)
 
     def _apply(
         self, original: Callable[..., Operation | None], *args: Any, **kwargs: Any

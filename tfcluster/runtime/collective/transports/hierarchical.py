@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 
-from tfcluster.runtime.collective.rounding import Residual, Rounding
+from tfcluster.runtime.collective.rounding import Residual, Rounding, rounded_mean
 from tfcluster.runtime.collective.transports.base import (
     UFUNCS,
     Array,
@@ -26,32 +26,18 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
     Incoming,
     Outgoing,
     PeerSockets,
-    Sink,
-    Source,
     framed,
 )
 from tfcluster.runtime.collective.transports.ring import Ring
-from tfcluster.runtime.collective.transports.rounded_exchange import RoundedExchange
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
 from tfcluster.runtime.collective.transports.topology import Groups, share_memory
-from tfcluster.runtime.net.handshake import Member
-from tfcluster.runtime.net.rendezvous import connect
+from tfcluster.runtime.net.rendezvous import Member, connect
 
 TIMEOUT_S = 1800.0
 """A rank may well be silent while it saves a model or compiles a step."""
 
 _DIRECT_BYTES = 1 << 14
 """A vector up to this size is faster in one step than around the ring."""
-
-
-class _Transfer(Protocol):
-    """An exchange of bytes for ``PeerSockets.transfer``."""
-
-    @property
-    def sources(self) -> Sequence[Source]: ...
-
-    @property
-    def sinks(self) -> Sequence[Sink]: ...
 
 
 class HostTransport:
@@ -178,14 +164,7 @@ class HostTransport:
             if buffer.nbytes <= _DIRECT_BYTES:
                 self._allreduce_directly(buffer, ufunc, values)
             else:
-                self._sum_by_hosts(
-                    buffer,
-                    ufunc,
-                    values,
-                    lambda ranks, vector, own: Ring(
-                        self.rank, ranks, vector, ufunc, own
-                    ),
-                )
+                self._sum_by_hosts(buffer, ufunc, values, self._around_ring(ufunc))
         elif self._local.fits_at_once(buffer.nbytes):
             self._local.allreduce_at_once(buffer, ufunc, values)
         else:
@@ -206,10 +185,9 @@ class HostTransport:
         buffer: Array,
         ufunc: np.ufunc,
         source: Array,
-        between: Callable[[Sequence[int], Array, Array], _Transfer],
+        between: Callable[[Sequence[int], Array, Array], None],
     ) -> None:
-        """``between`` makes the exchange of a shard among ranks of different hosts."""
-        sockets = self.connected()
+        """``between`` exchanges a shard among ranks of different hosts."""
         # One ring per shard, and as many shards as the smallest host has ranks.
         owners = min(len(group) for group in self._groups)
         start, end, me = 0, len(buffer), 0
@@ -219,10 +197,18 @@ class HostTransport:
             source = buffer
         if me < owners:
             ring_ranks = [group[me] for group in self._groups]
-            made = between(ring_ranks, buffer[start:end], source[start:end])
-            sockets.transfer(made.sources, made.sinks, self.timeout_s)
+            between(ring_ranks, buffer[start:end], source[start:end])
         if self._local is not None:
             self._local.allgather_shards(buffer, owners)
+
+    def _around_ring(
+        self, ufunc: np.ufunc
+    ) -> Callable[[Sequence[int], Array, Array], None]:
+        def act(ranks: Sequence[int], vector: Array, source: Array) -> None:
+            ring = Ring(self.rank, ranks, vector, ufunc, source)
+            self.connected().transfer(ring.sources, ring.sinks, self.timeout_s)
+
+        return act
 
     def allreduce_rounded(
         self, buffer: Array, rounding: Rounding, residual: Residual | None
@@ -233,7 +219,7 @@ class HostTransport:
         With ``residual``, the rounding error is added to the next sum. The result is
         bitwise equal on all ranks.
         """
-        self.connected()
+        sockets = self.connected()
         if len(self._groups) < 2:
             self.allreduce(buffer, ReduceOp.SUM)
             return
@@ -241,14 +227,13 @@ class HostTransport:
         # The mean of so many times a host's term is the sum. What is rounded is then as
         # large as the sum, not smaller: float16 has few bits for small numbers.
         buffer *= len(self._groups)
-        self._sum_by_hosts(
-            buffer,
-            np.add,
-            buffer,
-            lambda ranks, vector, _: RoundedExchange(
-                self.rank, ranks, vector, rounding, residual
-            ),
-        )
+
+        def between(ranks: Sequence[int], vector: Array, _: Array) -> None:
+            own = ranks.index(self.rank)
+            swap = partial(sockets.swap, self.rank, ranks, timeout_s=self.timeout_s)
+            rounded_mean(vector, own, len(ranks), rounding, residual, swap)
+
+        self._sum_by_hosts(buffer, np.add, buffer, between)
 
     def allgather(self, data: bytes) -> list[bytes]:
         """Every rank's data, of any length, in rank order."""
@@ -259,7 +244,10 @@ class HostTransport:
         sockets = self.connected()
         if self._local is not None and len(self._groups) == 1:
             return self._local.allgather(data)
-        return sockets.swap(self.rank, [data] * self.size, self.timeout_s)
+        return self._swapped(sockets, [data] * self.size)
+
+    def _swapped(self, sockets: PeerSockets, messages: Sequence[bytes]) -> list[bytes]:
+        return sockets.swap(self.rank, range(self.size), messages, self.timeout_s)
 
     def alltoall(self, parts: Sequence[bytes]) -> list[bytes]:
         """Send ``parts[r]`` to rank r; return what was received, in rank order.
@@ -267,7 +255,7 @@ class HostTransport:
         Uses TCP, even within a host.
         """
         self._exchanged_bytes += sum(map(len, parts))
-        return self.connected().swap(self.rank, parts, self.timeout_s)
+        return self._swapped(self.connected(), parts)
 
     def broadcast(self, data: bytes, root: int) -> bytes:
         """The data of rank ``root``; the data of other ranks is ignored."""
@@ -316,9 +304,7 @@ class HostTransport:
                 self._groups, self._local = share_memory(
                     self.rank,
                     sockets,
-                    lambda data: sockets.swap(
-                        self.rank, [data] * self.size, self.timeout_s
-                    ),
+                    lambda data: self._swapped(sockets, [data] * self.size),
                     self.timeout_s,
                     host_key=self._host_key,
                 )

@@ -32,15 +32,12 @@ class Source(Protocol):
     @property
     def done(self) -> bool:
         """Whether everything has been sent."""
-        ...
 
     def view(self) -> memoryview:
         """The bytes that can be sent now; empty while they depend on later data."""
-        ...
 
     def advance(self, count: int) -> None:
         """Note that the first ``count`` bytes of ``view()`` have been sent."""
-        ...
 
 
 class Sink(Protocol):
@@ -52,15 +49,12 @@ class Sink(Protocol):
     @property
     def done(self) -> bool:
         """Whether everything has been received."""
-        ...
 
     def view(self) -> memoryview:
         """Memory for the next bytes; not empty unless ``done``."""
-        ...
 
     def advance(self, count: int) -> None:
         """Note that ``count`` bytes have been written to the start of ``view()``."""
-        ...
 
 
 class PeerSockets:
@@ -99,19 +93,23 @@ class PeerSockets:
         for connection in self._connections.values():
             connection.close()
 
-    def swap(self, me: int, messages: Sequence[bytes], timeout_s: float) -> list[bytes]:
-        """All-to-all: send ``messages[r]`` to rank r; return what each rank sent.
+    def swap(
+        self,
+        me: int,
+        ranks: Sequence[int],
+        messages: Sequence[bytes],
+        timeout_s: float,
+    ) -> list[bytes]:
+        """All-to-all: send each of ``ranks`` a message; return what each rank sent.
 
-        ``messages[me]`` is returned as it is. ``timeout_s`` (seconds) and errors are as
-        for ``transfer``.
+        The message to ``me`` is returned as it is. ``timeout_s`` (seconds) and errors
+        are as for ``transfer``.
         """
-        sinks = {peer: Incoming(peer) for peer in self.peers}
-        sources = [Outgoing(peer, framed(messages[peer])) for peer in self.peers]
+        pairs = list(zip(ranks, messages, strict=True))
+        sinks = {peer: Incoming(peer) for peer in ranks if peer != me}
+        sources = [Outgoing(peer, framed(data)) for peer, data in pairs if peer != me]
         self.transfer(sources, list(sinks.values()), timeout_s)
-        return [
-            bytes(sinks[rank].data) if rank in sinks else messages[me]
-            for rank in range(len(messages))
-        ]
+        return [data if peer == me else bytes(sinks[peer].data) for peer, data in pairs]
 
     def interrupt(self) -> None:
         """Make a running transfer fail soon, with PeerLostError. For another thread."""

@@ -16,8 +16,11 @@ from __future__ import annotations
 import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.collective.transports.shm_barrier import ProgressCounters
-from tfcluster.runtime.collective.transports.shm_segment import SLOTS, ShmSegment
+from tfcluster.runtime.collective.transports.shm_barrier import (
+    SLOTS,
+    ProgressCounters,
+    ShmSegment,
+)
 
 _Bounds = tuple[int, int]
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfcluster.runtime.collective.transports import shm_barrier, shm_segment
+from tfcluster.runtime.collective.transports import shm_barrier
 from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
 from tfcluster.runtime.collective.transports.shm_allreduce import ShmCollectives
-from tfcluster.runtime.collective.transports.shm_barrier import ProgressCounters
-from tfcluster.runtime.collective.transports.shm_segment import ShmSegment
+from tfcluster.runtime.collective.transports.shm_barrier import (
+    ProgressCounters,
+    ShmSegment,
+)
 
 Gather = Callable[[bytes], list[bytes]]
 Groups = tuple[tuple[int, ...], ...]
@@ -93,7 +95,7 @@ class _ShmNegotiation:
             return b"null"
         try:
             if self._me == self._ours[0]:
-                self._memory, self._segment = shm_segment.create(len(self._ours))
+                self._memory, self._segment = shm_barrier.create(len(self._ours))
             self._pipe = shm_barrier.pipe()
         except OSError:
             return b"null"
@@ -144,6 +146,6 @@ class _ShmNegotiation:
 
 
 def _attach(offer: Any, members: int) -> ShmSegment:
-    return shm_segment.attach(
+    return shm_barrier.attach(
         int(offer["pid"]), int(offer["memory"]), bytes.fromhex(offer["nonce"]), members
     )

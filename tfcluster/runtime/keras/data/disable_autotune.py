@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.tensor_types import Dataset, Nest
 
 
@@ -23,7 +24,7 @@ def install() -> None:
 
     ``AUTOTUNE`` then means as many parallel calls as TensorFlow has threads.
     """
-    tf_patches.TABLE.install({tf_patches.DATASET_ITER: _iter})
+    tf_patches.TABLE.install({tf_patches.DATASET_ITER: _iter}, Place.LAST)
 
 
 def _iter(

@@ -36,9 +36,8 @@ from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Optimizer, Variable
 from tfcluster.runtime.partition.agreement import Agreement
-from tfcluster.runtime.partition.exchange import HostExchanger, gathered
+from tfcluster.runtime.partition.exchange import HostExchanger, changes, gathered
 from tfcluster.runtime.partition.hook import Hook
-from tfcluster.runtime.partition.own_rows import changes
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Partial,

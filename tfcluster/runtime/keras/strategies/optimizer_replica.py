@@ -24,7 +24,7 @@ from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.keras.types import Variable as KerasVariable
-from tfcluster.runtime.parameter_server.placement import Piece, Variable
+from tfcluster.runtime.parameter_server.sharding import Piece, Variable
 from tfcluster.runtime.parameter_server.update_graph import serialised
 from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import name_of

@@ -21,7 +21,7 @@ from tfcluster.model import Runtime
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding
-from tfcluster.runtime.collective.shard_tree import shard_bounds
+from tfcluster.runtime.collective.shard_sums import shard_bounds
 from tfcluster.runtime.collective.transports.tensorflow.transport import (
     TensorFlowTransport,
 )
@@ -34,12 +34,13 @@ from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Model, Strategy
 from tfcluster.runtime.partition.agreement import Agreement, joined
-from tfcluster.runtime.partition.exchange import Exchanger, HostExchanger
+from tfcluster.runtime.partition.exchange import (
+    Exchanger,
+    HostExchanger,
+)
 from tfcluster.runtime.partition.explain import mostly_whole
-from tfcluster.runtime.partition.failures import Failures
 from tfcluster.runtime.partition.hook import Hook, Running
-from tfcluster.runtime.partition.op_runs import OpRuns
-from tfcluster.runtime.partition.ordered_exchange import OrderedExchanger
+from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
 from tfcluster.runtime.partition.variables import Watched
@@ -95,7 +96,7 @@ def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> N
         feeds_back=options.error_feedback,
     )
     if count is not None:
-        new_exchanger = partial(OrderedExchanger, group, ranks=count)
+        new_exchanger = partial(HostExchanger, group, ranks=count)
     running: Running = Failures(group).running
     if isinstance(group.transport, TensorFlowTransport):
         runs = OpRuns(group, group.transport, new_exchanger)

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
@@ -118,17 +119,22 @@ class ServerModels:
                 patches.OPTIMIZER_FINALIZE: self._finalize,
                 patches.OPTIMIZER_VARIABLES: self._variables,
                 patches.SWAP_EMA: self._swap,
-            }
+            },
+            Place.SERVICE,
         )
         tf_patches.TABLE.install(
-            {
-                tf_patches.CHECKPOINT_WRITE: self._with_all_slots,
-                tf_patches.CHECKPOINT_SAVE: self._with_all_slots,
-                tf_patches.CHECKPOINT_READ: self._with_all_slots,
-                tf_patches.CHECKPOINT_RESTORE: self._with_all_slots,
-                tf_patches.MANAGER_SAVE: self._with_all_slots,
-                tf_patches.SAVED_MODEL_SAVE: self._with_all_slots,
-            }
+            dict.fromkeys(
+                (
+                    tf_patches.CHECKPOINT_WRITE,
+                    tf_patches.CHECKPOINT_SAVE,
+                    tf_patches.CHECKPOINT_READ,
+                    tf_patches.CHECKPOINT_RESTORE,
+                    tf_patches.MANAGER_SAVE,
+                    tf_patches.SAVED_MODEL_SAVE,
+                ),
+                self._with_all_slots,
+            ),
+            Place.SERVICE,
         )
 
     def clips_here(self, optimizer: Optimizer) -> bool:

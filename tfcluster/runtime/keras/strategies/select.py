@@ -16,11 +16,7 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.keras.data import (
-    disable_autotune,
-    per_rank_shuffle,
-    unknown_rows,
-)
+from tfcluster.runtime.keras.data import disable_autotune, per_worker
 from tfcluster.runtime.keras.data.data_service_hooks import (
     DataServiceHooks,
     data_service_client,
@@ -34,7 +30,7 @@ from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.parameter_server.progress import Progress
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -75,11 +71,11 @@ def begin(context: Context) -> Session:
         seed, strict = _partition_options(context)
         partitioned.install(session, options, seed=seed, strict=strict)
         if not session.divides:
-            unknown_rows.install()
+            per_worker.allow_any_rows()
     if client := data_service_client(context):
         DataServiceHooks(session, client).install()
     if options.data == "seed_offset":
-        per_rank_shuffle.install(context.rank)
+        per_worker.shuffle_per_rank(context.rank)
     return session
 
 

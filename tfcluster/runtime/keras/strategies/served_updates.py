@@ -21,9 +21,10 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
+from tfcluster.runtime.exchange.reduce_engine import Kind, TensorList
 from tfcluster.runtime.exchange.reduced_tensors import reduced
-from tfcluster.runtime.exchange.tensor_list import Kind, TensorList
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of, unique
 from tfcluster.runtime.keras.strategies.ps_models import (
@@ -86,7 +87,8 @@ class ServedUpdates:
                 patches.OPTIMIZER_APPLY: self._apply,
                 patches.MODEL_FIT: self._without_xla,
                 patches.MODEL_TRAIN_ON_BATCH: self._without_xla,
-            }
+            },
+            Place.SERVICE,
         )
 
     def has_gradients_of(self, variables: Sequence[Variable]) -> bool:

@@ -94,7 +94,8 @@ class ChiefOnlySaving:
                 {
                     tf_patches.SUMMARY_WRITER: _no_writer,
                     tf_patches.SUMMARY_WRITER_2: _no_writer,
-                }
+                },
+                always=True,
             )
         cache_files.install(context().rank)
         Downloads(context()).install()

@@ -81,17 +81,11 @@ class PartitionedModels:
         """Install the hooks in Keras, once per process."""
         patches.TABLE.install(
             {
-                patches.MODEL_FIT: self._fit,
-                patches.MODEL_EVALUATE: self._evaluate,
+                patches.MODEL_FIT: self.fit,
+                patches.MODEL_EVALUATE: self.evaluate,
                 patches.MODEL_PREDICT: self._predict,
             }
         )
-
-    def _fit(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.fit(original, *args, **kwargs)
-
-    def _evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.evaluate(original, *args, **kwargs)
 
     def _predict(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._session.once("predicting"):

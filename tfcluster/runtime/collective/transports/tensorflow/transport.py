@@ -32,7 +32,7 @@ from tfcluster.runtime.collective.transports.tensorflow.gpus import (
 )
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.errors import CollectiveError
-from tfcluster.runtime.net.handshake import Member
+from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.tensors import tensor_of
 
 _DIRECT_BYTES = 1 << 20

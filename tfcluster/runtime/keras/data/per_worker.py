@@ -1,26 +1,35 @@
-"""Lets steps compute batches of any number of rows.
+"""Batches of the ranks' own, with ``batch: per_worker``: their order and their size.
 
-With ``batch: per_worker``, a step that was traced for the rows of one rank's batch is
-to compute those of all ranks: no constant of the step may come from their number.
+Each rank may shuffle the data in its own order, instead of dividing a common order. The
+rank is added to TensorFlow's global seed, on which shuffles by ``tf.data`` and of
+Keras's arrays depend. All ranks keep the same Python and NumPy seeds: scripts use them,
+for example, to hold out validation data, which must be the same everywhere. Initial
+weights must also be the same, but these are broadcast anyway.
+
+A step that was traced for the rows of one rank's batch is to compute those of all
+ranks: no constant of the step may come from their number.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
+from tfcluster.runtime.contract import Place
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Tensor
 
 
-def install() -> None:
-    """Install the hooks in Keras and TensorFlow, once per process."""
-    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin})
+def allow_any_rows() -> None:
+    """Install the hooks for steps of any number of rows, once per process."""
+    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin}, Place.LAST)
     tf_patches.TABLE.install({tf_patches.TRACE: _trace})
 
 
@@ -96,3 +105,28 @@ def _is_known(tensor: Any) -> bool:
         and bool(tensor.shape.rank)
         and tensor.shape[0] is not None
     )
+
+
+STRIDE = 7_368_787
+"""A prime, so that the seeds of different ranks rarely coincide."""
+
+_SEEDS = 1 << 31
+
+
+def shuffle_per_rank(rank: int) -> None:
+    """Put the hook in place; a seed that is already set gets this rank's offset."""
+    handler = partial(_set_seed, rank)
+    tf_patches.TABLE.install({tf_patches.SET_SEED: handler})
+    seed = tf.compat.v1.get_seed(0)[0]
+    if seed is not None:
+        tf.random.set_seed(seed)
+
+
+def _set_seed(
+    rank: int,
+    original: Callable[[object], None],
+    seed: int | np.integer[Any] | None,
+) -> None:
+    if isinstance(seed, int):
+        seed = (seed + rank * STRIDE) % _SEEDS
+    original(seed)
