@@ -5,7 +5,7 @@ A process that is forked after the imports cannot get other values for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 READ_EARLY = (
     "PYTHON",
@@ -38,29 +38,49 @@ READ_LATE = frozenset(
 
 _MORE_PREFIXES = (
     "ABSL_",
+    "ACC_",
     "BLIS_",
     "CONDA_",
     "CUDA_",
     "CUDNN_",
+    "DNNL_",
+    "FREETYPE_",
+    "GCS_",
+    "GFORTRAN_",
     "GLOG_",
     "GOTO_",
     "GRPC_",
     "HDF5_",
     "HIP_",
     "JAX_",
+    "LLVM_",
     "MIOPEN_",
+    "MKLDNN_",
+    "NCCL_",
     "NPY_",
     "NUMEXPR_",
+    "NUMPY_",
     "NVIDIA_",
+    "ONEDNN_",
+    "OPENSSL_",
     "PROTOCOL_BUFFERS_",
     "ROCM_",
     "TCMALLOC_",
     "TENSORFLOW_",
     "TORCH_",
+    "TPU_",
     "TSL_",
     "XLA_",
 )
-_MORE_NAMES = frozenset({"TEMP", "TMP", "VIRTUAL_ENV"})
+_MORE_NAMES = frozenset(
+    {"DISABLE_HOST_SEND_RECV_REGISTRATION", "TEMP", "TMP", "VIRTUAL_ENV"}
+)
+
+_READ_BY_THE_PROCESS = ("GLIBC_", "LD_", "MALLOC_", "PYTHON")
+"""Prefixes of variables that take effect only when a process starts."""
+
+_READ_FOR_COMMANDS = frozenset({"PATH"})
+"""Variables that imports read only to find a command of the system."""
 
 JOB_NAMES = ("SLURM_JOB_ID", "JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Variables that identify the scheduler's job to which a process belongs."""
@@ -82,6 +102,17 @@ def is_import_variable(name: str) -> bool:
     """
     more = name in _MORE_NAMES or name.startswith(_MORE_PREFIXES)
     return is_read_early(name) or (more and name not in READ_LATE)
+
+
+def concerns_imports(name: str, read: Container[str]) -> bool:
+    """Whether an import may give another result after a program has set the variable.
+
+    ``read`` has the names that the imported Python code has read. What libraries in
+    other languages read is known only by the names' families.
+    """
+    if name in read:
+        return name not in READ_LATE and name not in _READ_FOR_COMMANDS
+    return is_import_variable(name) and not name.startswith(_READ_BY_THE_PROCESS)
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:

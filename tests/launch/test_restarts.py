@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
-from tests.launch.cluster import Cluster
+from tests.launch.cluster import Cluster, plain
 from tests.launch.oracle import assert_nothing_left
 
 
@@ -135,3 +136,27 @@ def test_a_port_serves_twenty_attempts(cluster: Cluster) -> None:
     assert len(said) == 21
     assert len(set(said)) == 1
     assert_nothing_left(running)
+
+
+NEEDS_A_FRESH_INTERPRETER = """
+import os, sys
+print('begins', flush=True)
+os.environ['-OMP_NUM_THREADS'[1:]] = '1'
+import numpy  # as tensorflow does
+sys.exit(3 if os.environ['TFCLUSTER_ATTEMPT'] == '0' else 0)
+"""
+
+
+@pytest.mark.tensorflow
+def test_a_task_that_needs_a_fresh_interpreter_gets_it_from_then_on(
+    cluster: Cluster,
+) -> None:
+    options = ("--set", "restart.max=1", "--set", "runtime.warm_start=true")
+    command = (sys.executable, "-c", NEEDS_A_FRESH_INTERPRETER)
+    running = cluster.start(*plain(*options, count=2), "--", *command)
+    assert running.end() == 0, running.err
+    for task in ("worker:0", "worker:1"):
+        first, _, second = running.text(task).partition("---- attempt 1")
+        # It began warm, and then cold.
+        assert (first.count("begins"), second.count("begins")) == (2, 1)
+    assert running.err.count("the program sets OMP_NUM_THREADS before it imports") == 1

@@ -482,7 +482,7 @@ class Driver:
         for task, attempt in zip(tasks, attempts, strict=True):
             spec = self._job.specs[task]
             host = spec.place.host.name
-            warm = self._hosts.is_warm(host, spec.warm)
+            warm = self._hosts.is_warm(host, spec.warm) and task not in self._tasks.cold
             package = self._hosts.package(host)
             found = {
                 "TF_CONFIG": cluster.tf_config(task),

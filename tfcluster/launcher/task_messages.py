@@ -74,6 +74,8 @@ class TaskFrames:
         self._owners = {(t, s.place.host.name) for t, s in job.specs.items()}
         self.answers: dict[TaskId, Answer] = {}
         """Answers to the last request for stacks."""
+        self.cold: set[TaskId] = set()
+        """Tasks whose program needs a fresh interpreter."""
         self._facts: dict[tuple[TaskId, int], dict[str, Any]] = {}
         self._causes: dict[tuple[TaskId, int], str] = {}
         self._said_count: dict[tuple[TaskId, int], int] = {}
@@ -230,6 +232,9 @@ class TaskFrames:
                 )
             case "warning" | "note":
                 self._warn(task, event["type"], str(event.get("text"))[:_MAX_TEXT])
+            case "cold_start":
+                self.cold.add(task)
+                self._warn(task, "note", str(event.get("text"))[:_MAX_TEXT])
             case "failure":
                 self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
             case "stack":

@@ -149,10 +149,11 @@ def output_types(
     op_def: Message, attributes: Mapping[str, Message]
 ) -> Iterator[tuple[str, list[int]]]:
     """The name and the dtypes (as enum values) of each output argument of an op."""
-    defaults = {each.name: each.default_value for each in op_def.attr}
 
     def value(name: str) -> Message:
-        return attributes[name] if name in attributes else defaults[name]
+        if name in attributes:
+            return attributes[name]
+        return next(a.default_value for a in op_def.attr if a.name == name)
 
     for argument in op_def.output_arg:
         if argument.type_list_attr:

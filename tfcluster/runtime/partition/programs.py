@@ -420,7 +420,7 @@ def gather(
 ) -> Written:
     """A function that gets these parts, and returns the whole tensors."""
     graph = ShapeGraph()
-    values = [graph.argument(each.argument()) for each in parts]
+    values = graph.arguments([each.argument() for each in parts])
     placements = [each.shard or REPLICATE for each in parts]
     rows = next((each.rows for each in placements if isinstance(each, Shard)), None)
     written = rewrite(

@@ -110,22 +110,32 @@ class _Propagation:
         return placed
 
     def _settle(self) -> None:
+        placed = self._placed
+        placed.placements = dict(zip(placed.graph.inputs, placed.inputs, strict=True))
+        placed.plans, placed.bodies, placed.whole = {}, {}, set()
+        self._rounds = dict.fromkeys(placed.graph.inputs, 0)
+        more: set[Value] = set()
         for _ in range(_MOST_ROUNDS):
-            self._pass()
+            self._pass(more)
             more = self._needed_whole() - self._reduced
             if not more:
                 break
             self._reduced |= more
 
-    def _pass(self) -> None:
+    def _pass(self, changed: set[Value]) -> None:
+        """Find plans for the nodes that have none, or that use a changed value."""
         placed = self._placed
-        placed.placements = dict(zip(placed.graph.inputs, placed.inputs, strict=True))
-        placed.plans, placed.bodies, placed.whole = {}, {}, set()
-        self._rounds = dict.fromkeys(placed.graph.inputs, 0)
         for node in placed.nodes:
+            if node in placed.plans and changed.isdisjoint(node.inputs):
+                continue
+            placed.whole.discard(node)
             plan = placed.plans[node] = self._plan(node)
-            placed.placements.update(zip(node.outputs, plan.outputs, strict=True))
-            self._rounds.update(dict.fromkeys(node.outputs, self._rounds_of(node)))
+            rounds = self._rounds_of(node)
+            for value, placement in zip(node.outputs, plan.outputs, strict=True):
+                before = placed.placements.get(value), self._rounds.get(value)
+                if before != (placement, rounds):
+                    placed.placements[value], self._rounds[value] = placement, rounds
+                    changed.add(value)
 
     def _seen(self, value: Value) -> Placement:
         """The placement as the nodes that use the value see it."""

@@ -7,6 +7,7 @@ parts once for each of the process's ranks.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -185,19 +186,9 @@ class _Body:
 
     def run(self, wanted: Sequence[Placement]) -> list[Refs]:
         """Write all nodes; returns the outputs with the placements wanted."""
-        todo = [node for node in self._placed.nodes if node not in self._written]
-        while todo:
-            blocked = []
-            pending: dict[Value, None] = {}
-            for node in todo:
-                if not self._try(node, pending):
-                    blocked.append(node)
-            if len(blocked) == len(todo) and not pending:
-                raise NotImplementedError(f"the graph of {todo[0].name} has a circle")
-            self._values.exchange(pending)
-            todo = blocked
+        self._write(self._placed.nodes)
         outputs = self._placed.graph.outputs
-        pending = {}
+        pending: dict[Value, None] = {}
         for value, want in zip(outputs, wanted, strict=True):
             self._values.get(value, want, pending)
         self._values.exchange(pending)
@@ -206,6 +197,37 @@ class _Body:
             for value, want in zip(outputs, wanted, strict=True)
         ]
         return [refs for refs in found if refs is not None]
+
+    def _write(self, nodes: Sequence[Node]) -> None:
+        """Write these nodes, and exchange what they need as soon as it is there.
+
+        A node is tried in its turn, and again whenever something that it needs has
+        been written or exchanged.
+        """
+        users: dict[Node, list[int]] = {}
+        for turn, node in enumerate(nodes):
+            for each in {*node.controls, *(value.node for value in node.inputs)}:
+                users.setdefault(each, []).append(turn)
+        turns = [i for i, node in enumerate(nodes) if node not in self._written]
+        while turns:
+            queued, waiting = set(turns), []
+            pending: dict[Value, None] = {}
+            while turns:
+                turn = heapq.heappop(turns)
+                queued.remove(turn)
+                node = nodes[turn]
+                if self._try(node, pending):
+                    new = [i for i in users.get(node, ()) if i not in queued]
+                    queued.update(new)
+                    for later in new:
+                        heapq.heappush(turns, later)
+                elif any(value in pending for value in node.inputs):
+                    waiting.append(turn)
+            self._values.exchange(pending)
+            turns = waiting
+        for node in nodes:
+            if node not in self._written:
+                raise NotImplementedError(f"the graph of {node.name} has a circle")
 
     def _try(self, node: Node, pending: dict[Value, None]) -> bool:
         """Write a node, if all that it needs has been written."""

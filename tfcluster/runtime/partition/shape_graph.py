@@ -60,13 +60,26 @@ class ShapeGraph:
 
     # --- values -----------------------------------------------------------------------
 
-    def argument(self, argument: Argument) -> Value:
-        """An input of the graph. Uses of a known constant do not read the input."""
-        tensor = tf_functions.placeholder(
-            self._graph, argument.dtype, argument.shape, argument.like
-        )
-        node = Node(tensor.op.name, "Placeholder", [], [], {})
-        self._names[node.name] = 1
+    def arguments(self, arguments: Sequence[Argument]) -> list[Value]:
+        """Inputs of the graph. Uses of a known constant do not read its input."""
+        first = len(self._inputs)
+        names = [f"argument_{first + i}" for i in range(len(arguments))]
+        definition = tf.compat.v1.GraphDef()
+        for name, argument in zip(names, arguments, strict=True):
+            node = definition.node.add(name=name, op="Placeholder")
+            node.attr["dtype"].type = argument.dtype.as_datatype_enum
+            shape = tf.TensorShape(argument.shape).as_proto()
+            node.attr["shape"].shape.CopyFrom(shape)
+        # One call for all of them, since each call takes about a millisecond.
+        tf_functions.import_nodes(self._graph, definition, {})
+        return [self._argument(*each) for each in zip(names, arguments, strict=True)]
+
+    def _argument(self, name: str, argument: Argument) -> Value:
+        tensor = tf_functions.operation(self._graph, name).outputs[0]
+        if argument.like is not None:
+            tf_functions.copy_handle_data(argument.like, tensor)
+        node = Node(name, "Placeholder", [], [], {})
+        self._names[name] = 1
         value = Value(node, 0, argument.dtype, argument.shape, argument.list)
         node.outputs.append(value)
         self.tensors[value] = tensor

@@ -66,10 +66,9 @@ def specialise(
     specialised, and what TensorFlow raises for shapes that do not fit.
     """
     whole = _Specialiser(taken)
-    values = [whole.argument(each) for each in arguments]
+    values = whole.arguments(arguments)
     peeled = {
-        path: [whole.argument(each) for each in outputs]
-        for path, outputs in (fetched or {}).items()
+        path: whole.arguments(outputs) for path, outputs in (fetched or {}).items()
     }
     outputs, _ = whole.inline(function, values, (), (), peeled)
     return whole.finished(outputs)
@@ -191,7 +190,7 @@ class _Specialiser(ShapeGraph):
         path: Path,
     ) -> tuple[list[Value], list[Node]]:
         """A ``Shape`` for each input: TensorFlow evaluates no ``ShapeN``."""
-        dtypes = [tf.as_dtype(each) for each in source.output_types]
+        dtypes = [tf_functions.dtype_of(each) for each in source.output_types]
         nodes = []
         for value, dtype in zip(inputs, dtypes, strict=True):
             attributes = {
@@ -216,7 +215,7 @@ class _Specialiser(ShapeGraph):
             inputs,
             controls,
             attributes,
-            [tf.as_dtype(each) for each in source.output_types],
+            [tf_functions.dtype_of(each) for each in source.output_types],
             path[-1],
             device=source.definition.device,
             stateful=source.is_stateful,
@@ -386,7 +385,7 @@ class _Specialiser(ShapeGraph):
         self, function: Function, arguments: Sequence[Argument], path: Path
     ) -> Graph:
         graph = _Specialiser(self._taken)
-        values = [graph.argument(each) for each in arguments]
+        values = graph.arguments(arguments)
         parts = None if self._taken is None else split(function)
         if parts is None:
             outputs, _ = graph.inline(function, values, path, (), {})
@@ -448,9 +447,7 @@ class _Specialiser(ShapeGraph):
 
     def _copy_handle(self, given: Tensor, result: Tensor) -> None:
         if given.dtype in (tf.resource, tf.variant):
-            data = tf_functions.handle_data(given)
-            if data is not None:
-                tf_functions.set_handle_data(result, data)
+            tf_functions.copy_handle_data(given, result)
 
 
 def _require(name: str) -> Function:

@@ -15,7 +15,14 @@ from tfcluster.runtime import contract
 from tfcluster.runtime.contract import Name
 
 if TYPE_CHECKING:
-    from tfcluster.runtime.tensor_types import Array, Graph, Message, Operation, Tensor
+    from tfcluster.runtime.tensor_types import (
+        Array,
+        DType,
+        Graph,
+        Message,
+        Operation,
+        Tensor,
+    )
 
 _PARTITION = "dividing functions among the ranks"
 _CONTEXT = "tensorflow.python.eager.context.Context"
@@ -55,7 +62,7 @@ NAMES = (
             _PARTITION,
             "every rank computes whole batches",
         )
-        for name in ("copy_handle_data", "set_handle_data", "get_handle_data")
+        for name in ("set_handle_data", "get_handle_data")
     ),
 )
 
@@ -133,6 +140,15 @@ def _registered_op(op_type: str) -> Message | None:
     return found
 
 
+@functools.cache
+def dtype_of(number: int) -> DType:
+    """The dtype with this number in messages."""
+    import tensorflow as tf
+
+    found: DType = tf.as_dtype(number)
+    return found
+
+
 def is_function(name: str) -> bool:
     """Whether this is the name of a registered function, not of an op."""
     return _registered_op(name) is None and definition_of(name) is not None
@@ -164,19 +180,17 @@ def import_nodes(
     """Add the nodes of a GraphDef to a graph; ``inputs`` are tensors by name."""
     import tensorflow as tf
 
+    # Without a version, a placeholder of shape () would be one of an unknown shape.
+    definition.versions.producer = tf.version.GRAPH_DEF_VERSION
     with graph.as_default():
         tf.graph_util.import_graph_def(definition, input_map=inputs or None, name="")
 
 
-def placeholder(graph: Graph, dtype: Any, shape: Any, like: Tensor | None) -> Tensor:
-    """A placeholder; a handle gets the shapes and dtypes that ``like`` refers to."""
-    from tensorflow.python.ops import array_ops, handle_data_util
-
-    with graph.as_default():
-        found: Tensor = array_ops.placeholder(dtype, shape)
-        if like is not None:
-            handle_data_util.copy_handle_data(like, found)
-    return found
+def copy_handle_data(source: Tensor, target: Tensor) -> None:
+    """Note on a tensor what another handle refers to, if that is known."""
+    data = handle_data(source)
+    if data is not None:
+        set_handle_data(target, data)
 
 
 def refer(tensor: Tensor, shape: Any) -> None:

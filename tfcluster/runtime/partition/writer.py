@@ -157,7 +157,7 @@ class Writer:
         for key, value in attributes.items():
             set_attribute(message.attr[key], value)
         return [
-            Ref(f"{message.name}:{output}:{index}", tf.as_dtype(dtype))
+            Ref(f"{message.name}:{output}:{index}", tf_functions.dtype_of(dtype))
             for output, types in output_types(definition, message.attr)
             for index, dtype in enumerate(types)
         ]

@@ -41,7 +41,7 @@ def read(program: Program, context: Context) -> None:
 
     Raises what ``claim_distribution`` raises.
     """
-    found = analyse(_source_of(program) or "")
+    found = analyse(source_of(program) or "")
     if found.distributes_itself:
         claim_distribution()
     if found.is_tf1_cluster_script and has_tf1_cluster(context):
@@ -90,7 +90,7 @@ def has_tf1_cluster(context: Context) -> bool:
     )
 
 
-def _source_of(program: Program) -> str | None:
+def source_of(program: Program) -> str | None:
     """The source of a program's main file; None for ``-m``, or if it is unreadable."""
     if program.option == "-c":
         return program.target

@@ -120,6 +120,9 @@ def surround(program: Program, context: Context) -> None:
     events = reporter()
 
     def before_import(name: str) -> None:
+        if context.trains:
+            backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+            injection.refuse_other_backends(backend)
         quieten_tensorflow()
         events.listen()
         events.phase(f"importing {name}")

@@ -158,8 +158,9 @@ def refuse_other_backends(backend: str) -> None:
         from tfcluster.runtime.collective import CollectiveError
 
         raise CollectiveError(
-            f"KERAS_BACKEND is {backend!r}: tfcluster can distribute only Keras's "
-            "'tensorflow' backend (strategy: none leaves the program alone)"
+            f"KERAS_BACKEND is {backend!r} in its environment, but tfcluster can "
+            "distribute only Keras's 'tensorflow' backend: unset KERAS_BACKEND, or set "
+            "'runtime: {strategy: none}', which leaves the program alone"
         )
 
 

@@ -196,6 +196,10 @@ class Reporter:
         """Report a note that affects no result; it is shown on the console."""
         self._say({"type": "note", "text": _cut(text)})
 
+    def cold_start(self, text: str) -> None:
+        """Report why the task starts again in a fresh interpreter, now and later."""
+        self._say({"type": "cold_start", "text": _cut(text)})
+
     def failure(self, cause: str) -> None:
         """Report one sentence that says why the task is about to exit."""
         self._say({"type": "failure", "cause": _cut(cause)})

@@ -14,18 +14,27 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import NoReturn
 
 from tfcluster.import_variables import is_read_early
 from tfcluster.isolated_import import module_argv
 from tfcluster.process_title import set_title
+from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.scripts.early_settings import variables_set
 from tfcluster.runtime.scripts.run_script import import_folder, parse
 from tfcluster.runtime.task import bootstrap
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.warm.fork import ForkRequest, fork_task
+from tfcluster.runtime.warm.hidden_modules import (
+    HiddenModules,
+    Imports,
+    MissingModules,
+    content,
+    shadowed_module,
+)
+from tfcluster.runtime.warm.imported_files import settings_file
 from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
 from tfcluster.wire import Decoder, Frame, encode
@@ -34,6 +43,8 @@ _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""
 _HOOKS = "tfcluster.runtime.keras.strategies.select"
 """A module that imports all of the training runtime, and installs nothing."""
+_DRAIN_S = 1.0
+"""How long the agent may take to read the last events before a new start."""
 
 
 def main(argv: Sequence[str]) -> int | None:
@@ -78,12 +89,41 @@ def require_keras_backend(environ: Mapping[str, str]) -> None:
 
 def import_libraries() -> float:
     """Import the libraries that tasks need, once; return how many seconds it took."""
+    global _imports
+    file = settings_file(os.environ)
+    earlier = frozenset(sys.modules)
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
-    with _uncollected():
+    missed = MissingModules()
+    sys.meta_path.append(missed)
+    with _uncollected(), _variables_read() as read:
         for library in bootstrap.LIBRARIES:
             importlib.import_module(library)
+    sys.meta_path.remove(missed)
+    _imports = Imports(
+        earlier, frozenset(read), frozenset(missed.names), content(file), file
+    )
     return round(time.monotonic() - start, 3)
+
+
+_imports: Imports | None = None
+
+
+@contextmanager
+def _variables_read() -> Iterator[set[str]]:
+    """Record the names of the variables that Python code reads in this context."""
+    read: set[str] = set()
+    encode_name = os.environ.encodekey
+
+    def recorded(name: str) -> str:  # it may be bytes, and so may the result
+        read.add(name)
+        return encode_name(name)
+
+    os.environ.encodekey = recorded
+    try:
+        yield read
+    finally:
+        os.environ.encodekey = encode_name
 
 
 def import_runtime(environ: Mapping[str, str]) -> None:
@@ -183,14 +223,36 @@ def warm_arguments(
     """``argv`` if the task may run in this interpreter; otherwise replaces the process.
 
     A program must not notice how it was started. If it would notice, the task starts
-    again in a fresh interpreter, with execve: slower, but correct.
+    again in a fresh interpreter, with execve: slower, but correct. What the imports
+    have done is hidden until the program imports TensorFlow; if it first changes what
+    the imports depend on, the task starts again then.
     """
+    events = os.environ["TFCLUSTER_EVENTS"]
+    merged = {**fresh_env, **changes}
+    env = {name: value for name, value in merged.items() if value is not None}
     program = parse(argv[1:]) if argv[:1] == ["run"] else None
     folder = import_folder(program) if program else None
     reason = late_variable(changes, fresh_env) or shadowed_module(folder, sys.modules)
     if reason is not None:
         reporter().phase(f"starting cold: {reason}")
-        start_cold(argv, {**fresh_env, **changes})
+        start_cold(argv, env, events)
+    if program is None or _imports is None:
+        return argv
+
+    def start_again(what: str) -> NoReturn:
+        reporter().cold_start(
+            f"the program {what} before it imports TensorFlow: it starts in a fresh "
+            "interpreter, which takes longer"
+        )
+        reporter().drain(_DRAIN_S)
+        hidden.state.restore(kept=int(events))
+        start_cold(argv, env, events)
+
+    source = program_kind.source_of(program) or ""
+    hidden = HiddenModules(_imports, env, start_again)
+    hidden.expect(variables_set(source, env))
+    # A program may hang before it imports anything.
+    reporter().listen()
     return argv
 
 
@@ -204,40 +266,16 @@ def late_variable(
     return None
 
 
-def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
-    """Why a program with modules in ``folder`` would get a wrong module, or None.
+def start_cold(argv: Sequence[str], env: Mapping[str, str], events: str) -> NoReturn:
+    """Replace this process with a fresh interpreter with the environment ``env``.
 
-    This happens if another module of the same name has already been imported.
+    ``events`` is the number of the events socket.
     """
-    if folder is None:
-        return None
-    try:
-        with os.scandir(folder or ".") as entries:
-            names = sorted(map(_module_name, entries))
-    except OSError:
-        return None
-    found = next((name for name in names if name and name in imported), None)
-    return found and f"the program's folder contains its own module {found!r}"
-
-
-def _module_name(entry: os.DirEntry[str]) -> str:
-    """The name of the top-level module in a directory entry; empty if it is none."""
-    name, _, suffix = entry.name.partition(".")
-    if suffix == "py" or suffix.endswith("so"):
-        return name
-    package = not suffix and (Path(entry.path) / "__init__.py").exists()
-    return name if package else ""
-
-
-def start_cold(argv: Sequence[str], env: Mapping[str, str | None]) -> NoReturn:
-    """Replace this process with a fresh interpreter with the environment ``env``."""
-    events = os.environ["TFCLUSTER_EVENTS"]
     os.set_inheritable(int(events), True)
-    cold_env = {name: value for name, value in env.items() if value is not None}
     cold_argv = module_argv(
         (sys.executable,), "tfcluster.runtime.task.bootstrap", *argv
     )
-    os.execve(sys.executable, cold_argv, cold_env | {"TFCLUSTER_EVENTS": events})
+    os.execve(sys.executable, cold_argv, {**env, "TFCLUSTER_EVENTS": events})
 
 
 def _say(agent: socket.socket, message: Frame) -> None:
