@@ -328,10 +328,18 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     metavar="N",
     help="Number of last lines per task, from the last 8 MiB of its log.",
 )
-def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
+@click.option(
+    "-v",
+    "--verbose",
+    "everything",
+    is_flag=True,
+    help="Show all lines: also those that launch leaves out, and each rank's.",
+)
+def logs(words: tuple[str, ...], follow: bool, count: int, everything: bool) -> int:
     """Show what tasks have printed.
 
-    TASK is a task (worker:0) or a type (worker). Default: all tasks.
+    TASK is a task (worker:0) or a type (worker). Default: all tasks. A line that
+    several ranks have printed is shown once.
 
     \b
     tfcluster logs                     the newest run
@@ -340,7 +348,9 @@ def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     """
     from tfcluster.commands import status_logs
 
-    return status_logs.logs(words, os.environ, follow=follow, count=count)
+    return status_logs.logs(
+        words, os.environ, follow=follow, count=count, everything=everything
+    )
 
 
 @cli.command()

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from tfcluster.commands.record_query import log_files
+from tfcluster.commands.record_query import gpus_of_tasks, log_files
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.screen import Screen
@@ -69,7 +69,13 @@ class _Follower:
             display=display,
         )
         self._quiet = display.quiet
-        self._show = RunOutput(self._screen, environ, display)
+        self._show = RunOutput(
+            self._screen,
+            environ,
+            display,
+            tasks=self._files,
+            has_gpus=gpus_of_tasks(paths),
+        )
         self._view = self._read()
         self._notes = len(self._view.notes)
         self._never = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,22 @@ def log_files(
     return paths, {str(task): paths.log(task) for task in chosen}
 
 
+def gpus_of_tasks(paths: RunPaths) -> Callable[[str], bool | None]:
+    """Whether a task had GPUs, by its name; None: unknown."""
+    plan = read_json(paths.plan) or {}
+    counts = {host["host"]: host.get("gpus") for host in plan.get("hosts", ())}
+    tasks = {entry["task"]: entry for entry in plan.get("tasks", ())}
+
+    def has_gpus(task: str) -> bool | None:
+        entry = tasks.get(task, {})
+        if entry.get("env", {}).get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+            return False
+        count = counts.get(entry.get("host"))
+        return None if count is None else count > 0
+
+    return has_gpus
+
+
 def continuation_text(paths: RunPaths) -> str | None:
     """One sentence if the run has ended but its job continues; otherwise None."""
     if (after := successor(paths)) is not None:
@@ -103,19 +119,24 @@ def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list
 
 
 def follow_logs(
-    paths: RunPaths, files: Mapping[str, Path], count: int | None
+    paths: RunPaths,
+    files: Mapping[str, Path],
+    count: int | None,
+    look: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Lines as they are written, until the run is over."""
-    return follow(files, _OverOf(paths), last=count)
+    """Lines as they are written, until the run is over; calls ``look`` all the time."""
+    return follow(files, _OverOf(paths, look), last=count)
 
 
 class _OverOf:
     """Like an Event that is set as soon as a run is over."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, look: Callable[[], None]) -> None:
         self._paths = paths
+        self._look = look
         self._never = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
         self._never.wait(timeout)
+        self._look()
         return read_summary(self._paths, now_s=time.time()).state.final

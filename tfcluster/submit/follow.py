@@ -115,7 +115,7 @@ class _Watch:
         )
         self._screen = screen
         self._quiet = display.quiet
-        self._show = RunOutput(screen, environ, display)
+        self._show = RunOutput(screen, environ, display, tasks=names)
         self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:

@@ -253,7 +253,9 @@ def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
     if _words(one) != _words(again):
         again = one
     rows = zip(*map(_NUMBER.findall, (one, other, again)), strict=True)
-    return all(_same_number(*row, tolerance) for row in rows)
+    return all(
+        _same_number(mine, theirs, third, tolerance) for mine, theirs, third in rows
+    )
 
 
 def _words(line: str) -> str:
