@@ -302,7 +302,7 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     """Show the state of a run.
 
     RUN is a run id, a unique prefix of one, or a name. Default: the newest run, and
-    one line for each other run.
+    one line for each active run and for the last five.
 
     \b
     tfcluster status

@@ -18,7 +18,9 @@ from tfcluster.record.run_status import RunView
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import FORMAT_VERSION, TASK_TYPES
 
-SHOWN_RUNS = 20
+SHOWN_RUNS = 5
+_LOOKED_AT = 200
+"""Older runs are not read to find out whether they are active."""
 
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
@@ -34,9 +36,15 @@ def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:
-    """The SHOWN_RUNS runs before the newest one, newest first."""
-    known = runs(state_dir(environ))[1 : SHOWN_RUNS + 1]
-    return [read_summary(paths, now_s=time.time()) for paths in known]
+    """Active runs and the last SHOWN_RUNS, without the newest one; newest first."""
+    known = runs(state_dir(environ))[1 : _LOOKED_AT + 1]
+    views = [read_summary(paths, now_s=time.time()) for paths in known]
+    return [
+        view
+        for place, view in enumerate(views)
+        if place < SHOWN_RUNS
+        or not (view.state.final or view.unknown_since_s is not None)
+    ]
 
 
 def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from tfcluster.console.display import DEFAULT, Display, is_debugging
@@ -17,12 +18,16 @@ from tfcluster.host_patterns import fold
 from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning
+from tfcluster.record.files import open_private
+from tfcluster.record.paths import state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
 from tfcluster.task_id import TaskId
 
 _LIVE_S = 0.25
 _CLOSE_S = 5.0
+_ROOT_WARNED = "root-warned"
+"""The file of the state folder that says that root has been warned."""
 
 
 class RunOutput:
@@ -42,6 +47,7 @@ class RunOutput:
         ``has_gpus`` defaults to what ``job`` knows.
         """
         self._screen = screen
+        self._environ = environ
         self._display = display
         self._job = job
         self._everything = display.everything or is_debugging(environ)
@@ -64,10 +70,10 @@ class RunOutput:
         return cls(screen, environ, display, job, tasks)
 
     def begin(self, job: Job) -> None:
-        """Show the run id, and warn if the user is root."""
+        """Show the run id, and warn root, once for all runs."""
         if not self._display.quiet:
             self._screen.say(f"run {job.run}")
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and _is_first(state_dir(self._environ) / _ROOT_WARNED):
             self._screen.say("warning: running as root; your program will, too")
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
@@ -159,6 +165,17 @@ class RunOutput:
 
     def close(self) -> None:
         self._screen.close(_CLOSE_S)
+
+
+def _is_first(mark: Path) -> bool:
+    """Whether nobody has called this for ``mark``, a file in an existing folder."""
+    try:
+        os.close(open_private(mark, os.O_WRONLY | os.O_EXCL))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _returning(job: Job) -> str:
