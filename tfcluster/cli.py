@@ -752,7 +752,7 @@ def warm(
     type=click.FloatRange(min=0),
     metavar="X",
     help="Largest difference that counts as equal, relative to each array."
-    "  [default: 1e-5, or more if TensorFlow sees a GPU]",
+    "  [default: what the program alone differs from itself]",
 )
 @click.option(
     "--in-place", is_flag=True, help="Run in the folder itself, not in copies of it."

@@ -197,6 +197,39 @@ def test_a_wrapped_program_is_recorded_alone_as_on_the_ranks(cluster: Cluster) -
     assert (code, found["first_difference"], found["steps"]) == (0, None, 8)
 
 
+NORMALISED = """
+layers = [keras.layers.Dense(16), keras.layers.BatchNormalization(),
+    keras.layers.ReLU(), keras.layers.Dense(1, dtype="float32")]
+model = keras.Sequential(layers)
+model.compile("adam", "mse", metrics=["mae"])
+model.fit(x, y, batch_size=20, epochs=2, validation_split=0.2, verbose=2)
+model.save("model.keras")
+"""
+HALF = 'keras.mixed_precision.set_global_policy("mixed_float16")\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["", HALF], ids=["float32", "float16"])
+def test_a_bias_before_a_normalisation_is_equal(cluster: Cluster, policy: str) -> None:
+    """Adam moves it by rounding only, alone as on the ranks."""
+    code, found = verified(cluster, DATA + policy + NORMALISED)
+    assert (code, found["first_difference"]) == (0, None)
+    assert found["compared"]["weight"]["largest"] > 1e-3
+    assert 0 < found["of_noise"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["", HALF], ids=["float32", "float16"])
+def test_a_real_difference_exceeds_the_noise(cluster: Cluster, policy: str) -> None:
+    other = (
+        'import os\ny = y + (0.05 if os.environ.get("TFCLUSTER_SIZE") == "2" else 0)\n'
+    )
+    code, found = verified(cluster, DATA + other + policy + NORMALISED)
+    assert code == 1
+    assert found["first_difference"]["of_noise"] > 1
+    assert found["causes"] == []
+
+
 @pytest.mark.slow
 def test_what_the_chief_prints_is_equal(cluster: Cluster) -> None:
     printed = DATA + MODEL + LOOP.replace("LOSS", MEAN) + "print(float(step(a, b)))\n"
