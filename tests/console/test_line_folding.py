@@ -12,7 +12,6 @@ def test_the_first_rank_is_shown_at_once_and_equal_lines_of_others_are_not() -> 
     assert folding.take("worker:0", ["a", "b"], 0) == [Shown("worker:0", 0, ["a", "b"])]
     assert folding.take("worker:1", ["a", "b"], 0) == []
     assert folding.due(10) == folding.rest() == []
-    assert folding.left_out == 2
 
 
 def test_lines_wait_for_the_first_rank() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from tfcluster.commands.record_query import gpus_of_tasks, log_files
+from tfcluster.commands.record_query import log_files
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.screen import Screen
@@ -18,6 +18,7 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
+from tfcluster.record.task_gpus import gpus_of_tasks
 from tfcluster.submit.follow import follow as follow_job
 from tfcluster.submit.job import find_job
 

@@ -89,22 +89,6 @@ def log_files(
     return paths, {str(task): paths.log(task) for task in chosen}
 
 
-def gpus_of_tasks(paths: RunPaths) -> Callable[[str], bool | None]:
-    """Whether a task had GPUs, by its name; None: unknown."""
-    plan = read_json(paths.plan) or {}
-    counts = {host["host"]: host.get("gpus") for host in plan.get("hosts", ())}
-    tasks = {entry["task"]: entry for entry in plan.get("tasks", ())}
-
-    def has_gpus(task: str) -> bool | None:
-        entry = tasks.get(task, {})
-        if entry.get("env", {}).get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-            return False
-        count = counts.get(entry.get("host"))
-        return None if count is None else count > 0
-
-    return has_gpus
-
-
 def continuation_text(paths: RunPaths) -> str | None:
     """One sentence if the run has ended but its job continues; otherwise None."""
     if (after := successor(paths)) is not None:

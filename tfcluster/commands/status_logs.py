@@ -12,7 +12,6 @@ from tfcluster.commands.record_query import (
     all_runs_json,
     continuation_text,
     follow_logs,
-    gpus_of_tasks,
     log_files,
     one_run,
     other_runs,
@@ -29,6 +28,7 @@ from tfcluster.console.views.status import status_line
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import Echo
 from tfcluster.record.run_status import RunView
+from tfcluster.record.task_gpus import gpus_of_tasks
 
 _WATCH_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"

@@ -41,8 +41,6 @@ class LineFolding:
         """The latest lines that were shown, and by which rank; the latest one last."""
         self._waiting: dict[str, OrderedDict[str, float]] = {}
         """By rank: its waiting lines, and when each came."""
-        self.left_out = 0
-        """The number of lines that were left out without a word."""
 
     def take(self, task: str, lines: Sequence[str], now_s: float) -> list[Shown]:
         """What to show once ``task`` has printed ``lines``."""
@@ -63,9 +61,7 @@ class LineFolding:
         for line in lines:
             if task == self.first:
                 yield Shown(task, self._claimed(line, task), [line])
-            elif self._recent.get(line, task) != task:
-                self.left_out += 1
-            else:
+            elif self._recent.get(line, task) == task:
                 waiting = self._waiting.setdefault(task, OrderedDict())
                 if line in waiting:
                     # Equal lines of one rank are not folded: they are news.
