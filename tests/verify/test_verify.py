@@ -18,8 +18,8 @@ from tests.launch.cluster import COMMAND, Cluster
 from tests.launch.machine import carrying, eventually, parent, pids
 from tfcluster.verify import scratch
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
-DEADLINE_S = 200.0
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(480)]
+DEADLINE_S = 400.0
 
 DATA = """
 import numpy as np, keras, tensorflow as tf
