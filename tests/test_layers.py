@@ -30,7 +30,8 @@ LAYERS = [
     "model",
     "program tfconfig placement transport_choice compose host_list exit_causes "
     "description_json +",
-    "plan_document expected_hosts",
+    "plan_document scheduler_request",
+    "expected_hosts",
     "config record",
     "verify trace",
     "lifecycle console agent crash",

@@ -95,6 +95,37 @@ _ONLY = click.option(
     shell_complete=_completes("task_type"),
     help="Show only the output of this task (worker:0) or type (worker).",
 )
+_WITHOUT_FILE = (
+    click.option(
+        "-n", "count", type=int, metavar="N", help="Without a file: N workers."
+    ),
+    click.option(
+        "--ps",
+        type=int,
+        default=0,
+        metavar="M",
+        help="Without a file: M parameter servers.",
+    ),
+    click.option(
+        "--gpus",
+        type=int,
+        metavar="G",
+        help="Without a file: G GPUs for each worker.",
+    ),
+    click.option(
+        "--hosts",
+        metavar="[USER@]HOST[:SLOTS],...",
+        help="Without a file: SSH hosts.",
+    ),
+)
+_OTHER_COMMANDS = {
+    **dict.fromkeys(("run", "start", "train", "exec"), "launch"),
+    **dict.fromkeys(("kill", "cancel", "down"), "stop"),
+    **dict.fromkeys(("ps", "ls", "runs"), "list"),
+    **dict.fromkeys(("log", "tail"), "logs"),
+    **dict.fromkeys(("show", "check", "validate"), "plan"),
+}
+"""Commands of other software -> ours."""
 _BEHIND = "tfcluster.behind"
 _ASKED = "_TFCLUSTER_COMPLETE"  # set by the script of `tfcluster completion`
 
@@ -122,6 +153,13 @@ def _display_options(command: Callable[..., int]) -> Callable[..., int]:
     return displayed
 
 
+def _instead_of_a_file(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that describe a cluster without a file."""
+    for option in reversed(_WITHOUT_FILE):
+        command = option(command)
+    return command
+
+
 class _Launch(click.Command):
     """Remembers how many words follow ``--``, which click itself discards."""
 
@@ -136,6 +174,23 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and (ours := self._near(args[0])):
+            said = f"No such command {args[0]!r}; did you mean {ours!r}?"
+            meant = self.commands[ours]
+            raise click.UsageError(
+                said, meant.make_context(ours, [], parent=ctx, resilient_parsing=True)
+            )
+        return super().resolve_command(ctx, args)
+
+    def _near(self, word: str) -> str | None:
+        import difflib  # imported here: few command lines need it
+
+        near = difflib.get_close_matches(word, self.commands, n=1)
+        return _OTHER_COMMANDS.get(word) or next(iter(near), None)
 
 
 def _help_width() -> int:
@@ -193,17 +248,7 @@ def cli() -> None:
     is_flag=True,
     help="Record steps and exchanges for `tfcluster trace`.",
 )
-@click.option("-n", "count", type=int, metavar="N", help="Without a file: N workers.")
-@click.option(
-    "--ps",
-    type=int,
-    default=0,
-    metavar="M",
-    help="Without a file: M parameter servers.",
-)
-@click.option(
-    "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="Without a file: SSH hosts."
-)
+@_instead_of_a_file
 @_ONLY
 @_display_options
 @click.option("--submitted", metavar="FOLDER", hidden=True, help="For submit scripts.")
@@ -217,6 +262,7 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     tfcluster launch cluster.yaml
     tfcluster launch cluster.yaml --set tasks.worker=4 -- --epochs 3
     tfcluster launch -n 4 -- python train.py
+    tfcluster launch -n 4 --gpus 1 -- python train.py
     tfcluster launch -n 4 --hosts node1:2,node2:2 -- python train.py
     tfcluster launch cluster.yaml --only worker:0 --timestamps
     """
@@ -227,21 +273,20 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     return launch.launch(words, given, os.environ)
 
 
-@cli.command()
-@click.argument("config", metavar="CONFIG.yaml")
+@cli.command(cls=_Launch)
+@click.argument(
+    "words",
+    nargs=-1,
+    metavar="CONFIG.yaml [-- ARG...]",
+    shell_complete=_completes("command"),
+)
 @_SET
 @_PASS
+@_instead_of_a_file
 @_JSON
 @click.option("--full", is_flag=True, help="The same as -v.")
 @_display_options
-def plan(
-    config: str,
-    overrides: tuple[str, ...],
-    passed: tuple[str, ...],
-    as_json: bool,
-    full: bool,
-    display: Any,
-) -> int:
+def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> int:
     """Show every task as it would be started.
 
     Shows its host, command, environment, TF_CONFIG and log, and the source of each
@@ -251,19 +296,13 @@ def plan(
     \b
     tfcluster plan cluster.yaml
     tfcluster plan cluster.yaml --set tasks.worker=8
-    tfcluster launch -n 4 --dry-run -- python train.py     without a file
+    tfcluster plan -n 4 -- python train.py     without a file
     """
     from tfcluster.commands import launch
 
-    return launch.plan(
-        config,
-        overrides,
-        os.environ,
-        display,
-        as_json=as_json,
-        full=full,
-        passed=passed,
-    )
+    behind = click.get_current_context().meta.get(_BEHIND, 0)
+    given = launch.Options(**options, behind=behind, verb="plan")
+    return launch.plan(words, given, os.environ, as_json=as_json, full=full)
 
 
 @cli.command()
@@ -921,7 +960,9 @@ def _has_folder() -> bool:
 def _hints(error: click.UsageError) -> list[str]:
     if error.ctx is None:
         return []
-    if error.ctx.info_name == "launch" and isinstance(error, click.NoSuchOption):
+    if error.ctx.info_name in ("launch", "plan") and isinstance(
+        error, click.NoSuchOption
+    ):
         return [
             f"  hint: if {error.option_name} belongs to your own command, write `--` "
             "before the command: `tfcluster launch -n 4 -- python train.py --epochs 3`"

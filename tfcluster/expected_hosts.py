@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from tfcluster.host_list import listed_hosts, numbered
 from tfcluster.model import Allocation, Description, Host
+from tfcluster.scheduler_request import sge_slots, slurm_request
 
 
 def expected(description: Description) -> Allocation:
     """The configured hosts, or ``<node 1>`` and so on if a scheduler chooses them."""
     if description.backend == "ssh":
         return Allocation(hosts=listed_hosts(description.hosts))
-    count = len(description.task_ids())
+    wanted = sum((g.gpus or 0) * g.count for g in description.tasks.values())
     if description.backend == "slurm":
-        slurm = description.slurm
-        each = slurm.tasks_per_node
-        nodes = slurm.nodes or (-(-count // each) if each else 1)
-        return _placeholders(nodes, each, numbered(slurm.gpus_per_node))
+        asked = slurm_request(description)
+        gpus = numbered(asked.gpus_per_node or wanted or None)
+        return _placeholders(asked.nodes or 1, asked.tasks_per_node, gpus)
     if description.backend == "sge":
-        return _placeholders(1, description.sge.slots, None)
+        return _placeholders(1, sge_slots(description), numbered(wanted or None))
     return Allocation(hosts=(Host(name="localhost", address="127.0.0.1"),))
 
 

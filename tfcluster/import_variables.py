@@ -31,6 +31,7 @@ READ_LATE = frozenset(
         "TF_CONFIG",
         "TF_GRPC_REUSE_PORT",
         "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_NUM_INTRAOP_THREADS",
         "CUDA_VISIBLE_DEVICES",
     }
 )

@@ -119,9 +119,15 @@ class Ssh:
 class Slurm:
     nodes: int | None = None
     tasks_per_node: int | None = None
-    partition: str | None = None
-    time: str | None = None
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    """The memory of each node."""
     gpus_per_node: int | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time: str | None = None
     options: tuple[str, ...] = ()
 
 
@@ -249,6 +255,8 @@ class Description:
     start_timeout_s: float
     progress_timeout_s: float | None
     grace_s: float
+    spread: bool = False
+    """Whether each host gets one task before any host gets a second one."""
     expose: str = "run"
     """Who can connect to TensorFlow's servers: ``run`` (the run's hosts) or ``any``."""
     sync: Sync | None = None

@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from tfcluster.errors import StartError
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
+
+_UNKNOWN_GPUS = {
+    "slurm": "the job has none: ask for them with --gpus-per-node of sbatch or salloc",
+    "sge": "the job has none: ask for them with -l, as `-l gpu=1`; `qconf -sc` has the "
+    "site's name",
+}
+"""Backend -> what to do if tasks need GPUs and no host says which it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +44,9 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
     """A place for every task, in listing order.
 
     Training tasks fill the hosts block by block in rank order: a host with a number of
-    slots takes that many, and hosts without one get even blocks of the rest. The other
-    tasks then fill the remaining slots in the same way.
+    slots takes that many, and hosts without one get even blocks of the rest. With
+    ``spread``, all hosts get even blocks, as far as their slots allow. The other tasks
+    then fill the remaining slots in the same way.
 
     Raises StartError if there are too few slots or GPUs.
     """
@@ -45,10 +54,11 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
     ranked = [task for task in tasks if task.ranked]
     others = [task for task in tasks if not task.ranked]
     taken = [0] * len(allocation.hosts)
-    where = _fill(ranked, allocation.hosts, taken)
-    where.update(_fill(others, allocation.hosts, taken))
+    fill = _spread if description.spread else _fill
+    where = fill(ranked, allocation.hosts, taken)
+    where.update(fill(others, allocation.hosts, taken))
     if len(where) < len(tasks):
-        raise _too_few_slots(len(tasks), allocation.hosts)
+        raise _too_few_slots(description, allocation.hosts)
     return _places(description, allocation.hosts, tasks, where)
 
 
@@ -155,14 +165,48 @@ def _fill(
     return where
 
 
-def _too_few_slots(wanted: int, hosts: Sequence[Host]) -> StartError:
+def _spread(
+    tasks: Sequence[TaskId], hosts: Sequence[Host], taken: list[int]
+) -> dict[TaskId, int]:
+    """Like ``_fill``, but each task counts for the host that has the fewest so far."""
+    shares = [0] * len(hosts)
+    free = [
+        (used, index)
+        for index, used in enumerate(taken)
+        if (slots := hosts[index].slots) is None or used < slots
+    ]
+    heapify(free)
+    for _ in tasks:
+        if not free:
+            break
+        used, index = heappop(free)
+        shares[index] += 1
+        taken[index] = used + 1
+        if (slots := hosts[index].slots) is None or used + 1 < slots:
+            heappush(free, (used + 1, index))
+    queue = iter(tasks)
+    return {
+        task: index
+        for index, share in enumerate(shares)
+        for task in islice(queue, share)
+    }
+
+
+def _too_few_slots(description: Description, hosts: Sequence[Host]) -> StartError:
+    wanted = len(description.task_ids())
     slots = sum(host.slots or 0 for host in hosts)
     each = ", ".join(f"{host.name}: {host.slots}" for host in hosts[:8])
     more = ", ..." if len(hosts) > 8 else ""
+    ask = "ask for more hosts or slots, or for fewer tasks"
+    ways = {
+        "slurm": f"ask for them: --ntasks={wanted} of sbatch or salloc, or `slurm: "
+        f"{{tasks_per_node: {-(-wanted // len(hosts))}}}`",
+        "sge": f"ask for them: `-pe NAME {wanted}` of qsub",
+    }
     return StartError(
         f"{wanted} tasks need {wanted} slots, but the hosts have {slots} "
         f"({each}{more})",
-        hint="ask for more hosts or slots, or for fewer tasks",
+        hint=ways.get(description.backend, ask),
     )
 
 
@@ -291,7 +335,9 @@ def _gpu_shares(
         if needed:
             raise StartError(
                 f"{host.name}: its tasks need {needed} GPUs, but its GPUs are unknown",
-                hint="give the host 'gpus: N' under 'hosts'",
+                hint=_UNKNOWN_GPUS.get(
+                    description.backend, "give the host 'gpus: N' under 'hosts'"
+                ),
             )
         return shares | dict.fromkeys(even, None)
     if needed > len(host.gpus):

@@ -25,6 +25,9 @@ BLAMES_WRAPPER = {78: UNFORKABLE, 79: UNUSABLE}
 """Exit codes of a warm interpreter that cannot work the way its wrapper started it:
 tasks cannot be forked from it, or cannot run in it at all."""
 
+INTRA_OP_THREADS = "TFCLUSTER_INTRA_OP_THREADS"
+"""The variable with the number of threads of an operation, unless the user sets one."""
+
 WORKDIR = "${TFCLUSTER_WORKDIR}"
 """Stands for the host's working directory in the texts of requirements."""
 

@@ -270,6 +270,63 @@ BAD = [
         "unknown backend 'slrum' (did you mean",
     ),
     Bad(f"{SMALLEST}partition: gpu\n", "3:1", "'partition' belongs under 'slurm:'"),
+    Bad(f"{SMALLEST}gpus: 2\n", "3:1", "unknown key 'gpus' (tasks: {worker: {count"),
+    Bad(f"{SMALLEST}run: a\n", "3:1", "unknown key 'run' (did you mean 'command'?)"),
+    Bad(
+        "command: a\ntasks: 3\n",
+        "2:8",
+        "'tasks' must be a mapping; found 3 (tasks: {worker: 3})",
+    ),
+    *[
+        Bad(
+            f"{SMALLEST}{section}: {{{key}: 1}}\n",
+            f"3:{len(section) + 4}",
+            f"unknown key '{key}' ({hint}",
+        )
+        for section, key, hint in (
+            ("sge", "pe", "did you mean 'parallel_environment'?)"),
+            ("sge", "walltime", 'resources: {h_rt: "4:00:00"})'),
+            ("slurm", "queue", "did you mean 'partition'?)"),
+            ("slurm", "mem_gb", "did you mean 'mem'?)"),
+            ("slurm", "timeout_min", "did you mean 'time'?)"),
+            ("slurm", "cores", "did you mean 'cpus_per_task'?)"),
+            ("slurm", "cpus-per-task", "did you mean 'cpus_per_task'?)"),
+            ("slurm", "slurm_qos", "did you mean 'qos'?)"),
+            ("slurm", "gpus", "tasks: {worker: {count: 2, gpus: 1}})"),
+            ("slurm", "mail_user", "one of: nodes, tasks_per_node, "),
+        )
+    ],
+    *[
+        Bad(f"backend: slurm\ncommand: a\ntasks: {tasks}\nslurm: {slurm}\n", at, said)
+        for tasks, slurm, at, said in (
+            (
+                "{worker: 7}",
+                "{nodes: 2, tasks_per_node: 2}",
+                "4:35",
+                "2 nodes with 2 tasks each: 4, too few for 7 tasks (",
+            ),
+            ("{worker: 2}", "{nodes: 4}", "4:16", "4 nodes are too many for 2 tasks ("),
+            ("{worker: 4}", "{options: [--ntasks=2]}", "4:19", "--ntasks=2 is too few"),
+            (
+                "{worker: 4}",
+                "{mem: 1G, options: [--mem=2G]}",
+                "4:28",
+                "option --mem is also set by 'slurm.mem' (",
+            ),
+            (
+                "{worker: {count: 4, gpus: 1}}",
+                "{nodes: 2, gpus_per_node: 1}",
+                "4:34",
+                "1 GPUs per node are too few: the tasks of a node need 2 (",
+            ),
+            ("{worker: {gpus: 1}, ps: 1}", "{}", "4:8", "the GPUs of a node are unkn"),
+        )
+    ],
+    Bad(
+        "backend: sge\ncommand: a\ntasks: {worker: 3}\nsge: {slots: 2}\n",
+        "4:14",
+        "2 slots are too few for 3 tasks (",
+    ),
     Bad(
         f"{SMALLEST}slurm: {{command: a}}\n",
         "3:9",

@@ -440,3 +440,22 @@ def test_keys_that_are_no_longer_needed_are_left_out(
         (said,) = [each for each in found.warnings if repr(key) in each.message]
         assert "no longer needed" in said.message
         assert not any(key in place for place in found.description.origins)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("4h", "4:00:00"),
+        ("90s", "0:01:30"),
+        ("1.5d", "1-12:00:00"),
+        ("30", "30"),
+        ('"1:00:00"', "1:00:00"),
+        ("UNLIMITED", "UNLIMITED"),
+    ],
+)
+def test_the_time_of_a_job_may_be_a_duration(
+    tmp_path: Path, written: str, expected: str
+) -> None:
+    text = f"{SMALLEST}slurm: {{time: {written}, mem: 16GB}}\n"
+    slurm = loaded(tmp_path, text).description.slurm
+    assert (slurm.time, slurm.mem) == (expected, "16G")

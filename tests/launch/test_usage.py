@@ -50,12 +50,21 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "no name": (["launch", "-n", "1", "--name", "../x", "--", "true"], ["../x"]),
     "no such command": (["lanch"], ["lanch"]),
+    "a command of other software": (["run", "train.py"], ["'run'", "'launch'"]),
+    "GPUs of a file": (
+        ["launch", "one.yaml", "--gpus", "1"],
+        ["--gpus", "tasks.worker.gpus=N"],
+    ),
+    "less than no GPUs": (
+        ["launch", "-n", "2", "--gpus", "-1", "--", "true"],
+        ["--gpus: error:"],
+    ),
     "no such flag": (["launch", "--worker", "3", "--", "true"], ["--worker"]),
     "no such flag of status": (["status", "--jsn"], ["--jsn"]),
     "no such run": (["status", "nobody"], ["no runs yet"]),
     "logs of no run": (["logs"], ["no runs yet"]),
     "no such file to plan": (["plan", "missing.yaml"], ["missing.yaml"]),
-    "no file to plan": (["plan"], ["CONFIG"]),
+    "no file to plan": (["plan"], ["nothing to plan", "cluster.yaml"]),
     "two files": (
         ["launch", "one.yaml", "two.yaml"],
         ["two.yaml", "tfcluster launch one.yaml -- two.yaml"],

@@ -19,14 +19,14 @@ PLANS = (["plan"], ["launch", "--dry-run"])
 
 
 def tfcluster(
-    folder: Path, backend: str, variables: dict[str, str], *words: str
+    folder: Path, backend: str, variables: dict[str, str], *words: str, more: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on a configuration with three workers."""
     config = folder / "digits.yaml"
     config.write_text(
         f"backend: {backend}\ncommand: echo hi\ntasks: {{worker: 3}}\n"
         "sge: {parallel_environment: tf, slots: 3}\n"
-        "runtime: {strategy: none}\n"
+        f"runtime: {{strategy: none}}\n{more}"
     )
     environ = {
         "PATH": os.environ["PATH"],
@@ -61,9 +61,25 @@ def test_a_plan_within_a_slurm_job_shows_its_nodes(tmp_path: Path) -> None:
         "worker:2": "node9",
     }
     done = tfcluster(tmp_path, "slurm", given, "launch", "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "warning: node10 gets no task: 3 tasks fit on 2 of 3 hosts (`spread: true` "
+        "gives each host one task first)\n"
+    )
     assert "node8:auto" in done.stdout
     assert not (tmp_path / "state").exists()
+
+
+def test_tasks_are_spread_over_all_hosts(tmp_path: Path) -> None:
+    given = {**SLURM, "SLURM_TASKS_PER_NODE": "8(x3)"}
+    done = tfcluster(tmp_path, "slurm", given, "plan", "--json", more="spread: true\n")
+    hosts = [task["host"] for task in json.loads(done.stdout)["tasks"]]
+    assert (hosts, done.stderr) == (["node8", "node9", "node10"], "")
+
+
+def test_a_plan_within_a_step_has_the_nodes_of_the_step(tmp_path: Path) -> None:
+    step = {"SLURM_STEP_NODELIST": "node9", "SLURM_TASKS_PER_NODE": "1"}
+    assert set(hosts_of(tmp_path, "slurm", SLURM | step).values()) == {"node9"}
 
 
 def test_a_plan_within_a_grid_engine_job_shows_its_hosts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -37,8 +38,9 @@ def tfcluster_plan(folder: Path, config: str, *words: str) -> str:
         text=True,
         check=True,
     )
-    # A warning says that the interpreter of the golden files does not exist here.
-    other = [line for line in done.stderr.splitlines() if "/opt/venv" not in line]
+    # The golden interpreter does not exist here, and this machine may have few cores.
+    usual = re.compile("/opt/venv|^note: .* share .* cores? of localhost")
+    other = [line for line in done.stderr.splitlines() if not usual.search(line)]
     assert other == []
     return done.stdout.replace(str(folder), "HERE").replace(sys.executable, "PYTHON")
 

@@ -49,6 +49,15 @@ def test_slots_and_open_hosts_together() -> None:
     assert list(found.values()) == ["h1", "h2", "h2", "h2", "h3", "h3"]
 
 
+def test_spread_tasks_are_even_blocks_within_the_slots() -> None:
+    tasks = {"chief": 1, "worker": 5, "ps": 2}
+    found = where(describe({**tasks}, spread=True), hosts(8, 1, 8, None))
+    assert list(found.values()) == ["h1", "h1", "h2", "h3", "h3", "h4", "h1", "h4"]
+    few = describe({"worker": 4}, spread=True)
+    with pytest.raises(StartError, match=r"4 tasks need 4 slots.*h1: 2, h2: 1"):
+        place(few, hosts(2, 1))
+
+
 def test_too_few_slots_name_what_each_host_has() -> None:
     with pytest.raises(StartError, match=r"5 tasks need 5 slots.*h1: 2, h2: 1"):
         place(describe({"worker": 4, "ps": 1}), hosts(2, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -14,6 +15,7 @@ from tfcluster.runtime.collective.failure_reports import (
 from tfcluster.runtime.collective.straggler_messages import (
     RankProgress,
     is_reporter,
+    possible_causes,
     stalled_text,
 )
 
@@ -51,6 +53,20 @@ def test_what_is_said_of_those_who_are_late(
     others: dict[int, RankProgress | None], expected: str
 ) -> None:
     assert stalled_text(MINE, others) == expected
+
+
+def test_possible_causes_of_a_hang_at_the_start() -> None:
+    one_host, two = ["127.0.0.1", "127.0.0.1"], ["10.0.0.1", "10.0.0.2"]
+    proxy = {"http_proxy": "http://proxy:3128"}
+    causes = partial(possible_causes, connected=True)
+    assert "proxy" not in causes({}, two)
+    assert "a firewall between the hosts" in causes({}, two)
+    assert "firewall" not in causes(proxy, one_host)
+    expected = "http_proxy is set, and no_proxy does not list 10.0.0.2;"
+    assert expected in causes({**proxy, "no_proxy": ".a, 10.0.0.1"}, two)
+    exempt = {**proxy, "no_proxy": "10.0.0.1,10.0.0.2"}
+    assert "http_proxy" not in causes(exempt, two)
+    assert "proxy" not in possible_causes(proxy, two, connected=False)
 
 
 def test_the_lowest_waiting_rank_reports() -> None:

@@ -220,7 +220,7 @@ def test_what_the_ops_do_not_support_is_left_to_the_host(
 def test_nccl_reduces_gradients_on_gpus(jobs: Mapping[str, Ranks]) -> None:
     for rank in said(jobs, "reduced_by_nccl", [0, 0, 0]):
         places = {op[1].rpartition("device:")[2] for op in rank["ops"]}
-        assert places == {"CPU:0", "GPU:0"}
+        assert places == {"GPU:0"}
     for output in jobs["reduced_by_nccl"].outputs:
         assert "nranks 3" in output
         assert "Init COMPLETE" in output

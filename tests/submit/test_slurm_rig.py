@@ -31,7 +31,8 @@ class SlurmSite(Site):
         restart: dict[str, Any] | None = None,
         **slurm: Any,
     ) -> str:
-        section = {"nodes": 4, "tasks_per_node": 1, "time": "5", **slurm}
+        given = {"nodes": 4, "tasks_per_node": 1, "time": "5", **slurm}
+        section = {key: value for key, value in given.items() if value is not None}
         keys = {"backend": "slurm", "slurm": section, "restart": restart or {}}
         return str(self.config(tasks or FOUR, **keys))
 
@@ -112,9 +113,11 @@ with tfcluster.launch(CONFIG) as run:
     lines = run.logs(follow=True)
     assert next(lines).startswith("task {")
 print(run.wait(5).state)
-waits = tfcluster.launch(CONFIG, settings={"slurm.nodes": 99}, detach=True)
+later = {"slurm.options": ["--begin=now+1hour"]}
+waits = tfcluster.launch(CONFIG, settings=later, detach=True)
 print(waits.status()["state"], waits.stop().state)
 """
+LATER = "--begin=now+1hour"
 WHERE = "import os\ndef where(word): return word, os.uname().nodename\n"
 
 
@@ -138,9 +141,9 @@ def test_runs_of_a_python_program_are_jobs(site: SlurmSite) -> None:
 
 
 def test_a_job_that_waits_says_why_and_ends_with_ctrl_c(site: SlurmSite) -> None:
-    follower = site.start("launch", site.launch_config(nodes=99))
-    wait_for(lambda: "PartitionConfig" in site.reason(), "Slurm's reason")
-    wait_for(lambda: "PartitionConfig" in site.heard.read_text(), "follower's word")
+    follower = site.start("launch", site.launch_config(options=[LATER]))
+    wait_for(lambda: "BeginTime" in site.reason(), "Slurm's reason")
+    wait_for(lambda: "BeginTime" in site.heard.read_text(), "follower's word")
     follower.send_signal(signal.SIGINT)
     code, output = site.finish(follower)
     assert code == 130, output
@@ -155,7 +158,7 @@ def test_stop_ends_a_job_that_waits_and_one_that_runs(site: SlurmSite) -> None:
     assert site.run("stop").returncode == 0
     assert site.status()["state"] == "stopped"
     site.nothing_is_left()
-    site.run("launch", "-d", site.launch_config(nodes=99))
+    site.run("launch", "-d", site.launch_config(options=[LATER]))
     assert site.run("stop").returncode == 0
     assert [run["state"] for run in site.runs()] == ["stopped", "stopped"]
     site.nothing_is_left()
@@ -382,6 +385,41 @@ def test_the_gpus_of_a_node_are_shared_out_by_the_names_it_gives(
     (plan,) = site.state.glob("runs/*/plan.json")
     devices = re.findall(r'"CUDA_VISIBLE_DEVICES": "([0-9,]*)"', plan.read_text())
     assert devices == ["0", "1", "0", "1"]
+
+
+GPUS = {"worker": {"count": 4, "gpus": 1}}
+
+
+@pytest.mark.parametrize(
+    ("slurm", "devices"),
+    [
+        ({"nodes": 2}, ["0", "1", "0", "1"]),
+        ({"nodes": None}, ["0", "1", "0", "1"]),
+        ({"nodes": 4, "mem": "100MB", "time": "5m"}, ["0", "0", "0", "0"]),
+    ],
+)
+def test_a_job_gets_what_its_tasks_need(
+    site: SlurmSite, slurm: dict[str, Any], devices: list[str]
+) -> None:
+    site.write(site.go, "")
+    unset = {"tasks_per_node": None, **slurm}
+    follower = site.start("launch", site.launch_config(GPUS, **unset))
+    code, output = site.finish(follower)
+    assert code == 0, output
+    (plan,) = site.state.glob("runs/*/plan.json")
+    found = re.findall(r'"CUDA_VISIBLE_DEVICES": "([0-9,]*)"', plan.read_text())
+    assert found == devices
+
+
+def test_a_step_has_the_nodes_of_the_step(site: SlurmSite) -> None:
+    config = site.launch_config({"worker": 2}, nodes=2, tasks_per_node=None)
+    plan = site.folder / "plan.json"
+    words = f"{shlex.join(site.argv('plan', '--json', config))} > {plan}"
+    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=node3")
+    options = ("--nodelist=node[1-4]", "--nodes=4")
+    site.allocated(*step, "sh", "-c", words, options=options)
+    hosts = [host["host"] for host in json.loads(plan.read_text())["hosts"]]
+    assert hosts == ["node3"]
 
 
 def test_a_refusal_is_for_people_and_leaves_no_run(site: SlurmSite) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster import __version__
 from tfcluster.errors import ConfigError
-from tfcluster.model import Description, Restart, Results, Slurm
+from tfcluster.model import Description, Restart, Results, Slurm, TaskGroup
 from tfcluster.submit.scheduler import Launcher
 from tfcluster.submit.slurm import SCHEDULER, seconds
 
@@ -54,12 +54,54 @@ def test_the_script_as_people_see_it() -> None:
     assert script == GOLDEN.read_text().replace("VERSION", __version__)
 
 
-def test_tasks_are_counted_where_no_nodes_are_given() -> None:
-    assert "--ntasks=4" in directives(job())
-    assert "--ntasks=4" in directives(job(tasks_per_node=2))
-    assert not any("--ntasks=4" in line for line in directives(job(nodes=2)))
-    assert "--ntasks=4" not in directives(job(options=("--ntasks=9",)))
-    assert "--ntasks=4" not in directives(job(options=("-N2",)))
+def sized(**slurm: Any) -> list[str]:
+    found = directives(job(**slurm))
+    return [each for each in found if each.startswith(("--n", "--gpus", "-N"))]
+
+
+def test_the_size_of_a_job_follows_from_the_tasks() -> None:
+    assert sized() == ["--ntasks=4"]
+    two_nodes = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+    assert sized(tasks_per_node=2) == two_nodes
+    assert sized(nodes=2) == two_nodes
+    assert "--ntasks=4" not in sized(options=("--ntasks=9",))
+    by_option = sized(options=("-N2",))
+    assert by_option == ["--ntasks=4", "--ntasks-per-node=2", "-N2"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "slurm", "expected"),
+    [
+        ({"worker": 4}, {}, ["--gpus-per-task=2"]),
+        ({"worker": 4}, {"nodes": 2}, ["--gpus-per-node=4"]),
+        ({"worker": 4}, {"gpus_per_node": 4}, ["--nodes=2", "--gpus-per-node=4"]),
+        ({"worker": 4}, {"nodes": 4}, ["--ntasks-per-node=1", "--gpus-per-node=2"]),
+        ({"worker": 4, "ps": 2}, {"tasks_per_node": 3}, ["--gpus-per-node=6"]),
+        ({"worker": 4}, {"nodes": 2, "options": ("--gres=gpu:8",)}, ["--nodes=2"]),
+    ],
+)
+def test_the_gpus_of_a_job_follow_from_the_tasks(
+    tasks: dict[str, int], slurm: dict[str, Any], expected: list[str]
+) -> None:
+    groups: dict[str, int | TaskGroup] = {**tasks}
+    groups["worker"] = TaskGroup(count=tasks["worker"], gpus=2)
+    description = describe(groups, backend="slurm", slurm=Slurm(**slurm))
+    found = directives(description)
+    assert set(expected) <= set(found)
+    gpus = [each for each in expected if "gpus" in each]
+    assert [each for each in found if "--gpus" in each] == gpus
+
+
+def test_keys_become_directives() -> None:
+    given: dict[str, Any] = {
+        "mem": "16G",
+        "account": "a",
+        "qos": "high",
+        "cpus_per_task": 4,
+    }
+    found = directives(job(**given, constraint="a100&ib"))
+    wanted = {"--mem=16G", "--account=a", "--qos=high", "--cpus-per-task=4"}
+    assert {*wanted, '--constraint="a100&ib"'} <= set(found)
 
 
 def test_a_job_that_goes_on_after_its_limit_may_be_requeued() -> None:

@@ -22,6 +22,7 @@ from tfcluster.agent.constants import EXIT_REPORT_S
 from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
+from tfcluster.agent.host_variables import adapted
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
@@ -121,7 +122,8 @@ class Tasks:
         request = task.request
         marks = {TASK: request.task, ATTEMPT: str(request.attempt)}
         env = {**request.env, **marks, ADDRESS: task.claims.address}
-        return with_folders_first(self._shared.base, env, request.prepend)
+        base = self._shared.base
+        return adapted(base, with_folders_first(base, env, request.prepend))
 
     def prepare(self, request: Start) -> tuple[Task, Ends] | None:
         """A task with a log file but no process yet. A failure is reported."""

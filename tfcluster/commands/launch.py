@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,9 +18,10 @@ from tfcluster.console.style import Style, style_of
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.expected_hosts import expected
+from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Begun, Prepared, check, prepare
-from tfcluster.launcher.preflight import command_warnings
+from tfcluster.launcher.preflight import command_warnings, idle_hosts
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
@@ -37,8 +39,9 @@ _SHOWN_TASKS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of ``launch``."""
+    """The options of ``launch`` and ``plan``."""
 
+    verb: str = "launch"
     overrides: tuple[str, ...] = ()
     trace: bool = False
     passed: tuple[str, ...] = ()
@@ -47,6 +50,7 @@ class Options:
     dry_run: bool = False
     count: int | None = None
     ps: int = 0
+    gpus: int | None = None
     hosts: str | None = None
     behind: int = 0
     """The number of words that follow ``--``."""
@@ -170,19 +174,16 @@ def _launch_as_job(
 
 
 def plan(
-    path: str,
-    overrides: Sequence[str],
+    words: Sequence[str],
+    options: Options,
     environ: Mapping[str, str],
-    display: Display = DEFAULT,
     *,
     as_json: bool,
     full: bool = False,
-    passed: Sequence[str] = (),
 ) -> int:
-    """Print the plan of a file. Raises TfclusterError."""
-    loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)
-    _warn(loaded)
-    return _show_plan(loaded, environ, display, as_json=as_json, full=full)
+    """Print the plan of what the words describe. Raises TfclusterError."""
+    loaded = _load(words, options, environ)
+    return _show_plan(loaded, environ, options.display, as_json=as_json, full=full)
 
 
 def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> Loaded:
@@ -190,10 +191,10 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
         raise ConfigError(
             [
                 Problem(
-                    "launch",
-                    "nothing to launch",
-                    "`tfcluster launch cluster.yaml`, or "
-                    "`tfcluster launch -n 4 -- python train.py`",
+                    options.verb,
+                    f"nothing to {options.verb}",
+                    f"`tfcluster {options.verb} cluster.yaml`, or "
+                    f"`tfcluster {options.verb} -n 4 -- python train.py`",
                 )
             ]
         )
@@ -211,11 +212,12 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
             passed=options.passed,
         )
     else:
-        _refuse_file(words, options.count)
+        _refuse_file(words, options)
         loaded = config.from_command(
             words,
             count=options.count,
             ps=options.ps,
+            gpus=options.gpus,
             hosts=options.hosts,
             overrides=overrides,
             name=options.name,
@@ -235,6 +237,11 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
         Problem(flag, "is for -n N with a command, not for a file", hint)
         for flag, given, hint in (
             ("--ps", options.ps, "write `ps: N` under 'tasks', or --set tasks.ps=N"),
+            (
+                "--gpus",
+                options.gpus is not None,
+                "write `gpus: N` under 'tasks', or --set tasks.worker.gpus=N",
+            ),
             ("--hosts", options.hosts, "write 'hosts:' in the file"),
         )
         if given
@@ -245,8 +252,8 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
             Problem(
                 before[1],
                 f"does not belong to {words[0]}",
-                "put arguments for the command after `--`: tfcluster launch "
-                f"{shlex.quote(words[0])} -- {rest}",
+                "put arguments for the command after `--`: "
+                f"tfcluster {options.verb} {shlex.quote(words[0])} -- {rest}",
             )
         )
     if looks_like_command and Path(words[0]).suffix not in (".yaml", ".yml"):
@@ -254,21 +261,22 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
             Problem(
                 words[0],
                 "is a command, not a cluster.yaml",
-                f"tfcluster launch -n 2 -- {' '.join(words)}"
+                f"tfcluster {options.verb} -n 2 -- {' '.join(words)}"
                 if words[0].startswith("python")
-                else f"tfcluster launch -n 2 -- python {' '.join(words)}",
+                else f"tfcluster {options.verb} -n 2 -- python {' '.join(words)}",
             )
         )
     if problems:
         raise ConfigError(problems)
 
 
-def _refuse_file(words: Sequence[str], count: int) -> None:
+def _refuse_file(words: Sequence[str], options: Options) -> None:
     """Refuse a cluster.yaml together with ``-n``, which takes a command."""
     path = Path(words[0])
     if path.suffix in (".yaml", ".yml") and path.is_file():
         problem = "is a cluster.yaml, but -n is for a command"
-        hint = f"tfcluster launch {shlex.quote(words[0])} --set tasks.worker={count}"
+        count = f"--set tasks.worker={options.count}"
+        hint = f"tfcluster {options.verb} {shlex.quote(words[0])} {count}"
         raise ConfigError([Problem(words[0], problem, hint)])
 
 
@@ -298,8 +306,14 @@ def _show_plan(
         hosts = expected(description)
     prepared = prepare(description, hosts)
     here = description.backend == "local" and not description.prepares_hosts
-    for warning in command_warnings(prepared.specs, environ, programs=here):
+    for warning in (
+        *command_warnings(prepared.specs, environ, programs=here),
+        *idle_hosts(description, hosts, prepared.specs),
+    ):
         _say(warning)
+    cores = {"localhost": len(os.sched_getaffinity(0))}
+    if description.backend == "local" and (note := crowding(prepared.specs, cores)):
+        _say(note)
     if display.quiet and not as_json:
         return 0
     run = _provisional_paths(description, environ)

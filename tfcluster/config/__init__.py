@@ -53,6 +53,7 @@ def from_command(
     *,
     count: int,
     ps: int = 0,
+    gpus: int | None = None,
     hosts: str | None = None,
     overrides: Sequence[str] = (),
     name: str | None = None,
@@ -63,8 +64,9 @@ def from_command(
 ) -> Loaded:
     """The configuration given by flags alone: ``count`` workers that run ``command``.
 
-    ``hosts`` is a hostlist in which ``name:4`` sets slots; without it all tasks run on
-    this host. Raises ConfigError with all problems.
+    ``gpus`` is the number of GPUs of each worker. ``hosts`` is a hostlist in which
+    ``name:4`` sets slots; without it all tasks run on this host. Raises ConfigError
+    with all problems.
     """
     from tfcluster.config import pipeline
 
@@ -72,6 +74,7 @@ def from_command(
         command,
         count=count,
         ps=ps,
+        gpus=gpus,
         hosts=hosts,
         overrides=overrides,
         name=name,

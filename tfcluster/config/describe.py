@@ -83,6 +83,7 @@ class _Describer:
             ssh=self._ssh(),
             slurm=self._slurm(),
             sge=self._sge(),
+            spread=cluster.spread,
             launcher=cluster.launcher,
             ports=cluster.ports.range,
             expose=cluster.ports.expose,

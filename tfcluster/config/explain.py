@@ -24,6 +24,7 @@ from tfcluster.config.models import (
     Task,
     Workdir,
 )
+from tfcluster.config.synonyms import EXAMPLES, SCHEDULERS, SYNONYMS
 from tfcluster.config.text import cut, printable
 from tfcluster.config.tree import Found, Map, Node, Path, Scalar, Seq, find
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
@@ -44,8 +45,6 @@ _BOUNDS = {
     "greater_than": ("gt", "greater than"),
     "less_than_equal": ("le", "of at most"),
 }
-_OTHER_WORDS = {"master": "chief", "parameter_server": "ps", "workers": "worker"}
-"""Task types' names in other software -> our names."""
 
 
 def explain(error: ErrorDetails, findings: Findings) -> None:
@@ -105,13 +104,32 @@ def _unknown_key(path: Path) -> _Words:
     key, parent = str(path[-1]), path[:-1]
     model = _model_at(parent)
     message = f"unknown key {cut(key)!r}"
-    if parent == ("tasks",) and key in _OTHER_WORDS:
-        return message, f"did you mean {_OTHER_WORDS[key]!r}?"
+    if known := _synonym(key, _dotted(parent)):
+        return message, known
     if owner := _owner_of(key, model):
         return f"{key!r} belongs {owner}", None
     if model is None:
         return message, None
-    return message, suggestion(key, model.model_fields)
+    hint = suggestion(key, model.model_fields)
+    if parent == ("slurm",) and not hint.startswith("did"):
+        hint += f'; other options of sbatch: options: ["--{_option(key)}=..."]'
+    return message, hint
+
+
+def _synonym(key: str, section: str) -> str | None:
+    """A hint for a word of other software, in any case, with - or _ between words."""
+    word = key.lower().replace("-", "_")
+    if section in SCHEDULERS:
+        word = word.removeprefix(f"{section}_")
+    if found := SYNONYMS.get(section, {}).get(word):
+        return f"did you mean {found!r}?"
+    if word != key and word in _sections().get(section, Cluster).model_fields:
+        return f"did you mean {word!r}?"
+    return EXAMPLES.get(section, {}).get(word)
+
+
+def _option(key: str) -> str:
+    return key.removeprefix("slurm_").replace("_", "-")
 
 
 def _model_at(path: Path) -> type[BaseModel] | None:
@@ -200,13 +218,14 @@ def _mismatch(
         return f"{found.name!r} {EMPTY.message}", EMPTY.hint
     else:
         what = _EXPECTED.get(kind, kind)
-        hint = _quoting_hint(what, node)
+        hint = _quoting_hint(what, found)
     if of_key and found.key:
         return f"{printable(found.key.raw)!r} must be {what}", hint
     return f"{found.name!r} must be {what}; found {shown(node)}", hint
 
 
-def _quoting_hint(what: str, node: Node) -> str | None:
+def _quoting_hint(what: str, found: Found) -> str | None:
+    node = found.node
     if not isinstance(node, Scalar):
         return None
     raw, read = printable(node.raw), node.value
@@ -217,6 +236,8 @@ def _quoting_hint(what: str, node: Node) -> str | None:
     if what == "text":
         note = f"YAML reads {raw} as {read}; " if str(read) != raw else ""
         return f'{note}quote it: "{raw}"'
+    if what == "a mapping" and found.name == "tasks" and isinstance(read, int):
+        return f"tasks: {{worker: {raw}}}"
     if what == "a list":
         # Inside a YAML list, the brackets of a hostlist must be quoted.
         item = f'"{raw}"' if "[" in raw else raw

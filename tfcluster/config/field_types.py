@@ -7,6 +7,7 @@ complete). Knows no keys.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -348,14 +349,45 @@ WordList = Annotated[
     str,
     Matching(f"{_WORD}(?:,{_WORD})*", "words of letters, digits and . _ : + / @ % = -"),
 ]
+
+
+def _slurm_time(value: object) -> object:
+    """A duration (``4h``) in Slurm's format; anything else as it is, as text."""
+    seconds = parse_duration(value) if isinstance(value, str) else None
+    if seconds is None:
+        return _as_text(value)
+    if seconds > _MAX_DURATION_S or seconds < 1:
+        raise unfit("between 1s and 366d")
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{minutes:02}:{rest:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def _memory(value: object) -> object:
+    """``16GB`` and ``16GiB`` as Slurm writes them: 16G."""
+    if not isinstance(value, str):
+        return _as_text(value)
+    match = re.fullmatch("([0-9]+) *([kmgtKMGT])i?[bB]?", value)
+    return f"{match[1]}{match[2].upper()}" if match else value
+
+
 SlurmTime = Annotated[
     str,
     Matching(
         r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}|UNLIMITED|INFINITE",
-        "a time in Slurm's format",
-        'minutes, or quoted: "HH:MM:SS", "D-HH:MM:SS"',
+        "a duration, or a time in Slurm's format",
+        'like 4h, minutes, or quoted: "HH:MM:SS", "D-HH:MM:SS"',
     ),
-    BeforeValidator(_as_text),
+    BeforeValidator(_slurm_time),
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
+Memory = Annotated[
+    str,
+    Matching("[0-9]+[KMGT]?", "an amount of memory", "like 16G, or 16000 for MB"),
+    BeforeValidator(_memory),
+    WithJsonSchema({"type": ["string", "integer"]}),
 ]
 Resource = Annotated[
     str,

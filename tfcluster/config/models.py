@@ -390,25 +390,48 @@ class Ssh(_Section):
 
 
 class Slurm(_Section):
-    """What is requested from Slurm."""
+    """What is requested from Slurm. The number of tasks follows from `tasks`."""
 
     nodes: Annotated[
         field_types.Count | None, Field(default=None, description="sbatch --nodes.")
     ]
     tasks_per_node: Annotated[
         field_types.Count | None,
-        Field(default=None, description="Tasks on each node."),
+        Field(default=None, description="At most this many tasks on each node."),
+    ]
+    cpus_per_task: Annotated[
+        field_types.Count | None,
+        Field(default=None, description="sbatch --cpus-per-task."),
+    ]
+    mem: Annotated[
+        field_types.Memory | None,
+        Field(default=None, description="sbatch --mem: memory of each node, as 16G."),
+    ]
+    gpus_per_node: Annotated[
+        field_types.Gpus | None,
+        Field(
+            default=None,
+            description="sbatch --gpus-per-node. Default: what `gpus` of the tasks "
+            "needs.",
+        ),
     ]
     partition: Annotated[
         field_types.WordList | None,
         Field(default=None, description="sbatch --partition."),
     ]
-    time: Annotated[
-        field_types.SlurmTime | None, Field(default=None, description="sbatch --time.")
+    account: Annotated[
+        field_types.Word | None, Field(default=None, description="sbatch --account.")
     ]
-    gpus_per_node: Annotated[
-        field_types.Gpus | None,
-        Field(default=None, description="sbatch --gpus-per-node."),
+    qos: Annotated[
+        field_types.Word | None, Field(default=None, description="sbatch --qos.")
+    ]
+    constraint: Annotated[
+        field_types.Line | None,
+        Field(default=None, description="sbatch --constraint: features of nodes."),
+    ]
+    time: Annotated[
+        field_types.SlurmTime | None,
+        Field(default=None, description="sbatch --time: as 4h, or in Slurm's format."),
     ]
     options: Annotated[
         list[field_types.Line],
@@ -598,6 +621,14 @@ class Cluster(_Section):
     ssh: Annotated[Ssh, Field(default={}, description="Backend ssh.")]
     slurm: Annotated[Slurm, Field(default={}, description="Backend slurm.")]
     sge: Annotated[Sge, Field(default={}, description="Backend sge: Grid Engine.")]
+    spread: Annotated[
+        bool,
+        Field(
+            default=False,
+            description="Each host gets one task before any host gets a second one. "
+            "Otherwise tasks fill the slots of one host after the other.",
+        ),
+    ]
     launcher: Annotated[
         Literal["auto", "local", "ssh", "srun", "qrsh"],
         Field(default="auto", description="What starts the agents on the hosts."),

@@ -83,10 +83,20 @@ def _opened(node: Node | None, mark: Mark) -> Map | None:
 
 
 def from_flags(
-    command: Sequence[str], *, count: int, ps: int, hosts: str | None, report: Report
+    command: Sequence[str],
+    *,
+    count: int,
+    ps: int,
+    gpus: int | None,
+    hosts: str | None,
+    report: Report,
 ) -> Map:
-    """The tree for ``-n``, ``--ps``, ``--hosts`` and a command."""
-    tasks = {"worker": Scalar(str(count), Mark("-n"), plain=True)}
+    """The tree for ``-n``, ``--ps``, ``--gpus``, ``--hosts`` and a command."""
+    workers: Node = Scalar(str(count), Mark("-n"), plain=True)
+    if gpus is not None:
+        each = Scalar(str(gpus), Mark("--gpus"), plain=True)
+        workers = mapping(COMMAND_LINE, {"count": workers, "gpus": each})
+    tasks = {"worker": workers}
     if ps:
         tasks["ps"] = Scalar(str(ps), Mark("--ps"), plain=True)
     if any("\0" in word for word in command):

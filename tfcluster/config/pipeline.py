@@ -23,6 +23,7 @@ from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
 from tfcluster.config.removed_keys import without_removed
 from tfcluster.config.rules import check_rules, check_unused
+from tfcluster.config.scheduler_rules import check_request
 from tfcluster.config.source import read_file
 from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import Map, Mark, Scalar, value
@@ -62,6 +63,7 @@ def from_command(
     *,
     count: int,
     ps: int,
+    gpus: int | None,
     hosts: str | None,
     overrides: Sequence[str],
     name: str | None,
@@ -72,7 +74,9 @@ def from_command(
 ) -> Loaded:
     """See ``tfcluster.config.from_command``."""
     report = Report(COMMAND_LINE.source)
-    root = from_flags(command, count=count, ps=ps, hosts=hosts, report=report)
+    root = from_flags(
+        command, count=count, ps=ps, gpus=gpus, hosts=hosts, report=report
+    )
     setting = Setting(
         environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
     )
@@ -105,6 +109,8 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
     description = describe(cluster, findings, setting)
     if findings.sound("ports", "tasks", "hosts", "backend"):
         check_ports(description, findings)
+    if findings.sound("tasks", "backend", "slurm", "sge"):
+        check_request(description, findings)
     report.check()
     check_unused(cluster, findings)
     return Loaded(description=description, warnings=report.warnings())

@@ -51,22 +51,23 @@ tasks:
     "slurm": """\
 backend: slurm                   # `tfcluster launch` submits a job, or uses its own
 slurm:
-  nodes: 2
-  tasks_per_node: 1
-  time: "1:00:00"                # quoted: YAML reads 1:00:00 as 3600
+  nodes: 2                       # the tasks below are divided among them
+  time: 1h
+  # mem: 16G                     # of each node
+  # cpus_per_task: 8
   # partition: gpu
-  # gpus_per_node: 4
-  # options: ["--account=x"]
+  # account: x
+  # options: ["--exclusive"]     # any other options of sbatch
 
 tasks:
   worker: 2                      # rank 0 is worker 0, or a chief
+  # worker: {count: 8, gpus: 1}  # the job asks for these GPUs
   # ps: 1                        # parameter servers, built in
 """,
     "sge": """\
 backend: sge                     # `tfcluster launch` submits a job, or uses its own
 sge:
   parallel_environment: mpi      # one of `qconf -spl`
-  slots: 2
   resources: {h_rt: "1:00:00"}   # quoted: YAML reads 1:00:00 as 3600
   # queue: all.q
   # options: ["-P", "x"]

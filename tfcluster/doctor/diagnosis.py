@@ -99,7 +99,7 @@ def _of_host(report: Report, remedy: str) -> Iterator[tuple[str, bool]]:
     proxies = _mapping(facts.get("proxies"))
     if set(proxies) - {"no_proxy"}:
         names = ", ".join(sorted(set(proxies) - {"no_proxy"}))
-        yield f"{names} set: gRPC may use it; list the hosts in no_proxy", False
+        yield f"{names} set: tasks do not use it for the hosts of a run", False
     if report.clock_error_s is not None and abs(report.clock_error_s) > CLOCK_S:
         yield f"its clock is {report.clock_error_s:+.0f} s off", False
 

@@ -29,6 +29,7 @@ from tfcluster.launcher.agent_connection import (
     Unopened,
 )
 from tfcluster.launcher.clocks import Measured, clock_warnings
+from tfcluster.launcher.cores import crowding, threads_env
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
@@ -473,6 +474,9 @@ class Driver:
             for warning in clock_warnings(hosts.clock_leads_s):
                 self._say(warning)
             self._show.places(self._job, apart, hosts.files.copies())
+            if note := crowding(self._job.specs.values(), hosts.cpus()):
+                self._say(note)
+        threads = threads_env(self._job.specs.values(), hosts.cpus())
         data_service = self._job.data_service(ports)
         parameter_ports = hosts.parameter_ports()
         parameter_servers = self._job.parameter_servers(parameter_ports)
@@ -489,6 +493,7 @@ class Driver:
                 "TFCLUSTER_DATA_SERVICE": data_service,
                 "TFCLUSTER_DATA_TASKS": self._job.data_tasks(),
                 "TFCLUSTER_PARAMETER_SERVERS": parameter_servers,
+                **({} if spec.place.rank is None else threads),
             }
             frame: dict[str, Any] = {
                 "type": "start",

@@ -36,6 +36,8 @@ class HostSide:
     shares_files: bool = True
     """Whether the host sees the files of the run's folder."""
     gpus: tuple[str, ...] = ()
+    cpus: int = 0
+    """The number of cores that its tasks may use; 0: unknown."""
     machine: tuple[str, ...] = ()
     """An identifier of the machine, see ``machine_of``; empty if unknown."""
     ports: list[int] | None = None

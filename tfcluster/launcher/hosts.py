@@ -452,6 +452,8 @@ class Hosts:
             asked_s = side.contact.began_s
             self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
         side.gpus = tuple(str(found) for found in entries(frame, "gpus"))
+        cpus = frame.get("cpus")
+        side.cpus = cpus if isinstance(cpus, int) else 0
         side.machine = machine_of(frame)
         side.local = tuple(str(found) for found in entries(frame, "addresses"))
         side.reachable, side.address = (
@@ -542,6 +544,10 @@ class Hosts:
     def pythons(self) -> dict[str, Interpreter]:
         """The interpreter of each host where its preparation has changed it."""
         return dict(self._job.pythons)
+
+    def cpus(self) -> dict[str, int]:
+        """Host -> the number of its cores, 0 if unknown."""
+        return {name: side.cpus for name, side in self._sides.items()}
 
     def gpus(self) -> dict[str, tuple[str, ...]]:
         """The GPUs that each host reports."""

@@ -34,6 +34,7 @@ from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.preflight import (
+    idle_hosts,
     require_commands,
     require_keras_backend,
     require_open_files,
@@ -157,7 +158,10 @@ def check(
         scheduler=scheduler,
         requeuing=requeuing,
         files=files,
-        notes=() if note is None else (note,),
+        notes=(
+            *filter(None, (note,)),
+            *idle_hosts(description, prepared.allocation, prepared.specs),
+        ),
     )
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from tfcluster.agent.constants import OPEN_FILES
 from tfcluster.compose import TaskSpec
+from tfcluster.console.text import plural
 from tfcluster.errors import ResourceError, StartError
+from tfcluster.host_patterns import fold
+from tfcluster.model import Allocation, Description
 
 _FILES_OF_A_TASK = 5
 """A task's files in its agent: output, events, claims, log, a pidfd for its end."""
@@ -52,6 +55,23 @@ def command_warnings(
         except StartError as error:
             hint = f" ({error.hint})" if error.hint else ""
             yield f"warning: {error.message}{hint}"
+
+
+def idle_hosts(
+    description: Description, allocation: Allocation, specs: Iterable[TaskSpec]
+) -> Iterator[str]:
+    """A warning if hosts of the allocation get no task."""
+    used = {spec.place.host.name for spec in specs}
+    idle = [host.name for host in allocation.hosts if host.name not in used]
+    if not idle:
+        return
+    count, tasks = len(allocation.hosts), len(description.task_ids())
+    said = f"warning: {fold(idle)} {'gets' if len(idle) == 1 else 'get'} no task: "
+    if description.spread or tasks < count:
+        yield said + f"there are {count} hosts for {plural(tasks, 'task')}"
+        return
+    fit = f"{plural(tasks, 'task')} fit on {len(used)} of {plural(count, 'host')}"
+    yield said + f"{fit} (`spread: true` gives each host one task first)"
 
 
 def require_open_files(specs: Iterable[TaskSpec]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.model import Description
+from tfcluster.scheduler_request import sge_slots
 from tfcluster.submit.scheduler import Answer, JobState, Launcher, SchedulerError
 from tfcluster.submit.script import body, heading, require_plain
 from tfcluster.submit.sge_accounting import verdict
@@ -113,7 +114,7 @@ def _asked(description: Description) -> Iterator[str]:
     """The directives for the settings of the Description."""
     sge = description.sge
     yield f"-N {_job_name(description)}"
-    slots = sge.slots or len(description.task_ids())
+    slots = sge_slots(description)
     if sge.parallel_environment is not None:
         environment = sge.parallel_environment
         yield f"-pe {_value('sge.parallel_environment', environment)} {slots:d}"

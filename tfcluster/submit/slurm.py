@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.model import Description
+from tfcluster.scheduler_request import SLURM_KEYS, slurm_options, slurm_request
 from tfcluster.submit.scheduler import (
     Answer,
     JobPhase,
@@ -140,20 +141,21 @@ class SlurmScheduler:
 
 def _asked(description: Description) -> Iterator[str]:
     """The directives for the settings of the Description."""
-    slurm = description.slurm
+    slurm, asked = description.slurm, slurm_request(description)
+    given = slurm_options(slurm)
     yield f"--job-name={_value('name', description.name)}"
-    if slurm.nodes is not None:
-        yield f"--nodes={slurm.nodes:d}"
-    if slurm.tasks_per_node is not None:
-        yield f"--ntasks-per-node={slurm.tasks_per_node:d}"
-    if slurm.nodes is None and not any(map(_counts_nodes, slurm.options)):
-        yield f"--ntasks={len(description.task_ids()):d}"
-    if slurm.gpus_per_node:
-        yield f"--gpus-per-node={slurm.gpus_per_node:d}"
-    if slurm.partition is not None:
-        yield f"--partition={_value('slurm.partition', slurm.partition)}"
-    if slurm.time is not None:
-        yield f"--time={_value('slurm.time', slurm.time)}"
+    size = {
+        "--nodes": asked.nodes,
+        "--ntasks": asked.tasks,
+        "--ntasks-per-node": asked.tasks_per_node,
+        "--gpus-per-node": asked.gpus_per_node,
+        "--gpus-per-task": asked.gpus_per_task,
+    }
+    for option in dict.fromkeys((*size, *SLURM_KEYS)):
+        key = SLURM_KEYS.get(option, "")
+        value = size[option] if option in size else getattr(slurm, key)
+        if value is not None and option not in given:
+            yield f"{option}={_value(f'slurm.{key}', str(value))}"
     for index, option in enumerate(slurm.options):
         yield _option(index, option, description)
 
@@ -254,12 +256,6 @@ def _given(options: tuple[str, ...], long: str, letter: str = "") -> bool:
     )
 
 
-def _counts_nodes(option: str) -> bool:
-    return option.partition("=")[0] in ("--nodes", "--ntasks") or option.startswith(
-        ("-N", "-n")
-    )
-
-
 def _phase(word: str) -> JobPhase:
     if word.startswith(_PENDING):
         return JobPhase.PENDING
@@ -279,7 +275,7 @@ def _refusal(answer: Answer) -> SchedulerError:
     said = _own_words(answer)
     hints = {
         "Invalid partition": "`sinfo` lists the partitions",
-        "Invalid account": "slurm: {options: [--account=...]}",
+        "Invalid account": "slurm: {account: ...}",
         "node configuration is not available": "`sinfo -N -l` shows what nodes have",
         "time limit": "slurm: {time: ...}",
         "contact slurm controller": "`scontrol ping` checks it",

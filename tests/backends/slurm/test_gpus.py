@@ -38,7 +38,7 @@ def test_names_are_taken_as_they_are() -> None:
 def test_the_question_is_answered_by_a_real_shell(
     variables: dict[str, str], expected: dict[str, tuple[str, ...] | None]
 ) -> None:
-    argv = question_argv(4)
+    argv = question_argv(["node1"])
     command = argv[argv.index("/bin/sh") :]
     done = subprocess.run(
         command,
@@ -51,8 +51,11 @@ def test_the_question_is_answered_by_a_real_shell(
 
 
 def test_every_node_is_asked_once() -> None:
-    assert {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1"} <= set(question_argv(4))
-    assert "--het-group=1" in question_argv(2, group=1)
+    argv = question_argv(["node1", "node3"])
+    assert {"--nodes=2", "--ntasks=2", "--nodelist=node1,node3"} <= set(argv)
+    assert "--het-group=1" in question_argv(["node1"], group=1)
+    assert "--gpus-per-node=4" in question_argv(["node1"], count=4)
+    assert not any("gpus-per" in word for word in argv)
 
 
 @pytest.mark.parametrize(

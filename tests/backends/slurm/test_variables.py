@@ -58,10 +58,38 @@ def test_without_counts_the_slots_are_open() -> None:
     assert slots_of(SLURM_JOB_NODELIST="a,b") == [("a", None), ("b", None)]
 
 
-def test_within_a_step_the_counts_are_not_the_job_s() -> None:
+def test_a_step_has_its_own_nodes_and_open_slots() -> None:
+    job = {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_TASKS_PER_NODE": "1"}
+    found = slots_of(**job, SLURM_STEP_NODELIST="node[2-3]")
+    assert found == [("node2", None), ("node3", None)]
+    with pytest.raises(ConfigError, match=r"SLURM_STEP_NODELIST.*node9 is not a node"):
+        slots_of(**job, SLURM_STEP_NODELIST="node[2,9]")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, [None, None]),
+        ({"SLURM_GPUS_PER_TASK": "2"}, [6, 2]),
+        ({"SLURM_GPUS_PER_TASK": "a100:2"}, [6, 2]),
+        ({"SLURM_TRES_PER_TASK": "gres:gpu:1"}, [3, 1]),
+        ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:a100=1"}, [3, 1]),
+        ({"SLURM_TRES_PER_TASK": "cpu=4"}, [None, None]),
+        ({"SLURM_TRES_PER_TASK": "cpu:4"}, [None, None]),
+    ],
+)
+def test_how_many_gpus_a_step_must_ask_for(
+    variables: dict[str, str], expected: list[int | None]
+) -> None:
+    job = {"SLURM_JOB_NODELIST": "a,b", "SLURM_TASKS_PER_NODE": "3,1", **variables}
+    assert [node.gpus for node in nodes({**JOB, **job})] == expected
+
+
+def test_the_shell_of_salloc_is_a_step_with_all_nodes() -> None:
     found = slots_of(
         SLURM_JOB_NODELIST="node[1-2]",
         SLURM_STEP_NODELIST="node1",
+        SLURM_STEP_ID="4294967290",
         SLURM_TASKS_PER_NODE="1",
     )
     assert found == [("node1", None), ("node2", None)]

@@ -26,7 +26,7 @@ _ASK_S = 90.0
 
 
 class SlurmBackend:
-    """Hosts and slots from the job's variables, GPUs from the nodes themselves."""
+    """Hosts and slots from the job's and step's variables, GPUs from the nodes."""
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         require_one_launcher(env)
@@ -54,8 +54,8 @@ class SlurmBackend:
     def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
         if shutil.which("srun", path=env.get("PATH")) is None:
             raise StartError("srun is not on the PATH", hint="load Slurm's module")
-        groups = {node.name: node.group for node in nodes(env)}
-        return SrunStarter(description.python, groups, step_environ(env))
+        known = {node.name: node for node in nodes(env)}
+        return SrunStarter(description.python, known, step_environ(env))
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """KillWait, the time from SIGTERM to SIGKILL, less the time of a sweep."""
@@ -94,11 +94,10 @@ def _devices(
 ) -> dict[str, tuple[str, ...] | None]:
     """The job's GPUs on each node, from a step that runs there. Raises StartError."""
     devices: dict[str, tuple[str, ...] | None] = {}
-    for group in dict.fromkeys(node.group for node in found):
-        here = [node for node in found if node.group == group]
-        devices.update(
-            gpus.parse(_ask(gpus.question_argv(len(here), group=group), env))
-        )
+    for group, count in dict.fromkeys((node.group, node.gpus) for node in found):
+        here = [n.name for n in found if (n.group, n.gpus) == (group, count)]
+        argv = gpus.question_argv(here, group=group, count=count)
+        devices.update(gpus.parse(_ask(argv, env)))
     silent = [node.name for node in found if node.name not in devices]
     if silent:
         raise StartError(f"{', '.join(silent)}: did not report the job's GPUs")

@@ -7,7 +7,7 @@ GPU. The names are used as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 # A constant: no user input goes into this shell command.
 _ASK = 'echo "tfcluster-gpus $SLURMD_NODENAME ${CUDA_VISIBLE_DEVICES-unset}"'
@@ -28,16 +28,23 @@ def has_gpus(environ: Mapping[str, str]) -> bool:
     return counted or any(environ.get(name) for name in _NAMES)
 
 
-def question_argv(count: int, *, group: int | None = None) -> tuple[str, ...]:
-    """The argv that asks the ``count`` nodes of a job, or of a component of the job."""
+def question_argv(
+    hosts: Sequence[str], *, group: int | None = None, count: int | None = None
+) -> tuple[str, ...]:
+    """The argv that asks ``hosts``, nodes of a job, or of a component of the job.
+
+    ``count`` is as in ``Node.gpus``.
+    """
     component = () if group is None else (f"--het-group={group}",)
     return (
         "srun",
         *component,
         "--overlap",
-        f"--nodes={count}",
-        f"--ntasks={count}",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts)}",
+        f"--nodelist={','.join(hosts)}",
         "--ntasks-per-node=1",
+        *(() if count is None else (f"--gpus-per-node={count}",)),
         "--mem=0",
         "--cpu-bind=none",
         "--mpi=none",

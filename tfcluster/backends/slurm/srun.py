@@ -39,22 +39,30 @@ _ALWAYS = (
 
 
 def srun_argv(
-    host: str, argv: Sequence[str], *, group: int | None = None
+    host: str,
+    argv: Sequence[str],
+    *,
+    group: int | None = None,
+    gpus: int | None = None,
 ) -> tuple[str, ...]:
     """An srun command that runs ``argv`` once on ``host``.
 
-    ``group`` is the component of a heterogeneous job.
+    ``group`` is the component of a heterogeneous job, ``gpus`` is as in ``Node``.
 
     The step reserves nothing and waits for no other step: all agents of all runs in a
     job share its hosts (``--overlap``, ``--mem=0``). The host determines what the tasks
     may use, not a binding of their agent. Output is not ``--unbuffered``, which would
     put a terminal in between.
     """
-    return ("srun", *_where([host], group), *_ALWAYS, *argv)
+    return ("srun", *_where([host], group, gpus), *_ALWAYS, *argv)
 
 
 def group_argv(
-    hosts: Sequence[str], argv: Sequence[str], *, group: int | None = None
+    hosts: Sequence[str],
+    argv: Sequence[str],
+    *,
+    group: int | None = None,
+    gpus: int | None = None,
 ) -> tuple[str, ...]:
     """An srun command that runs ``argv`` once on each of ``hosts``, in one step.
 
@@ -62,13 +70,17 @@ def group_argv(
     Each line of standard error begins with the number of its task (``--label``).
     """
     more = ("--ntasks-per-node=1", "--no-kill", "--wait=0", "--label")
-    return ("srun", *_where(hosts, group), *more, *_ALWAYS, *argv)
+    return ("srun", *_where(hosts, group, gpus), *more, *_ALWAYS, *argv)
 
 
-def _where(hosts: Sequence[str], group: int | None) -> tuple[str, ...]:
+def _where(
+    hosts: Sequence[str], group: int | None, gpus: int | None
+) -> tuple[str, ...]:
     component = () if group is None else (f"--het-group={group}",)
+    devices = () if gpus is None else (f"--gpus-per-node={gpus}",)
     names, count = ",".join(hosts), len(hosts)
-    return (*component, f"--nodes={count}", f"--ntasks={count}", f"--nodelist={names}")
+    size = (f"--nodes={count}", f"--ntasks={count}", f"--nodelist={names}")
+    return (*component, *size, *devices)
 
 
 def step_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -108,7 +120,7 @@ _MEANINGS = (
     ),
     (
         r"[Ii]nvalid account|association",
-        ("Slurm refuses the account", "slurm: {options: [--account=...]}"),
+        ("Slurm refuses the account", "slurm: {account: ...}"),
     ),
     (
         r"Unable to contact slurm controller|Connection refused|Protocol authentication"

@@ -12,28 +12,29 @@ from tfcluster.backends.slurm.channel import StepChannel
 from tfcluster.backends.slurm.controller import Controller
 from tfcluster.backends.slurm.group_step import GroupStep
 from tfcluster.backends.slurm.srun import group_argv, srun_argv
+from tfcluster.backends.slurm.variables import Node
 from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
 
 MOST_ALONE = 16
 """Up to this many hosts get separate steps, whose pipes need no connection to us."""
 
-_Kind = tuple[int | None, tuple[str, ...]]
-"""What the processes of one step have in common: the job's component, and the argv."""
+_Kind = tuple[int | None, int | None, tuple[str, ...]]
+"""What the processes of one step have in common: the job's component, the number of
+GPUs to ask for, and the argv."""
 
 
 class SrunStarter:
-    """Starts agents. ``groups`` has each host's component of the job; ``env`` is the
-    environment of steps."""
+    """Starts agents on ``nodes`` of the job; ``env`` is the environment of steps."""
 
     def __init__(
         self,
         python: Interpreter,
-        groups: Mapping[str, int | None],
+        nodes: Mapping[str, Node],
         env: Mapping[str, str],
     ) -> None:
         self._python = python
-        self._groups = groups
+        self._nodes = nodes
         self._env = env
         self._lock = threading.Lock()
         self._together: dict[_Kind, tuple[str, ...]] = {}
@@ -62,11 +63,12 @@ class SrunStarter:
 
     def _kind(self, host: Host) -> _Kind:
         argv = agent_argv(host.python or self._python)
-        return self._groups.get(host.name), argv
+        node = self._nodes.get(host.name)
+        return (None, None, argv) if node is None else (node.group, node.gpus, argv)
 
     def _alone(self, host: Host) -> Channel:
-        group, argv = self._kind(host)
-        argv = srun_argv(host.name, argv, group=group)
+        group, gpus, argv = self._kind(host)
+        argv = srun_argv(host.name, argv, group=group, gpus=gpus)
         return StepChannel.start(host.name, argv, env=self._env)
 
     def _from_group(self, host: Host) -> Channel | None:
@@ -88,9 +90,9 @@ class SrunStarter:
         return None if step is None else step.channel(host.name)
 
     def _begin(self, kind: _Kind, names: Sequence[str]) -> GroupStep | None:
-        group, argv = kind
+        group, gpus, argv = kind
         ports = Controller(self._env).srun_ports()
-        argv = group_argv(names, argv, group=group)
+        argv = group_argv(names, argv, group=group, gpus=gpus)
         with contextlib.suppress(OSError):
             return GroupStep(argv, names, self._env, ports)
         return None

@@ -15,6 +15,9 @@ from tfcluster.host_patterns import HostlistError, expand, fold, host_name_probl
 
 # sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
 _COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_INTERACTIVE = "4294967290"
+"""The id of the step in which salloc runs its shell (LaunchParameters=
+use_interactive_step): the shell is on one node, but the user has the whole job."""
 _STALE = "start a new shell, or `unset ${!SLURM_@}`, if this shell is not inside a job"
 
 
@@ -27,6 +30,12 @@ class Node:
     """How many tasks Slurm plans for the node; None: unknown."""
     group: int | None = None
     """Its component of a heterogeneous job; None: the job is not heterogeneous."""
+    gpus: int | None = None
+    """How many GPUs a step must ask for to get all of the job's GPUs there.
+
+    None: a step gets all of them by itself. Where the job was asked for GPUs per task,
+    a step gets only as many as its own tasks would need.
+    """
 
 
 def is_inside(environ: Mapping[str, str]) -> bool:
@@ -42,7 +51,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
 
 
 def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
-    """The job's nodes, in the order of their list.
+    """The job's nodes, or those of the step that we are in, in the order of the job.
 
     Raises ConfigError if a variable is invalid or contradicts another one, and
     StartError outside of a job.
@@ -54,7 +63,13 @@ def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
         found = [node for group in range(groups) for node in _group(environ, group)]
     if not found:
         raise StartError("not inside a Slurm job: SLURM_JOB_NODELIST is not set")
-    return _merged(found)
+    return _of_step(environ, _merged(found))
+
+
+def is_in_step(environ: Mapping[str, str]) -> bool:
+    """Whether this is a step of the job, which may have only some of its nodes."""
+    interactive = environ.get("SLURM_STEP_ID") == _INTERACTIVE
+    return bool(environ.get("SLURM_STEP_NODELIST")) and not interactive
 
 
 def require_one_launcher(environ: Mapping[str, str]) -> None:
@@ -63,8 +78,17 @@ def require_one_launcher(environ: Mapping[str, str]) -> None:
     if tasks is not None and tasks > 1 and "SLURM_PROCID" in environ:
         raise StartError(
             f"srun started tfcluster {tasks} times, but it starts the tasks itself",
-            hint="omit srun, or use `srun --overlap -N1 -n1 tfcluster launch ...`",
+            hint="omit srun: then the tasks run on all nodes of the job",
         )
+
+
+def gpus_per_task(environ: Mapping[str, str], suffix: str = "") -> int | None:
+    """The number in ``a100:2`` or ``gres:gpu:2``; None: the job has none per task."""
+    counted = environ.get(f"SLURM_GPUS_PER_TASK{suffix}", "")
+    listed = environ.get(f"SLURM_TRES_PER_TASK{suffix}", "").split(",")
+    resources = [word for word in listed if "gpu" in word]
+    match = re.search(r"(?:^|[:=])([0-9]{1,4})$", counted or "".join(resources[:1]))
+    return int(match[1]) if match else None
 
 
 def counts(text: str) -> list[int]:
@@ -96,10 +120,24 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
     if given is not None and given != len(names):
         raise _broken(environ, counted, f"{key} names {len(names)} ({text})")
     slots = _slots(environ, f"SLURM_TASKS_PER_NODE{suffix}", names)
+    wanted = gpus_per_task(environ, suffix)
     return [
-        Node(name=name, slots=each, group=group)
+        Node(name=name, slots=each, group=group, gpus=each and wanted and each * wanted)
         for name, each in zip(names, slots, strict=True)
     ]
+
+
+def _of_step(environ: Mapping[str, str], found: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Those of the job's nodes that the step has; all of them outside of a step."""
+    if not is_in_step(environ):
+        return found
+    key = "SLURM_STEP_NODELIST"
+    names = _names(environ, key, environ[key])
+    strange = sorted(set(names) - {node.name for node in found})
+    if strange:
+        job = fold([node.name for node in found])
+        raise _broken(environ, key, f"{strange[0]} is not a node of the job ({job})")
+    return tuple(node for node in found if node.name in names)
 
 
 def _slots(
@@ -107,7 +145,7 @@ def _slots(
 ) -> list[int] | list[None]:
     text = environ.get(key)
     # Inside a step, the counts are those of the step, not of the job.
-    if not text or "SLURM_STEP_NODELIST" in environ:
+    if not text or environ.get("SLURM_STEP_NODELIST"):
         return [None] * len(names)
     try:
         found = counts(text)

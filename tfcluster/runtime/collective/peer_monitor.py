@@ -32,6 +32,7 @@ from tfcluster.runtime.collective.straggler_messages import (
     inquiry_text,
     is_reporter,
     missing,
+    possible_causes,
     stalled_text,
     unconnected_text,
 )
@@ -55,6 +56,9 @@ _GRACE_S = 0.3
 finish theirs within this time."""
 _EVIDENCE_S = 0.5
 """How long an error may wait for the reports that explain it."""
+_FIRST, _FIRST_S = 8, 30.0
+"""If one of the first exchanges takes longer, perhaps nothing gets through: possible
+causes are named. The first ones of a run try every way between the ranks."""
 _DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
 """Keepalive detects a host that lost power within a minute, even if idle."""
 
@@ -150,7 +154,7 @@ class PeerMonitor:
         the ranks cannot be connected.
         """
         began = time.monotonic()
-        warn_at = self._warning_s
+        warn_at = self._patience_s(1)
         while not self.joined:
             with self._changed:
                 if self._join_error is not None:
@@ -165,7 +169,9 @@ class PeerMonitor:
                     self._changed.wait(min(left_s, _MAX_SLEEP_S))
                     continue
             if not self.joined:
-                self._say(unconnected_text(self.absent, waited_s))
+                self._say(
+                    f"{unconnected_text(self.absent, waited_s)}; {self._causes()}"
+                )
                 warn_at *= 2
 
     @contextmanager
@@ -413,10 +419,19 @@ class PeerMonitor:
             self._report_stall(progress, now)
             return
         warned, at_s = self._warned_of
-        due_s = 2 * at_s if warned == number else self._warning_s
+        due_s = 2 * at_s if warned == number else self._patience_s(number)
         if progress.since_s >= due_s and self.joined:
             self._warned_of = number, progress.since_s
             self._ask(progress, now)
+
+    def _patience_s(self, number: int) -> float:
+        """How long exchange ``number`` may take before anything is said."""
+        limited = number <= _FIRST and self._warning_s < math.inf
+        return min(self._warning_s, _FIRST_S) if limited else self._warning_s
+
+    def _causes(self) -> str:
+        hosts = [each.rpartition(":")[0].strip("[]") for each in self._addresses]
+        return possible_causes(os.environ, hosts, connected=self.joined)
 
     def _ask(self, progress: RankProgress, now: float) -> None:
         with self._changed:
@@ -435,10 +450,16 @@ class PeerMonitor:
         if None in others.values() and now < self._asked[1]:
             return
         self._asked = None
-        self._stalled_report = progress.number, stalled_text(progress, others)
+        absent = missing(progress.number, others)
+        if absent and progress.since_s < self._warning_s:
+            return  # A rank is late with its first exchange, but not very late yet.
+        text = stalled_text(progress, others)
+        if not absent and progress.number <= _FIRST:
+            text = f"{text}; {self._causes()}"
+        self._stalled_report = progress.number, text
         if is_reporter(self._me.rank, progress.number, others):
-            self._say(self._stalled_report[1])
-            if absent := missing(progress.number, others):
+            self._say(text)
+            if absent:
                 what = progress.what
                 waiting = Waiting(progress.since_s, what, tuple(absent))
                 reporter().waiting(waiting)

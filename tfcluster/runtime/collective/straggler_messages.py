@@ -6,6 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables of gRPC, in its order."""
+_HELP = (
+    "`tfcluster doctor` checks the hosts, and `tfcluster stacks` shows where ranks are"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
@@ -117,6 +123,34 @@ def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:
     """A message about ranks that have not connected before the first exchange."""
     who = ", ".join(map(str, ranks))
     return f"rank {who} has not connected for {waited_s:.0f} s"
+
+
+def possible_causes(
+    environ: Mapping[str, str], hosts: Sequence[str], *, connected: bool
+) -> str:
+    """What may hold up the first exchange between ``hosts``, as far as we can tell.
+
+    ``connected``: our own connections exist, so it is TensorFlow that gets nothing.
+    """
+    causes = []
+    proxy = next((name for name in _PROXIES if environ.get(name)), None)
+    exempt = environ.get("no_grpc_proxy") or environ.get("no_proxy") or ""
+    words = [word.strip() for word in exempt.split(",") if word.strip()]
+    proxied = [host for host in hosts if not host.endswith(tuple(words))]
+    if connected and proxy is not None and proxied:
+        causes.append(f"{proxy} is set, and no_proxy does not list {proxied[0]}")
+    if len(set(hosts)) > 1:
+        causes += [
+            "a firewall between the hosts (`ports: LOW-HIGH` chooses the ports)",
+            "an address that other hosts cannot reach (`address` under `hosts`)",
+            "a network interface without a way to them (NCCL_SOCKET_IFNAME, for GPUs)",
+        ]
+    causes.append(
+        "a first step that takes long to build, or waits for memory"
+        if connected
+        else "a rank that is still busy before its first exchange"
+    )
+    return f"what could be the cause: {'; '.join(causes)}. {_HELP}"
 
 
 def awaited_text(rank: int, waited_s: float, exchange: str) -> str:

@@ -1,0 +1,64 @@
+"""What a task's variables say in view of its host's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tfcluster.agent.host_variables import adapted
+from tfcluster.agent.os_encoding import raw
+
+CLUSTER = {"worker": ["10.0.0.1:40000", "[fd00::2]:40000"], "ps": ["10.0.0.1:40001"]}
+CHANGES = {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {}})}
+HOSTS = "10.0.0.1,fd00::2,localhost,127.0.0.1,::1"
+
+
+def env(base: dict[str, str], **changes: str | None) -> dict[str, str | None]:
+    given = {raw(name): raw(value) for name, value in base.items()}
+    return adapted(given, {**CHANGES, **changes})
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        ({}, {}),
+        ({"no_proxy": "a"}, {}),
+        ({"http_proxy": "http://p"}, {"no_proxy": HOSTS}),
+        ({"GRPC_PROXY": "http://p"}, {"no_proxy": HOSTS}),
+        ({"http_proxy": "x", "no_proxy": ".a, b"}, {"no_proxy": f".a,b,{HOSTS}"}),
+        (
+            {"http_proxy": "x", "NO_PROXY": "a"},
+            {"no_proxy": f"a,{HOSTS}", "NO_PROXY": f"a,{HOSTS}"},
+        ),
+        (
+            {"grpc_proxy": "x", "no_grpc_proxy": "a"},
+            {"no_proxy": HOSTS, "no_grpc_proxy": f"a,{HOSTS}"},
+        ),
+        ({"http_proxy": "x", "no_proxy": "*"}, {"no_grpc_proxy": HOSTS}),
+    ],
+)
+def test_the_hosts_of_the_run_are_exempt_from_proxies(
+    base: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert env(base) == CHANGES | expected
+
+
+def test_a_proxy_of_the_configuration_counts_and_an_unset_one_does_not() -> None:
+    assert env({}, http_proxy="x")["no_proxy"] == HOSTS
+    assert "no_proxy" not in env({"http_proxy": "x"}, http_proxy=None)
+
+
+@pytest.mark.parametrize("config", [None, "", "{", "[]", '{"cluster": {"a": 5}}'])
+def test_odd_clusters_leave_this_host(config: str | None) -> None:
+    found = env({"http_proxy": "x"}, TF_CONFIG=config)
+    assert found["no_proxy"] == "localhost,127.0.0.1,::1"
+
+
+def test_threads_are_limited_unless_the_user_says_otherwise() -> None:
+    given = {"TFCLUSTER_INTRA_OP_THREADS": "2"}
+    assert env({}, **given)["TF_NUM_INTRAOP_THREADS"] == "2"
+    own = {"TF_NUM_INTRAOP_THREADS": "5"}
+    assert "TF_NUM_INTRAOP_THREADS" not in env(own, **given)
+    assert env({}, **given, **own)["TF_NUM_INTRAOP_THREADS"] == "5"
+    assert "TF_NUM_INTRAOP_THREADS" not in env({})
