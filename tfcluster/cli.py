@@ -341,7 +341,7 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     """Show the state of a run.
 
     RUN is a run id, a unique prefix of one, or a name. Default: the newest run, and
-    one line for each other run.
+    one line for each active run and for the last five.
 
     \b
     tfcluster status
@@ -367,10 +367,18 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     metavar="N",
     help="Number of last lines per task, from the last 8 MiB of its log.",
 )
-def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
+@click.option(
+    "-v",
+    "--verbose",
+    "everything",
+    is_flag=True,
+    help="Show all lines: also those that launch leaves out, and each rank's.",
+)
+def logs(words: tuple[str, ...], follow: bool, count: int, everything: bool) -> int:
     """Show what tasks have printed.
 
-    TASK is a task (worker:0) or a type (worker). Default: all tasks.
+    TASK is a task (worker:0) or a type (worker). Default: all tasks. A line that
+    several ranks have printed is shown once.
 
     \b
     tfcluster logs                     the newest run
@@ -379,7 +387,9 @@ def logs(words: tuple[str, ...], follow: bool, count: int) -> int:
     """
     from tfcluster.commands import status_logs
 
-    return status_logs.logs(words, os.environ, follow=follow, count=count)
+    return status_logs.logs(
+        words, os.environ, follow=follow, count=count, everything=everything
+    )
 
 
 @cli.command()
@@ -781,7 +791,7 @@ def warm(
     type=click.FloatRange(min=0),
     metavar="X",
     help="Largest difference that counts as equal, relative to each array."
-    "  [default: 1e-5, or more if TensorFlow sees a GPU]",
+    "  [default: what the program alone differs from itself]",
 )
 @click.option(
     "--in-place", is_flag=True, help="Run in the folder itself, not in copies of it."

@@ -130,6 +130,39 @@ then also failed: chief:0 (exit 1), worker:0 (SIGABRT)
     assert failures.failure(_view()) == []
 
 
+def _all_failed(cause: str, *others: str) -> RunView:
+    causes = (cause, *others)
+    first, *rest = (
+        FailureView(
+            task=f"worker:{rank}", host="a", exit_code=1, signal=None, cause=said
+        )
+        for rank, said in enumerate(causes)
+    )
+    tasks = tuple(_task(f"worker:{rank}", "failed") for rank in range(len(causes)))
+    return _view(
+        first_failure=first,
+        secondary=tuple(rest),
+        tasks=(*tasks, _task("ps:0", "stopped")),
+    )
+
+
+def test_what_all_ranks_failed_of_is_said_once() -> None:
+    view = _all_failed(*["ValueError: no"] * 4)
+    assert failures.failure(view) == [
+        "first failure: worker:0 on a: ValueError: no (exit 1, all 4 ranks)"
+    ]
+    *_, last = failures.failure(_all_failed("ValueError: no", "ValueError: yes"))
+    assert last == "then also failed: worker:1 (exit 1)"
+    assert outcome.outcome(view)[-1].split(None, 1) == ["ps:0", "not started"]
+
+
+def test_a_race_says_that_all_ranks_run_the_script() -> None:
+    race = "FileExistsError: [Errno 17] File exists: 'out'"
+    _, hint, _ = failures.failure(_all_failed(race, "PeerLostError"))
+    assert hint.startswith("  hint: all 2 ranks run the script at the same time")
+    assert len(failures.failure(_all_failed(race, race))) == 1
+
+
 def test_of_a_log_with_tracebacks_the_last_is_shown() -> None:
     traceback = "Traceback (most recent call last):"
     inner = ("    return func(*args)", "E0000 failed call", traceback, "inner")

@@ -17,8 +17,9 @@ from tests.launch.cluster import Cluster
 from tests.report import records
 from tests.report.browser import Browser, find_browser, started
 from tfcluster.commands.report import html
+from tfcluster.console.text import byte_size, clock
 from tfcluster.record.paths import RunPaths
-from tfcluster.report.charts import downsampled
+from tfcluster.report.charts import Line, Point, bar_chart, downsampled, line_chart
 from tfcluster.report.history import Span, spans
 from tfcluster.report.html import element
 from tfcluster.report.page import without_values
@@ -146,6 +147,46 @@ def test_a_long_line_is_drawn_by_its_extremes() -> None:
     assert (1e5, 5000.0) in found
     assert found == sorted(found, key=lambda point: point[0])
     assert downsampled(points[:10], 400) == points[:10]
+
+
+def _texts(picture: ET.Element) -> list[str]:
+    return [each.text or "" for each in picture.iter("text")]
+
+
+@pytest.mark.parametrize("last", [0.4, 3.0, 59.0, 4_000.0])
+def test_labels_of_ticks_differ(last: float) -> None:
+    line = Line([(0.0, 1_000_000.0), (last, 1_000_001.0)])
+    drawn = line_chart(
+        [line],
+        x="x",
+        y="y",
+        alt="",
+        x_text=clock,
+        y_text=lambda size: byte_size(int(size)),
+        from_zero=False,
+    )
+    texts = _texts(drawn)
+    assert len(set(texts)) == len(texts)
+    assert "0:00" in texts
+    assert "1.0 MB" in texts
+    bars = bar_chart([("a", 0.3), ("b", 0.1)], x="seconds", alt="")
+    assert any(text.startswith("0.1") for text in _texts(bars))
+
+
+def test_long_names_take_two_lines() -> None:
+    name = "gradients of the embeddings of words"
+    drawn = bar_chart([(name, 1.0), ("b", 2.0)], x="seconds", alt="")
+    assert "".join(_texts(drawn)).count("words") == 1
+
+
+def test_a_point_without_neighbours_is_seen() -> None:
+    """Each epoch of a short run may have one sample."""
+    gap: Point = (0.0, None)
+    line = Line([(0.0, 1.0), gap, (1.0, 2.0), (2.0, 2.5), gap, (3.0, 3.0)])
+    drawn = line_chart([line], x="step", y="", alt="")
+    style = "fill: var(--c0)"
+    marks = [each for each in drawn.iter("use") if style in each.get("style", "")]
+    assert len(marks) == 2
 
 
 def test_spans_of_attempts() -> None:

@@ -120,22 +120,44 @@ def test_a_position_that_fails_does_not_harm_the_program(pair: Pair) -> None:
     assert hear(agent, 1)[0]["step"] == 1
 
 
-def test_epochs_come_at_most_once_a_second_after_their_last_step(pair: Pair) -> None:
+def test_no_epoch_is_lost_and_they_come_after_their_last_step(pair: Pair) -> None:
     agent, task = pair
     clock = Clock()
     reporter = Reporter(task, clock)
     reporter.step(1, 1.0, 0.0)
     reporter.step(2, 1.0, 0.0)
     for epoch in range(1, 5):
+        if epoch > 2:
+            reporter.step(epoch + 10, 1.0, 0.0)
         reporter.epoch(epoch, {"loss": float(epoch), "name": "x", "nan": float("nan")})
         clock.now += 0.4
     reporter.flush()
     reporter.epoch(5, {})
     reporter.flush()
-    said = hear(agent, 5)
+    said = hear(agent, 8)
     assert [each.get("step") for each in said[:2]] == [1, 2]
-    assert [each["epoch"] for each in said[2:]] == [1, 4, 5]
-    assert said[2]["metrics"] == {"loss": 1.0, "nan": None}
+    epochs = [each for each in said if each["type"] == "epoch"]
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4, 5]
+    assert [each["step"] for each in epochs] == [2, 2, 13, 14, 14]
+    assert epochs[0]["metrics"] == {"loss": 1.0, "nan": None}
+
+
+def test_of_very_many_epochs_every_other_one_is_reported(pair: Pair) -> None:
+    agent, task = pair
+    reporter = Reporter(task, Clock())
+    for epoch in range(1, 1_000):
+        reporter.epoch(epoch, {})
+    reporter.flush()
+    reporter.phase("end")
+    agent.settimeout(5)
+    said: list[int] = []
+    text = b""
+    while b'"end"' not in text:
+        text += agent.recv(1 << 16)
+    said = [event["epoch"] for event in map(json.loads, text.splitlines()[:-1])]
+    assert 100 < len(said) <= 202
+    assert (said[0], said[-1]) == (1, 999)
+    assert said == sorted(said)
 
 
 def test_what_exchanges_cost_is_told_now_and_then(pair: Pair) -> None:

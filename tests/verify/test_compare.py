@@ -14,9 +14,10 @@ import pytest
 from tfcluster.model import Runtime, Strategy
 from tfcluster.verify import determinism
 from tfcluster.verify.causes import causes, of_method, own_difference
-from tfcluster.verify.compare import Comparison, compare
-from tfcluster.verify.outputs import compare_outputs
-from tfcluster.verify.recorded import Devices, read
+from tfcluster.verify.compare import Comparison, compare, noise_of
+from tfcluster.verify.noise import MARGIN, Noise
+from tfcluster.verify.outputs import Outputs, compare_outputs
+from tfcluster.verify.recorded import Devices, Recorded, read
 from tfcluster.verify.tolerance import tolerance
 from tfcluster.verify.verdict import failure
 
@@ -46,11 +47,16 @@ def recording(folder: Path, events: Steps) -> Path:
 
 def compared(folder: Path, alone: Steps, ranks: Steps) -> Comparison:
     mine = read(recording(folder / "alone", alone))
-    return compare(mine, read(recording(folder / "ranks", ranks)), TOLERANCE)
+    theirs = read(recording(folder / "ranks", ranks))
+    return compare(mine, theirs, Noise(TOLERANCE))
 
 
 def weights(*values: float) -> dict[str, Any]:
     return {"weights": [np.array(values, np.float32)]}
+
+
+def two(first: float, second: float) -> dict[str, Any]:
+    return {"weights": [np.array([first], "f"), np.array([second], "f")]}
 
 
 def batch(**logs: float) -> dict[str, Any]:
@@ -66,6 +72,40 @@ def test_equal_within_rounding(tmp_path: Path) -> None:
     assert found.first is None
     assert found.steps == 2
     assert 1e-7 < found.largest < TOLERANCE
+
+
+def test_a_value_may_differ_by_the_noise_of_one_process(tmp_path: Path) -> None:
+    """Each value by its own noise, which grows with the steps."""
+    one = read(recording(tmp_path / "one", [two(1, 1), two(2, 2), two(3, 3)]))
+    again = read(recording(tmp_path / "again", [two(1, 1), two(2, 2.1), two(3, 3)]))
+    noise = noise_of(one, again, TOLERANCE)
+    assert noise.of((0, 2), 1) == noise.of((0, 1), 3) == TOLERANCE
+    assert noise.of((0, 2), 2) == noise.of((0, 2), 9) == pytest.approx(MARGIN * 0.05)
+
+    def found(name: str, *steps: Mapping[str, Any]) -> Comparison:
+        return compare(one, read(recording(tmp_path / name, steps)), noise)
+
+    equal = found("equal", two(1, 1), two(2, 2.7), two(3, 2))
+    assert (equal.first, equal.of_noise < 1) == (None, True)
+    assert equal.of_noise > 0.8
+    first = found("early", two(1, 1.1), two(2, 2), two(3, 3)).first
+    assert first is not None
+    assert (first.name, first.step) == ("kernel_1", 1)
+    first = found("other", two(1, 1), two(2, 2), two(3.1, 3)).first
+    assert first is not None
+    assert first.name == "kernel_0"
+    assert first.of_noise == pytest.approx(0.1 / 3 / 1e-5, rel=1e-3)
+    late = found("late", two(1, 1), two(2, 2), two(3, 6)).first
+    assert late is not None
+    assert 2 < (late.of_noise or 0) < 3
+
+
+def test_metrics_may_move_when_others_do(tmp_path: Path) -> None:
+    one = read(recording(tmp_path / "one", [batch(loss=1.0, accuracy=0.5)]))
+    again = read(recording(tmp_path / "again", [batch(loss=1.01, accuracy=0.5)]))
+    other = read(recording(tmp_path / "other", [batch(loss=1.0, accuracy=0.53)]))
+    assert compare(one, other, Noise(TOLERANCE)).first is not None
+    assert compare(one, other, noise_of(one, again, TOLERANCE)).first is None
 
 
 def test_the_first_difference_is_named(tmp_path: Path) -> None:
@@ -146,37 +186,6 @@ def test_lines_that_clip_are_named(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("moments", "cause"),
-    [((1e-9, 2e-9), "zero but for rounding"), ((0.1, 0.2), "may have been clipped")],
-)
-def test_a_weight_that_follows_rounding_is_no_clipped_one(
-    tmp_path: Path, moments: tuple[float, float], cause: str
-) -> None:
-    names = [
-        *(["weight", "m/dense/kernel"], ["weight", "m/dense/bias"]),
-        *(["slot", "adam/iteration"], ["slot", "adam/m_dense_kernel_momentum"]),
-        ["slot", "adam/m_dense_bias_momentum"],
-    ]
-    clip = {"kind": "clip", "line": "train.py:7"}
-    for name, bias, moment in zip(
-        ("alone", "ranks"), (0.01, -0.01), moments, strict=True
-    ):
-        folder = tmp_path / name
-        folder.mkdir()
-        arrays = [[[1.0], [2.0]], [0.5, bias], 1, [[0.5], [0.25]], [0.3, moment]]
-        np.savez(folder / "0.npz", *map(np.asarray, arrays))
-        step = {"kind": "step", "optimizer": 0, "file": "0.npz", "names": names}
-        text = "".join(json.dumps(line) + "\n" for line in (clip, step))
-        (folder / "events.jsonl").write_text(text)
-    alone, ranks = read(tmp_path / "alone"), read(tmp_path / "ranks")
-    first = compare(alone, ranks, TOLERANCE).first
-    assert first is not None
-    assert first.name == "m/dense/bias"
-    (said,) = causes(first, ranks, 2, Runtime(), [])
-    assert cause in said
-
-
 def test_layers_and_methods_are_named(tmp_path: Path) -> None:
     layers = {"kind": "layers", "layers": ["Dropout", "RandomFlip", "Dense"]}
     said = explained(tmp_path, [layers, weights(1)], [weights(2)])
@@ -237,15 +246,20 @@ def test_how_graphs_combine_gradients(tmp_path: Path) -> None:
 
 
 def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
-    cpu, gpu, tf32 = Devices(), Devices(gpus=1), Devices(gpus=2, tf32=True)
+    def run(unit: float = 2.0**-24, **devices: Any) -> Recorded:
+        return Recorded(events=(), devices=Devices(**devices), unit=unit)
+
+    cpu, gpu, tf32 = run(), run(gpus=1), run(gpus=2, tf32=True)
     # TensorFlow says so on machines without a GPU, too.
-    assert tolerance(None, Devices(tf32=True), cpu).value == TOLERANCE
+    assert tolerance(None, run(tf32=True), cpu).value == TOLERANCE
     assert tolerance(None, gpu, cpu).value == tolerance(None, cpu, gpu).value == 1e-4
-    assert tolerance(None, gpu, tf32).value == 1e-3
-    assert "TF32" in tolerance(None, tf32, tf32).why
+    assert tolerance(None, gpu, tf32).value == 2 * 2.0**-11
+    assert tolerance(None, run(unit=2.0**-8), cpu).value == 2 * 2.0**-8
     assert tolerance(1e-7, tf32, tf32).value == 1e-7
-    note = {"kind": "devices", "gpus": 2, "tf32": True}
-    assert read(recording(tmp_path / "a", [note, weights(1)])).devices == tf32
+    notes = [{"kind": "devices", "gpus": 2, "tf32": True}]
+    notes += [{"kind": "rounding", "unit": unit} for unit in (2.0**-24, 2.0**-11)]
+    found = read(recording(tmp_path / "a", [*notes, weights(1)]))
+    assert (found.devices, found.unit) == (tf32.devices, 2.0**-11)
 
 
 def test_operations_are_deterministic_on_gpus() -> None:
@@ -283,8 +297,16 @@ def test_the_whole_reason_is_found_in_the_log() -> None:
 # --- files and text -------------------------------------------------------------------
 
 
-def outputs(folder: Path, alone: Mapping[str, Any], ranks: Mapping[str, Any]) -> str:
-    for name, files in (("alone", alone), ("ranks", ranks)):
+RUNS = ("alone", "ranks", "again")
+
+
+def outputs(
+    folder: Path,
+    alone: Mapping[str, Any],
+    ranks: Mapping[str, Any],
+    again: Mapping[str, Any] | None = None,
+) -> str:
+    for name, files in zip(RUNS, (alone, ranks, again or {}), strict=True):
         (folder / name).mkdir()
         for file, content in files.items():
             if file == "log":
@@ -293,9 +315,9 @@ def outputs(folder: Path, alone: Mapping[str, Any], ranks: Mapping[str, Any]) ->
                 (folder / name / file).write_text(content)
             else:
                 np.savez(folder / name / file, content)
-    logs = folder / "alone.log", folder / "ranks.log"
-    folders = folder / "alone", folder / "ranks"
-    found = compare_outputs(folders, {}, logs, TOLERANCE)
+    runs = [Outputs(folder / name, folder / f"{name}.log") for name in RUNS]
+    third = runs[2] if again is not None else None
+    found = compare_outputs(runs[0], runs[1], third, {}, TOLERANCE)
     return "" if found is None else found.words()
 
 
@@ -317,6 +339,15 @@ def test_equal_outputs(tmp_path: Path) -> None:
             "[1.25   0.5001]\n",
         },
     )
+
+
+def test_outputs_may_differ_by_the_noise(tmp_path: Path) -> None:
+    def run(value: float) -> dict[str, Any]:
+        return {"a.npz": np.ones(3) * value, "a.csv": f"x,{value}\n", "log": f"{value}"}
+
+    assert not outputs(tmp_path, run(1.0), run(1.1), run(1.05))
+    (tmp_path / "b").mkdir()
+    assert outputs(tmp_path / "b", run(1.0), run(1.9), run(1.05))
 
 
 @pytest.mark.parametrize(

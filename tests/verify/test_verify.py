@@ -18,8 +18,8 @@ from tests.launch.cluster import COMMAND, Cluster
 from tests.launch.machine import carrying, eventually, parent, pids
 from tfcluster.verify import scratch
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
-DEADLINE_S = 200.0
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(480)]
+DEADLINE_S = 400.0
 
 DATA = """
 import numpy as np, keras, tensorflow as tf
@@ -195,6 +195,39 @@ def test_a_wrapped_program_is_recorded_alone_as_on_the_ranks(cluster: Cluster) -
     wrapped = ("sh", "-c", f"exec {sys.executable} train.py")
     code, found = verified(cluster, DATA + MODEL + FIT, command=wrapped)
     assert (code, found["first_difference"], found["steps"]) == (0, None, 8)
+
+
+NORMALISED = """
+layers = [keras.layers.Dense(16), keras.layers.BatchNormalization(),
+    keras.layers.ReLU(), keras.layers.Dense(1, dtype="float32")]
+model = keras.Sequential(layers)
+model.compile("adam", "mse", metrics=["mae"])
+model.fit(x, y, batch_size=20, epochs=2, validation_split=0.2, verbose=2)
+model.save("model.keras")
+"""
+HALF = 'keras.mixed_precision.set_global_policy("mixed_float16")\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["", HALF], ids=["float32", "float16"])
+def test_a_bias_before_a_normalisation_is_equal(cluster: Cluster, policy: str) -> None:
+    """Adam moves it by rounding only, alone as on the ranks."""
+    code, found = verified(cluster, DATA + policy + NORMALISED)
+    assert (code, found["first_difference"]) == (0, None)
+    assert found["compared"]["weight"]["largest"] > 1e-3
+    assert 0 < found["of_noise"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["", HALF], ids=["float32", "float16"])
+def test_a_real_difference_exceeds_the_noise(cluster: Cluster, policy: str) -> None:
+    other = (
+        'import os\ny = y + (0.05 if os.environ.get("TFCLUSTER_SIZE") == "2" else 0)\n'
+    )
+    code, found = verified(cluster, DATA + other + policy + NORMALISED)
+    assert code == 1
+    assert found["first_difference"]["of_noise"] > 1
+    assert found["causes"] == []
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
+from tfcluster.record.task_gpus import gpus_of_tasks
 from tfcluster.submit.follow import follow as follow_job
 from tfcluster.submit.job import find_job
 
@@ -69,7 +70,13 @@ class _Follower:
             display=display,
         )
         self._quiet = display.quiet
-        self._show = RunOutput(self._screen, environ, display)
+        self._show = RunOutput(
+            self._screen,
+            environ,
+            display,
+            tasks=self._files,
+            has_gpus=gpus_of_tasks(paths),
+        )
         self._view = self._read()
         self._notes = len(self._view.notes)
         self._never = threading.Event()

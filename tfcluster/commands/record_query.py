@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from tfcluster.record.run_status import RunView
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import FORMAT_VERSION, TASK_TYPES
 
-SHOWN_RUNS = 20
+SHOWN_RUNS = 5
+_LOOKED_AT = 200
+"""Older runs are not read to find out whether they are active."""
 
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
@@ -34,9 +36,15 @@ def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:
-    """The SHOWN_RUNS runs before the newest one, newest first."""
-    known = runs(state_dir(environ))[1 : SHOWN_RUNS + 1]
-    return [read_summary(paths, now_s=time.time()) for paths in known]
+    """Active runs and the last SHOWN_RUNS, without the newest one; newest first."""
+    known = runs(state_dir(environ))[1 : _LOOKED_AT + 1]
+    views = [read_summary(paths, now_s=time.time()) for paths in known]
+    return [
+        view
+        for place, view in enumerate(views)
+        if place < SHOWN_RUNS
+        or not (view.state.final or view.unknown_since_s is not None)
+    ]
 
 
 def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -103,19 +111,24 @@ def read_logs(files: Mapping[str, Path], count: int) -> Iterator[tuple[str, list
 
 
 def follow_logs(
-    paths: RunPaths, files: Mapping[str, Path], count: int | None
+    paths: RunPaths,
+    files: Mapping[str, Path],
+    count: int | None,
+    look: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Lines as they are written, until the run is over."""
-    return follow(files, _OverOf(paths), last=count)
+    """Lines as they are written, until the run is over; calls ``look`` all the time."""
+    return follow(files, _OverOf(paths, look), last=count)
 
 
 class _OverOf:
     """Like an Event that is set as soon as a run is over."""
 
-    def __init__(self, paths: RunPaths) -> None:
+    def __init__(self, paths: RunPaths, look: Callable[[], None]) -> None:
         self._paths = paths
+        self._look = look
         self._never = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
         self._never.wait(timeout)
+        self._look()
         return read_summary(self._paths, now_s=time.time()).state.final

@@ -18,13 +18,17 @@ from tfcluster.commands.record_query import (
     read_logs,
     split_words,
 )
+from tfcluster.console.display import is_debugging
+from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.style import is_terminal, style_of
 from tfcluster.console.views.status import status as status_view
 from tfcluster.console.views.status import status_line
 from tfcluster.errors import ExitCode
+from tfcluster.launcher.echo import Echo
 from tfcluster.record.run_status import RunView
+from tfcluster.record.task_gpus import gpus_of_tasks
 
 _WATCH_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"
@@ -61,16 +65,41 @@ def _text(
 
 
 def logs(
-    words: Sequence[str], environ: Mapping[str, str], *, follow: bool, count: int
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    follow: bool,
+    count: int,
+    everything: bool,
 ) -> int:
-    """Print the last lines of tasks; with ``follow``, also new lines as they come."""
+    """Print the last lines of tasks; with ``follow``, also new lines as they come.
+
+    Unless ``everything``, without the lines that ``launch`` leaves out.
+    """
     run, tasks = split_words(words)
     paths, files = log_files(run, tasks, environ)
-    batches = follow_logs(paths, files, count) if follow else read_logs(files, count)
+    everything = everything or is_debugging(environ)
+    echo = Echo(gpus_of_tasks(paths), everything=everything)
+    folding = LineFolding(() if everything else files)
     style = style_of(sys.stdout, environ, files)
+
+    def show(chosen: Sequence[Shown]) -> None:
+        for each in chosen:
+            prefix = style.prefix(each.task, each.also) if len(files) > 1 else ""
+            lines = [sanitise(settle(line)) for line in each.lines]
+            put("".join(f"{prefix}{line}\n" for line in lines))
+
+    if follow:
+        batches = follow_logs(
+            paths, files, count, lambda: show(folding.due(time.monotonic()))
+        )
+    else:
+        # What the first rank prints is compared with what the others have printed.
+        ordered = sorted(files, key=lambda task: task == folding.first)
+        batches = read_logs({task: files[task] for task in ordered}, count)
     for task, lines in batches:
-        prefix = style.prefix(task) if len(files) > 1 else ""
-        put("".join(f"{prefix}{sanitise(settle(line))}\n" for line in lines))
+        show(folding.take(task, echo.chosen(task, lines), time.monotonic()))
+    show(folding.rest())
     if said := continuation_text(paths):
         _say(said)
     return 0

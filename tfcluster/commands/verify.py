@@ -21,8 +21,9 @@ from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy
 from tfcluster.verify import determinism, workdir_copy
 from tfcluster.verify.causes import causes, of_method, own_difference
-from tfcluster.verify.compare import Comparison, Difference, compare
-from tfcluster.verify.outputs import compare_outputs
+from tfcluster.verify.compare import Comparison, Difference, compare, noise_of
+from tfcluster.verify.noise import Noise
+from tfcluster.verify.outputs import Outputs, compare_outputs
 from tfcluster.verify.scratch import Scratch, remove_abandoned
 from tfcluster.verify.tolerance import tolerance
 from tfcluster.verify.verdict import Failure, Verdict
@@ -136,20 +137,30 @@ def _judged(
     alone, described, baseline = trials.baseline()
     if alone.failure is not None:
         return verdict(failed_alone=alone.failure)
+    again = None
+    if options.tolerance is None:
+        again = trials.run(
+            "again",
+            described,
+            "alone again, with other threads and rounding",
+            other=True,
+        )
     on_ranks = verify_trial.on_ranks(description)
     ranks = trials.run("ranks", on_ranks, f"on {_ranks(size)}")
     if ranks.failure is not None:
         return verdict(failed_on_ranks=_with_hint(ranks.failure, ranks, description))
-    allowed = tolerance(
-        options.tolerance, alone.recorded.devices, ranks.recorded.devices
-    )
-    comparison, first = trials.compared(alone, ranks, allowed.value)
+    allowed = tolerance(options.tolerance, alone.recorded, ranks.recorded)
+    comparison, first = trials.compared(alone, ranks, allowed.value, again)
     by_design = of_method(runtime, ranks.recorded, size)
     other = None
-    if first is not None and by_design is None:
-        again = trials.run("again", described, "alone once more")
-        _, other = trials.compared(alone, again, allowed.value)
-        if other is not None and other.at_the_end and other.name == first.name:
+    unusual = first is not None or comparison.largest > allowed.value
+    if unusual and by_design is None:
+        # What differs in a run that is the same in every respect is no noise.
+        same = trials.run("same", described, "alone once more")
+        _, other = trials.compared(alone, same, allowed.value)
+        if first is None and other is not None and not other.at_the_end:
+            comparison, first = trials.compared(alone, ranks, allowed.value)
+        if other is not None and other.at_the_end and other.name == _name(first):
             first = None
     return verdict(
         comparison=comparison,
@@ -180,8 +191,13 @@ class _Trials:
         own = {**environ, **description.env}
         self._deterministic = determinism.variables(gpus(own), own)
 
-    def run(self, name: str, described: Description, what: str) -> Trial:
-        """Run ``described``; ``what`` describes it to the user."""
+    def run(
+        self, name: str, described: Description, what: str, *, other: bool = False
+    ) -> Trial:
+        """Run ``described``; ``what`` describes it to the user.
+
+        ``other``: with another number of threads, and with other rounding errors.
+        """
         display = self._options.display
         say_progress(f"running the program {what}", display)
         place = self._scratch.folder / name
@@ -190,13 +206,17 @@ class _Trials:
         if not self._options.in_place:
             workdir = place / "work"
             workdir_copy.copy(described.workdir, workdir)
+        env = {**self._deterministic, **described.env}
+        if other:
+            env.update(determinism.other_threads({**self._environ, **env}))
         trial = run_trial(
-            replace(described, env={**self._deterministic, **described.env}),
+            replace(described, env=env),
             place,
             workdir,
             steps=self._options.steps or None,
             environ=self._environ,
             orphaned=self._scratch.remove,
+            moved=other,
         )
         if display.everything:
             for line in _printed(trial):
@@ -224,22 +244,37 @@ class _Trials:
         return alone, described, ""
 
     def compared(
-        self, alone: Trial, other: Trial, tolerance: float
+        self, alone: Trial, other: Trial, tolerance: float, again: Trial | None = None
     ) -> tuple[Comparison, Difference | None]:
-        """The comparison of the steps, and the first difference in steps or outputs."""
-        comparison = compare(alone.recorded, other.recorded, tolerance)
+        """The comparison of the steps, and the first difference in steps or outputs.
+
+        ``again`` shows the noise of one process.
+        """
+        if again is not None and again.failure is not None:
+            again = None
+        noise = Noise(tolerance)
+        if again is not None:
+            noise = noise_of(alone.recorded, again.recorded, tolerance)
+        comparison = compare(alone.recorded, other.recorded, noise)
         if comparison.first is not None or not (alone.complete and other.complete):
             return comparison, comparison.first
-        logs = None if _prints_of_threads(other) else (alone.log, other.log)
-        if self._options.in_place:
-            return comparison, compare_outputs(None, None, logs, tolerance)
+        prints, in_place = not _prints_of_threads(other), self._options.in_place
+
+        def outputs(trial: Trial) -> Outputs:
+            folder = None if in_place else trial.folder
+            return Outputs(folder, trial.log if prints else None)
+
         workdir = self._description.workdir
-        before = {
-            str(file.relative_to(workdir)): file
-            for file in workdir_copy.files_below(workdir)
-        }
-        folders = alone.folder, other.folder
-        return comparison, compare_outputs(folders, before, logs, tolerance)
+        files = () if in_place else workdir_copy.files_below(workdir)
+        before = {str(file.relative_to(workdir)): file for file in files}
+        third = None if again is None else outputs(again)
+        return comparison, compare_outputs(
+            outputs(alone), outputs(other), third, before, tolerance
+        )
+
+
+def _name(first: Difference | None) -> str:
+    return "" if first is None else first.name
 
 
 def _with_hint(failed: Failure, ranks: Trial, description: Description) -> Failure:

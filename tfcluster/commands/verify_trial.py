@@ -136,16 +136,18 @@ def run_trial(
     steps: int | None,
     environ: Mapping[str, str],
     orphaned: Callable[[], None],
+    moved: bool = False,
 ) -> Trial:
     """Run ``description`` in ``workdir`` until it ends, or has made ``steps`` steps.
 
-    ``scratch`` is an empty folder for the record. If this process dies, the run is
+    ``scratch`` is an empty folder for the record. With ``moved``, gradients are moved
+    by about their rounding errors. If this process dies, the run is
     stopped, and then its launcher calls ``orphaned``. Raises TfclusterError if the run
     cannot be started.
     """
     recording = scratch / "recording"
     recording.mkdir()
-    wanted = {"folder": str(recording), "steps": steps, "seed": SEED}
+    wanted = {"folder": str(recording), "steps": steps, "seed": SEED, "moved": moved}
     env = {**description.env, RECORDING: json.dumps(wanted)}
     own = {**environ, "TFCLUSTER_STATE_DIR": str(scratch / "state")}
     ready = check(replace(description, env=env, workdir=workdir, on_end=()), own)

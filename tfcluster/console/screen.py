@@ -50,9 +50,14 @@ class Screen:
         shared = self._out.same_as(self._err)
         self._logs = self._talk if shared else WriterThread(None, "console-logs")
 
-    def log(self, task: str, lines: Sequence[str], *, skipped: int = 0) -> None:
-        """Show a task's raw lines; ``skipped`` lines before them are missing."""
-        name = self._out_style.prefix(sanitise_word(task))
+    def log(
+        self, task: str, lines: Sequence[str], *, skipped: int = 0, also: int = 0
+    ) -> None:
+        """Show a task's raw lines; ``skipped`` lines before them are missing.
+
+        ``also`` other tasks have printed the same lines.
+        """
+        name = self._out_style.prefix(sanitise_word(task), also)
         prefix = self._display.stamp(time.time()) + name
 
         def render(lines: Sequence[str]) -> str:

@@ -24,9 +24,13 @@ class Style:
     width: int = 0
     """The columns of the longest task name."""
 
-    def prefix(self, task: str) -> str:
-        """The prefix of a task's lines: ``worker:1 | ``."""
-        return self._paint(task.ljust(self.width), _colour(task)) + " | "
+    def prefix(self, task: str, also: int = 0) -> str:
+        """The prefix of the lines of a task, and of ``also`` others.
+
+        ``worker:1 | ``, ``worker:0 +2 | ``.
+        """
+        text = f"{task} +{also}" if also else task
+        return self._paint(text.ljust(self.width), _colour(task)) + " | "
 
     def bold(self, text: str) -> str:
         return self._paint(text, _BOLD)

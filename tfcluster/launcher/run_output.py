@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from tfcluster.console.display import DEFAULT, Display, is_debugging
+from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
 from tfcluster.console.views.outcome import outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
 from tfcluster.host_patterns import fold
-from tfcluster.launcher.echo import Echo
+from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning
+from tfcluster.record.files import open_private
+from tfcluster.record.paths import state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
 from tfcluster.task_id import TaskId
 
 _LIVE_S = 0.25
 _CLOSE_S = 5.0
+_ROOT_WARNED = "root-warned"
+"""The file of the state folder that says that root has been warned."""
 
 
 class RunOutput:
@@ -33,12 +39,21 @@ class RunOutput:
         environ: Mapping[str, str],
         display: Display = DEFAULT,
         job: Job | None = None,
+        tasks: Iterable[str] = (),
+        has_gpus: HasGpus | None = None,
     ) -> None:
+        """Show output of ``tasks``; equal lines of them are shown once.
+
+        ``has_gpus`` defaults to what ``job`` knows.
+        """
         self._screen = screen
+        self._environ = environ
         self._display = display
         self._job = job
         self._everything = display.everything or is_debugging(environ)
-        self._echo = Echo(self._has_gpus, everything=self._everything)
+        self._echo = Echo(has_gpus or self._has_gpus, everything=self._everything)
+        folded = () if self._everything or display.only else tasks
+        self._folding = LineFolding(folded)
         self._next_live_s = 0.0
 
     @classmethod
@@ -50,15 +65,15 @@ class RunOutput:
         environ: Mapping[str, str],
         display: Display,
     ) -> RunOutput:
-        tasks = map(str, job.specs)
+        tasks = [str(task) for task in job.specs]
         screen = Screen(out, err, environ=environ, tasks=tasks, display=display)
-        return cls(screen, environ, display, job)
+        return cls(screen, environ, display, job, tasks)
 
     def begin(self, job: Job) -> None:
-        """Show the run id, and warn if the user is root."""
+        """Show the run id, and warn root, once for all runs."""
         if not self._display.quiet:
             self._screen.say(f"run {job.run}")
-        if os.geteuid() == 0:
+        if os.geteuid() == 0 and _is_first(state_dir(self._environ) / _ROOT_WARNED):
             self._screen.say("warning: running as root; your program will, too")
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
@@ -91,8 +106,15 @@ class RunOutput:
     def log(self, task: str, lines: Sequence[str], skipped: int) -> None:
         if not self._display.shows(task):
             return
-        if (chosen := self._echo.chosen(task, lines)) or skipped:
-            self._screen.log(task, chosen, skipped=skipped)
+        chosen = self._echo.chosen(task, lines)
+        if skipped:
+            self._put(self._folding.rest(task))
+            self._screen.log(task, (), skipped=skipped)
+        self._put(self._folding.take(task, chosen, time.monotonic()))
+
+    def _put(self, shown: Sequence[Shown]) -> None:
+        for each in shown:
+            self._screen.log(each.task, each.lines, also=each.also)
 
     def _has_gpus(self, task: str) -> bool | None:
         spec = None if self._job is None else self._job.specs.get(TaskId.parse(task))
@@ -120,6 +142,7 @@ class RunOutput:
 
         ``more`` says what else is going on while a run stops.
         """
+        self._put(self._folding.due(time.monotonic()))
         if self._display.quiet or now_s < self._next_live_s:
             return
         self._next_live_s = now_s + _LIVE_S
@@ -134,6 +157,7 @@ class RunOutput:
 
     def end(self, view: RunView) -> None:
         """Show the table of tasks, any first failure, and where the logs are."""
+        self._put(self._folding.rest())
         self._screen.live(None)
         self._screen.show(outcome(view, self._screen.style))
         self._screen.show(failure(view, self._screen.style))
@@ -141,6 +165,17 @@ class RunOutput:
 
     def close(self) -> None:
         self._screen.close(_CLOSE_S)
+
+
+def _is_first(mark: Path) -> bool:
+    """Whether nobody has called this for ``mark``, a file in an existing folder."""
+    try:
+        os.close(open_private(mark, os.O_WRONLY | os.O_EXCL))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _returning(job: Job) -> str:

@@ -201,7 +201,9 @@ class TaskFrames:
                 self.progress.serving(task, event)
             case "epoch" if isinstance(event.get("epoch"), int):
                 epoch, said = event["epoch"], metrics(event)
-                step = self.progress.last_step(task)
+                step = event.get("step")
+                if not isinstance(step, int):
+                    step = self.progress.last_step(task)
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
                 self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
                 self.progress.epoch(task, epoch, said)

@@ -102,6 +102,14 @@ class TaskView:
     """The CPU time of its processes."""
 
     @property
+    def state_words(self) -> str:
+        """The state for people: a task that was stopped may never have started."""
+        started = self.pid is not None or self.seconds or self.exit_code is not None
+        if self.state is TaskState.STOPPED and not (started or self.signal):
+            return "not started"
+        return str(self.state)
+
+    @property
     def left_s(self) -> float | None:
         """The seconds until ``fit`` ends at this speed, without validation."""
         steps = self.fit.steps_left if self.fit else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.report.theme import COLOURS
@@ -39,6 +40,8 @@ _WIDE_IN = 10.5
 _ROW_IN = 0.3
 _MOST_POINTS = 400
 _LABEL_CHARS = 24
+_TICKS = 6
+_STEPS = (1, 2, 2.5, 5, 10)
 
 _SETTINGS: Any = {
     "svg.fonttype": "none",
@@ -108,7 +111,8 @@ def line_chart(
                 color=_colour(line.colour),
                 linestyle="--" if line.dashed else "-",
                 linewidth=1.0 if line.colour == MUTED else 2.0,
-                marker="o" if line.marked or len(points) == 1 else None,
+                marker="o",
+                markevery=None if line.marked else _alone(points),
                 markersize=4,
                 zorder=1 if line.colour == MUTED else 2,
             )
@@ -116,7 +120,7 @@ def line_chart(
         axes.set_ylabel(y)
         if from_zero:
             axes.set_ylim(bottom=0)
-        _label(axes, x_text, y_text)
+        _label(axes, x_text, y_text, whole_x=x_text is None)
         return _svg(figure, alt)
 
 
@@ -130,12 +134,13 @@ def bar_chart(
     marked: int | None = None,
 ) -> ET.Element:
     """Horizontal bars, the first on top; the bar with number ``marked`` stands out."""
-    height = max(1.2, 0.8 + _ROW_IN * len(bars))
+    labels = [_short(label) for label, _ in bars]
+    height = max(1.2, 0.8 + _row_in(labels) * len(bars))
     with _axes(_WIDTH_IN, height) as (figure, axes):
         colours = [_colour(1 if i == marked else 0) for i in range(len(bars))]
         places = list(range(len(bars)))
         axes.barh(places, [value for _, value in bars], color=colours, height=0.7)
-        axes.set_yticks(places, [_short(label) for label, _ in bars])
+        axes.set_yticks(places, labels)
         axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.set_xlim(0, most)
         axes.grid(visible=False, axis="y")
@@ -149,7 +154,8 @@ def timeline(
     rows: Sequence[str], blocks: Sequence[Block], *, x: str, alt: str, x_text: Text
 ) -> ET.Element:
     """A row for each name, with blocks for the periods in which something lasted."""
-    height = max(1.4, 0.9 + _ROW_IN * len(rows))
+    labels = [_short(row) for row in rows]
+    height = max(1.4, 0.9 + _row_in(labels) * len(rows))
     with _axes(_WIDE_IN, height) as (figure, axes):
         for block in blocks:
             axes.broken_barh(
@@ -159,7 +165,7 @@ def timeline(
                 edgecolors=_colour(block.colour),
                 linewidth=0.8,
             )
-        axes.set_yticks(list(range(len(rows))), [_short(row) for row in rows])
+        axes.set_yticks(list(range(len(rows))), labels)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(left=0)
         axes.grid(visible=False, axis="y")
@@ -198,18 +204,53 @@ def _axes(width_in: float, height_in: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.add_subplot()
 
 
-def _label(axes: Axes, x_text: Text | None, y_text: Text | None) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_text is None))
-    for axis, text in ((axes.xaxis, x_text), (axes.yaxis, y_text)):
+def _alone(points: Sequence[Point]) -> list[int]:
+    """The points without a neighbour, which a line does not show."""
+    known = [False, *(point[1] is not None for point in points), False]
+    return [
+        place
+        for place in range(len(points))
+        if known[place + 1] and not (known[place] or known[place + 2])
+    ]
+
+
+def _label(
+    axes: Axes, x_text: Text | None, y_text: Text | None, *, whole_x: bool = False
+) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=whole_x, steps=_STEPS))
+    for axis, text, ends in (
+        (axes.xaxis, x_text, axes.get_xlim()),
+        (axes.yaxis, y_text, axes.get_ylim()),
+    ):
         if text is not None:
-            axis.set_major_formatter(
-                FuncFormatter(lambda value, _, text=text: text(value))
-            )
+            low, high = sorted(ends)
+            places = _different(low, high, text)
+            axis.set_ticks(places, [text(place) for place in places])
+
+
+def _different(low: float, high: float, text: Text) -> list[float]:
+    """Places of ticks whose texts differ: fewer of them if there are few texts."""
+    places: list[float] = []
+    for count in range(_TICKS, 0, -1):
+        found = MaxNLocator(count, steps=_STEPS).tick_values(low, high)
+        places = [float(place) for place in found if low <= place <= high]
+        if len({text(place) for place in places}) == len(places):
+            return places
+    return list({text(place): place for place in reversed(places)}.values())[::-1]
 
 
 def _short(label: str) -> str:
+    """``label`` in at most two lines."""
     label = sanitise_word(label)
-    return label if len(label) <= _LABEL_CHARS else f"{label[: _LABEL_CHARS - 1]}…"
+    if len(label) > _LABEL_CHARS:
+        lines = textwrap.wrap(label, _LABEL_CHARS, max_lines=2, placeholder="…")
+        label = "\n".join(lines)
+    return label
+
+
+def _row_in(labels: Sequence[str]) -> float:
+    """The height of a row with such a label."""
+    return _ROW_IN * (1.4 if any("\n" in label for label in labels) else 1.0)
 
 
 def _colour(number: int) -> str:

@@ -81,7 +81,7 @@ tbody th { font-weight: 500; white-space: nowrap; }
 .number { text-align: right; white-space: nowrap; }
 .pictures {
   display: grid;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr));
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr));
   gap: 1.4rem 2rem;
 }
 figure { margin: 0; min-width: 0; }
@@ -90,7 +90,7 @@ figcaption { margin-bottom: 0.35rem; font-weight: 600; overflow-wrap: anywhere; 
 figcaption small { font-weight: 400; display: block; font-size: 0.85rem; }
 figure.wide svg { min-width: 38rem; }
 td { white-space: nowrap; }
-figure svg { display: block; width: 100%; height: auto; }
+figure svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg * { stroke-linejoin: round; stroke-linecap: butt; }
 svg text {
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif !important;

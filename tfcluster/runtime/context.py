@@ -39,6 +39,8 @@ class Recording:
     itself."""
     seed: int
     """The seed of all random generators before the program's first line."""
+    moved: bool = False
+    """Whether gradients are moved by about their rounding errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

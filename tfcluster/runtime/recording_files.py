@@ -25,6 +25,8 @@ class RecordingFiles:
     def __init__(self, recording: Recording, context: Context) -> None:
         self._folder = Path(recording.folder)
         self._limit = recording.steps
+        self.moved = recording.moved
+        """Whether gradients are moved by about their rounding errors."""
         self.writes = context.is_chief
         """Whether this task writes; if not, all methods except ``step`` do nothing."""
         self._rank, self._size = context.rank, context.size
@@ -82,7 +84,7 @@ class RecordingFiles:
         if not self.writes:
             return
         if self._steps == 1:
-            self._append({"kind": "devices", **_devices()})
+            self._append({"kind": "devices", **devices()})
         file = f"{self._steps:06d}.npz"
         with (self._folder / file).open("wb") as out:
             # Passed to numpy by position: names of variables need not be distinct.
@@ -98,7 +100,7 @@ class RecordingFiles:
                 out.write(json.dumps(event) + "\n")
 
 
-def _devices() -> dict[str, object]:
+def devices() -> dict[str, object]:
     """The devices of TensorFlow, which is imported and has begun to compute."""
     import tensorflow as tf
 

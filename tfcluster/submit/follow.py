@@ -27,6 +27,7 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
+from tfcluster.record.task_gpus import gpus_of_tasks
 from tfcluster.states import RunState, TaskState
 from tfcluster.submit.background_query import BackgroundQuery
 from tfcluster.submit.job import Job
@@ -115,7 +116,9 @@ class _Watch:
         )
         self._screen = screen
         self._quiet = display.quiet
-        self._show = RunOutput(screen, environ, display)
+        self._show = RunOutput(
+            screen, environ, display, tasks=names, has_gpus=gpus_of_tasks(job.paths)
+        )
         self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:

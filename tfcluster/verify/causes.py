@@ -33,11 +33,6 @@ _SYNC_REPLICAS = (
     "SyncReplicasOptimizer averages the gradients that arrive first: of a fast worker "
     "it may take two and of a slow one none, so the result may differ by design"
 )
-_ROUNDING = (
-    "the gradient of this weight is zero but for rounding, as that of a bias before a "
-    "normalisation, and the optimizer divides it by its own size. The weight has no "
-    "influence on the loss: leave it out (use_bias=False) to compare the others"
-)
 
 
 def own_difference(again: Difference | None, found: Difference) -> str | None:
@@ -80,8 +75,6 @@ def causes(
             "the program sets the learning rate by its rank or by the number of ranks: "
             "tfcluster keeps the global batch size, so do not scale the learning rate"
         )
-    if found.of_rounding:
-        return [_ROUNDING, *said]
     factor, known = found.factor, False
     if factor is not None and abs(factor - 1) > _CLOSE:
         words, known = _of_factor(factor, size)

@@ -1,18 +1,19 @@
 """Compares two recordings of the same program, one event after another. Pure.
 
 Arrays are compared relative to their largest absolute value, as in docs/equality.md;
-losses and metrics are compared relative to themselves.
+losses and metrics are compared relative to themselves. Values are equal if they differ
+by no more than the noise of one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.verify.noise import Noise
 from tfcluster.verify.recorded import Event, Recorded, Run
-from tfcluster.verify.rounding import follows_rounding
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,10 +50,10 @@ class Difference:
     ranks: float | None
     relative: float | None
     """The difference, relative to the largest value of the array."""
+    of_noise: float | None = None
+    """The difference, divided by the noise of one process."""
     factor: float | None = None
     """The change on the ranks divided by the change alone, if equal everywhere."""
-    of_rounding: bool = False
-    """Whether it is a weight whose gradient is zero except for rounding."""
 
     @property
     def at_the_end(self) -> bool:
@@ -72,13 +73,15 @@ class Difference:
         return f"{name} {where}: {values}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Quantity:
     """The largest difference in one kind of values, for the table."""
 
     kind: str
-    compared: int
-    largest: float
+    compared: int = 0
+    largest: float = 0.0
+    of_noise: float = 0.0
+    """The largest difference, divided by the noise of its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,45 +96,158 @@ class Comparison:
     def largest(self) -> float:
         return max((each.largest for each in self.quantities), default=0.0)
 
-
-def compare(alone: Recorded, ranks: Recorded, tolerance: float) -> Comparison:
-    """Compare until the first difference that exceeds ``tolerance``."""
-    totals: dict[str, tuple[int, float]] = {}
-    steps = 0
-    before: dict[int, Event] = {}
-    for one, other in zip_longest(alone.events, ranks.events):
-        if one is None or other is None or (one.kind, one.of) != (other.kind, other.of):
-            first = _other_course(one, other, steps)
-            return Comparison(steps, first, _quantities(totals))
-        found: Difference | None
-        if one.kind == "step":
-            found = _step(one, other, before.get(one.of), steps + 1, tolerance, totals)
-            before[one.of] = one
-            steps += 1
-        else:
-            found = _logs(one, other, steps, tolerance, totals)
-        if found is not None:
-            return Comparison(steps, found, _quantities(totals))
-    last = _fetched(alone.runs, ranks.runs, tolerance, totals)
-    return Comparison(steps, last, _quantities(totals))
+    @property
+    def of_noise(self) -> float:
+        """The largest part of the noise that a value differs by."""
+        return max((each.of_noise for each in self.quantities), default=0.0)
 
 
-def _fetched(
-    alone: Sequence[Run],
-    ranks: Sequence[Run],
-    tolerance: float,
-    totals: dict[str, tuple[int, float]],
-) -> Difference | None:
-    """The first difference in what sessions returned, as far as both runs went.
+def compare(alone: Recorded, ranks: Recorded, noise: Noise) -> Comparison:
+    """Compare until the first difference that exceeds ``noise``."""
+    return _Comparing(noise).all(alone, ranks)
 
-    It is compared after all steps: a worker may fetch the loss of its own rows although
-    all weights are equal.
-    """
-    for one, other in zip(alone, ranks, strict=False):
-        found = _logs(one.event, other.event, one.after_steps, tolerance, totals)
-        if found is not None:
-            return found
-    return None
+
+def noise_of(alone: Recorded, again: Recorded, floor: float) -> Noise:
+    """What two runs of one process differ by, as far as they take the same course."""
+    noise = Noise(floor)
+    _Comparing(Noise(float("inf")), measured=noise).all(alone, again)
+    return noise
+
+
+@dataclass(slots=True)
+class _Comparing:
+    """One comparison; adds all differences to ``measured``, if given."""
+
+    noise: Noise
+    measured: Noise | None = None
+    totals: dict[str, Quantity] = field(default_factory=dict)
+    steps: int = 0
+
+    def all(self, alone: Recorded, ranks: Recorded) -> Comparison:
+        first = self._events(alone.events, ranks.events)
+        if first is None:
+            first = self._fetched(alone.runs, ranks.runs)
+        return Comparison(self.steps, first, tuple(self.totals.values()))
+
+    def _events(
+        self, alone: Sequence[Event], ranks: Sequence[Event]
+    ) -> Difference | None:
+        before: dict[int, Event] = {}
+        for one, other in zip_longest(alone, ranks):
+            if (
+                one is None
+                or other is None
+                or (one.kind, one.of) != (other.kind, other.of)
+            ):
+                return _other_course(one, other, self.steps)
+            if one.kind == "step":
+                found = self._step(one, other, before.get(one.of))
+                before[one.of] = one
+                self.steps += 1
+            else:
+                found = self._logs(one, other, self.steps)
+            if found is not None:
+                return found
+        return None
+
+    def _fetched(self, alone: Sequence[Run], ranks: Sequence[Run]) -> Difference | None:
+        """The first difference in what sessions returned, as far as both runs went.
+
+        It is compared after all steps: a worker may fetch the loss of its own rows
+        although all weights are equal.
+        """
+        for one, other in zip(alone, ranks, strict=False):
+            found = self._logs(one.event, other.event, one.after_steps)
+            if found is not None:
+                return found
+        return None
+
+    def _of_noise(
+        self, kind: str, value: Hashable, step: int, relative: float, count: int
+    ) -> float:
+        """Count values that differ by ``relative``; above 1, they are different."""
+        noise = self.noise.of(value, step)
+        part = 0.0 if noise == float("inf") else relative / noise
+        total = self.totals.setdefault(kind, Quantity(kind))
+        total.compared += count
+        total.largest = max(total.largest, relative)
+        total.of_noise = max(total.of_noise, part)
+        if self.measured is not None:
+            self.measured.add(value, step, relative)
+        return part
+
+    def _step(
+        self, one: Event, other: Event, before: Event | None
+    ) -> Difference | None:
+        """The first difference, in the order learning rate, weights, states, slots."""
+        step = self.steps + 1
+        mine, theirs = one.arrays(), other.arrays()
+        known = dict(zip(other.names, theirs, strict=True))
+        if len(known) != len(theirs):
+            known = {}  # the names are not distinct; the arrays have the same order
+        floors = _floors(one, mine)
+        for index, (kind, name) in enumerate(one.names):
+            if known and (kind, name) in known:
+                array = known[kind, name]
+            elif index < len(theirs) and other.names[index][0] == kind:
+                array = theirs[index]
+            else:
+                if kind == "slot":
+                    continue  # the array is on a ps
+                return Difference(
+                    step=step,
+                    kind="course",
+                    name=f"{_KINDS[kind]} {name} exists only alone",
+                    alone=None,
+                    ranks=None,
+                    relative=None,
+                )
+            relative, at = array_difference(mine[index], array, floors.get(kind, 0.0))
+            size = int(mine[index].size)
+            part = self._of_noise(kind, (one.of, index), step, relative, size)
+            if part > 1:
+                earlier = before.arrays()[index] if before is not None else None
+                return Difference(
+                    step=step,
+                    kind=kind,
+                    name=name,
+                    alone=float(mine[index].flat[at]),
+                    ranks=float(array.flat[at]) if array.size > at else None,
+                    relative=relative,
+                    of_noise=part,
+                    factor=_factor(earlier, mine[index], array),
+                )
+        return None
+
+    def _logs(self, one: Event, other: Event, step: int) -> Difference | None:
+        for name in dict.fromkeys([*one.logs, *other.logs]):
+            mine, theirs = one.logs.get(name), other.logs.get(name)
+            words = f"{name!r} {_LOGS.get(one.kind, '')}".strip()
+            if mine is None or theirs is None:
+                where = "alone" if theirs is None else "on the ranks"
+                return Difference(
+                    step=step,
+                    kind="course",
+                    name=f"{words} exists only {where}",
+                    alone=mine,
+                    ranks=theirs,
+                    relative=None,
+                )
+            relative = _relative(mine, theirs)
+            kind = "run" if one.kind == "run" else "logs"
+            # Metrics that count rows move by whole rows, at other steps in each run.
+            part = self._of_noise(kind, (kind, one.of), step, relative, 1)
+            if part > 1:
+                return Difference(
+                    step=step,
+                    kind=kind,
+                    name=words,
+                    alone=mine,
+                    ranks=theirs,
+                    relative=relative,
+                    of_noise=part,
+                )
+        return None
 
 
 def _other_course(one: Event | None, other: Event | None, steps: int) -> Difference:
@@ -146,56 +262,6 @@ def _other_course(one: Event | None, other: Event | None, steps: int) -> Differe
     return Difference(
         step=steps, kind="course", name=name, alone=None, ranks=None, relative=None
     )
-
-
-def _step(
-    one: Event,
-    other: Event,
-    before: Event | None,
-    step: int,
-    tolerance: float,
-    totals: dict[str, tuple[int, float]],
-) -> Difference | None:
-    """The first difference, in the order learning rate, weights, states, slots."""
-    mine, theirs = one.arrays(), other.arrays()
-    known = dict(zip(other.names, theirs, strict=True))
-    if len(known) != len(theirs):
-        known = {}  # the names are not distinct, but the arrays are in the same order
-    floors = _floors(one, mine)
-    for index, (kind, name) in enumerate(one.names):
-        if known and (kind, name) in known:
-            array = known[kind, name]
-        elif index < len(theirs) and other.names[index][0] == kind:
-            array = theirs[index]
-        else:
-            if kind == "slot":
-                continue  # the array is on a ps
-            return Difference(
-                step=step,
-                kind="course",
-                name=f"{_KINDS[kind]} {name} exists only alone",
-                alone=None,
-                ranks=None,
-                relative=None,
-            )
-        found = array_difference(mine[index], array, floors.get(kind, 0.0))
-        count, largest = totals.get(kind, (0, 0.0))
-        relative, at = found
-        totals[kind] = count + int(mine[index].size), max(largest, relative)
-        if relative > tolerance or relative != relative:
-            earlier = before.arrays()[index] if before is not None else None
-            return Difference(
-                step=step,
-                kind=kind,
-                name=name,
-                alone=float(mine[index].flat[at]),
-                ranks=float(array.flat[at]) if array.size > at else None,
-                relative=relative,
-                factor=_factor(earlier, mine[index], array),
-                of_rounding=kind == "weight"
-                and follows_rounding(name, at, one.names, mine, theirs),
-            )
-    return None
 
 
 def _floors(event: Event, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
@@ -256,42 +322,6 @@ def _factor(
     return factor if same else None
 
 
-def _logs(
-    one: Event,
-    other: Event,
-    step: int,
-    tolerance: float,
-    totals: dict[str, tuple[int, float]],
-) -> Difference | None:
-    for name in dict.fromkeys([*one.logs, *other.logs]):
-        mine, theirs = one.logs.get(name), other.logs.get(name)
-        words = f"{name!r} {_LOGS.get(one.kind, '')}".strip()
-        if mine is None or theirs is None:
-            where = "alone" if theirs is None else "on the ranks"
-            return Difference(
-                step=step,
-                kind="course",
-                name=f"{words} exists only {where}",
-                alone=mine,
-                ranks=theirs,
-                relative=None,
-            )
-        relative = _relative(mine, theirs)
-        kind = "run" if one.kind == "run" else "logs"
-        count, largest = totals.get(kind, (0, 0.0))
-        totals[kind] = count + 1, max(largest, relative)
-        if relative > tolerance:
-            return Difference(
-                step=step,
-                kind=kind,
-                name=words,
-                alone=mine,
-                ranks=theirs,
-                relative=relative,
-            )
-    return None
-
-
 def _relative(mine: float, theirs: float) -> float:
     if mine == theirs or (mine != mine and theirs != theirs):
         return 0.0
@@ -299,7 +329,3 @@ def _relative(mine: float, theirs: float) -> float:
         return float("inf")
     # An accuracy near 0 is as exact as one near 1.
     return abs(mine - theirs) / max(abs(mine), 0.1)
-
-
-def _quantities(totals: dict[str, tuple[int, float]]) -> tuple[Quantity, ...]:
-    return tuple(Quantity(kind, *found) for kind, found in totals.items())

@@ -9,11 +9,13 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.verify.compare import Difference, array_difference
+from tfcluster.verify.noise import MARGIN
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,25 +42,39 @@ _UNSTABLE = re.compile(r"\d{6,}")
 """Times and process ids in file names, such as TensorBoard's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a run left; None is not compared."""
+
+    folder: Path | None
+    log: Path | None
+
+    @property
+    def lines(self) -> list[str]:
+        return [] if self.log is None else _program_lines(self.log, self.folder)
+
+
 def compare_outputs(
-    folders: tuple[Path, Path] | None,
-    before: Mapping[str, Path] | None,
-    logs: tuple[Path, Path] | None,
+    alone: Outputs,
+    ranks: Outputs,
+    again: Outputs | None,
+    before: Mapping[str, Path],
     tolerance: float,
 ) -> Difference | None:
     """The first difference between the outputs of two runs.
 
-    Each pair has the run alone and the ranks; None is not compared. ``before`` has the
-    files that existed before the runs.
+    ``again`` is a second run alone: what differs there differs by its own noise.
+    ``before`` has the files that existed before the runs.
     """
-    if folders is not None:
-        found = _files(*folders, before or {}, tolerance)
+    if alone.folder is not None and ranks.folder is not None:
+        noisy = None if again is None else again.folder
+        found = _files(alone.folder, ranks.folder, noisy, before, tolerance)
         if found is not None:
             return found
-    if logs is None:
+    if alone.log is None:
         return None
-    alone, ranks = map(_program_lines, logs, folders or (None, None))
-    words = _lines_differ(alone, ranks, tolerance)
+    third = [] if again is None else again.lines
+    words = _lines_differ(alone.lines, ranks.lines, third, tolerance)
     return None if words is None else _output("printed", f"the chief printed {words}")
 
 
@@ -66,14 +82,22 @@ def compare_outputs(
 
 
 def _files(
-    alone: Path, ranks: Path, before: Mapping[str, Path], tolerance: float
+    alone: Path,
+    ranks: Path,
+    again: Path | None,
+    before: Mapping[str, Path],
+    tolerance: float,
 ) -> Difference | None:
     mine, theirs = _written(alone, before), _written(ranks, before)
+    third = {} if again is None else _written(again, before)
     for name in sorted({*mine, *theirs}):
         if name not in mine or name not in theirs:
             where = "only alone" if name in mine else "only on the ranks"
             return _output("file", f"the program wrote {name} {where}")
-        words = _content(mine[name], theirs[name], tolerance, (alone, ranks))
+        files = [(mine[name], alone), (theirs[name], ranks)]
+        if again is not None and name in third:
+            files.append((third[name], again))
+        words = _content(files, tolerance)
         if words is not None:
             return _output("file", f"{name}: {words}")
     return None
@@ -97,19 +121,22 @@ def _same_bytes(one: Path, other: Path) -> bool:
     return one.read_bytes() == other.read_bytes()
 
 
-def _content(
-    one: Path, other: Path, tolerance: float, folders: tuple[Path, Path]
-) -> str | None:
-    """How the contents differ; None if they are equal, or of an unknown kind."""
-    if one.suffix in (".npy", ".npz", ".keras", *_HDF5):
-        mine, theirs = dict(_arrays(one)), dict(_arrays(other))
-        return _arrays_differ(mine, theirs, tolerance)
-    if one.suffix in _TEXT:
-        mine_lines, their_lines = (
+def _content(files: Sequence[tuple[Path, Path]], tolerance: float) -> str | None:
+    """How the contents differ; None if they are equal, or of an unknown kind.
+
+    ``files`` has the file and the folder of the run alone, of the ranks, and perhaps of
+    the second run alone.
+    """
+    suffix = files[0][0].suffix
+    if suffix in (".npy", ".npz", ".keras", *_HDF5):
+        arrays = [dict(_arrays(file)) for file, _ in files]
+        return _arrays_differ(arrays[0], arrays[1], dict(*arrays[2:]), tolerance)
+    if suffix in _TEXT:
+        lines = [
             file.read_text("utf-8", "replace").replace(str(folder), ".").splitlines()
-            for file, folder in zip((one, other), folders, strict=True)
-        )
-        return _lines_differ(mine_lines, their_lines, tolerance)
+            for file, folder in files
+        ]
+        return _lines_differ(lines[0], lines[1], list(*lines[2:]), tolerance)
     return None
 
 
@@ -148,6 +175,7 @@ def _in_hdf5(file: Path | io.BytesIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 def _arrays_differ(
     mine: Mapping[str, npt.NDArray[Any]],
     theirs: Mapping[str, npt.NDArray[Any]],
+    again: Mapping[str, npt.NDArray[Any]],
     tolerance: float,
 ) -> str | None:
     import numpy as np
@@ -161,7 +189,8 @@ def _arrays_differ(
         if one.dtype.kind not in "biufc":
             continue
         relative, at = array_difference(one, other)
-        if relative > tolerance:
+        noise = array_difference(one, np.asarray(again.get(name, one)))[0]
+        if relative > max(tolerance, MARGIN * noise):
             values = f"{one.flat[at]:.7g} alone, {other.flat[at]:.7g} on the ranks"
             return f"array {name}: {values}"
     return None
@@ -198,29 +227,46 @@ def _is_of_a_library(line: str, before: str) -> bool:
     return bool(_WARNING.match(before)) and line.startswith("  ")
 
 
-def _lines_differ(mine: list[str], theirs: list[str], tolerance: float) -> str | None:
-    for number, (one, other) in enumerate(zip(mine, theirs, strict=False), 1):
-        if not _same_text(one, other, tolerance):
+def _lines_differ(
+    mine: list[str], theirs: list[str], again: list[str], tolerance: float
+) -> str | None:
+    again = again if len(again) == len(mine) else mine
+    rows = zip(mine, theirs, again, strict=False)
+    for number, (one, other, third) in enumerate(rows, 1):
+        if not _same_text(one, other, third, tolerance):
             return f"line {number}: {one!r} alone, {other!r} on the ranks"
     if len(mine) != len(theirs):
         return f"{len(mine)} lines alone, {len(theirs)} on the ranks"
     return None
 
 
-def _same_text(one: str, other: str, tolerance: float) -> bool:
-    """Whether lines are equal except for times and the last digits of numbers."""
-    one, other = _TIMES.sub("TIME", one), _TIMES.sub("TIME", other)
+def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
+    """Whether lines are equal except for times, last digits and the noise of numbers.
+
+    ``again`` is what a second run alone has in place of ``one``.
+    """
+    one, other, again = (_TIMES.sub("TIME", each) for each in (one, other, again))
     if one == other:
         return True
-    # Without spaces: numpy pads numbers that have fewer digits than others.
-    texts = ["".join(_NUMBER.sub("0", each).split()) for each in (one, other)]
-    if texts[0] != texts[1]:
+    if _words(one) != _words(other):
         return False
-    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
-    return all(_same_number(mine, theirs, tolerance) for mine, theirs in pairs)
+    if _words(one) != _words(again):
+        again = one
+    rows = zip(*map(_NUMBER.findall, (one, other, again)), strict=True)
+    return all(
+        _same_number(mine, theirs, third, tolerance) for mine, theirs, third in rows
+    )
 
 
-def _same_number(one: str, other: str, tolerance: float) -> bool:
+def _words(line: str) -> str:
+    """``line`` without its numbers.
+
+    It has no spaces: numpy pads numbers that have fewer digits than others.
+    """
+    return "".join(_NUMBER.sub("0", line).split())
+
+
+def _same_number(one: str, other: str, again: str, tolerance: float) -> bool:
     if one == other:
         return True
     if not any(sign in one + other for sign in ".eE"):
@@ -228,7 +274,8 @@ def _same_number(one: str, other: str, tolerance: float) -> bool:
     mine, theirs = float(one), float(other)
     gap = abs(mine - theirs)
     relative = max(_TEXT_TOLERANCE, tolerance)
-    return gap <= max(relative * abs(mine), _LAST_DIGIT * _unit(one))
+    noise = MARGIN * abs(mine - float(again))
+    return gap <= max(relative * abs(mine), noise, _LAST_DIGIT * _unit(one))
 
 
 def _unit(number: str) -> float:

@@ -81,6 +81,8 @@ class Recorded:
     not_compared: tuple[str, ...] = ()
     """What could not be recorded, in words."""
     devices: Devices = Devices()
+    unit: float = 0.0
+    """The rounding error of its coarsest sums, relative to their size; 0: unknown."""
 
     @property
     def steps(self) -> int:
@@ -117,6 +119,7 @@ def read(folder: Path) -> Recorded:
         methods=frozenset(note["method"] for note in notes["tf1"]),
         not_compared=tuple(note["what"] for note in notes["not_compared"]),
         devices=_devices(notes["devices"]),
+        unit=max((note["unit"] for note in notes["rounding"]), default=0.0),
     )
 
 

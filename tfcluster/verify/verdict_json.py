@@ -19,6 +19,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "equal": verdict.equal,
         "ranks": verdict.size,
         "strategy": str(verdict.strategy),
+        "of_noise": _finite(comparison.of_noise) if comparison else None,
         "tolerance": verdict.tolerance.value if verdict.tolerance else None,
         "tolerance_reason": verdict.tolerance.why if verdict.tolerance else None,
         "compared_with": verdict.baseline or "one process",
@@ -28,7 +29,11 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "to_the_end": verdict.complete,
         "largest_difference": _finite(comparison.largest) if comparison else None,
         "compared": {
-            each.kind: {"values": each.compared, "largest": _finite(each.largest)}
+            each.kind: {
+                "values": each.compared,
+                "largest": _finite(each.largest),
+                "of_noise": _finite(each.of_noise),
+            }
             for each in (comparison.quantities if comparison else ())
         },
         "first_difference": None if first is None else _difference(first),
@@ -44,7 +49,7 @@ def _failure(failure: Failure | None) -> dict[str, Any] | None:
 
 def _difference(first: Difference) -> dict[str, Any]:
     found = asdict(first)
-    for key in ("alone", "ranks", "relative", "factor"):
+    for key in ("alone", "ranks", "relative", "of_noise", "factor"):
         found[key] = _finite(found[key])
     return {**found, "text": first.words()}
 

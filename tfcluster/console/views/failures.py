@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.style import PLAIN, Style
 from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import FailureView, RunView
+from tfcluster.vocabulary import RANKED_TYPES
 
 _TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
 _VICTIMS = 4
 _HOSTS = 32
+_RACE = re.compile(
+    r"FileExistsError|FileNotFoundError|BlockingIOError|"
+    r"OSError: \[Errno (?:39|98)\]|.*(?:[Uu]nable to (?:synchronously )?"
+    r"(?:lock|create|open) file)"
+)
+"""What fails if another process does the same at the same time."""
 
 
 def failure(view: RunView, style: Style = PLAIN) -> list[str]:
@@ -20,8 +28,18 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     first = view.first_failure
     if first is None:
         return []
-    lines = [style.red("first failure: ") + style.bold(_headline(first))]
+    ranks = [task.task for task in view.tasks if _is_rank(task.task)]
+    alike = [each for each in view.secondary if _same_cause(each, first)]
+    all_alike = len(ranks) > 1 and len(alike) == len(ranks) - 1
+    headline = _headline(first, f"all {len(ranks):,} ranks" if all_alike else "")
+    lines = [style.red("first failure: ") + style.bold(headline)]
     lines += [f"  | {line}" for line in _tail(first.log_tail)]
+    if len(ranks) > 1 and not all_alike and _RACE.match(first.cause):
+        lines.append(
+            f"  hint: all {len(ranks):,} ranks run the script at the same time, so one "
+            "of them may find what another has just made or removed: allow for that "
+            "(exist_ok=True), or do it only where TFCLUSTER_RANK is 0"
+        )
     if first.log:
         lines.append(f"  log: {sanitise_word(first.log)}")
     failed = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
@@ -32,6 +50,8 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     if len(hosts) > _HOSTS:
         lines.append(style.dim(f"{len(hosts):,} hosts failed in total"))
     victims = [each for each in view.secondary if each.task or not each.host]
+    if all_alike:
+        victims = [each for each in victims if each not in alike]
     if victims:
         lines.append(style.dim(_victims(victims)))
     return lines
@@ -57,7 +77,7 @@ def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> li
     return folded
 
 
-def _headline(failure: FailureView) -> str:
+def _headline(failure: FailureView, who_else: str) -> str:
     who = sanitise_word(failure.task or failure.host or "the run")
     where = ""
     if failure.task and failure.host:
@@ -65,7 +85,8 @@ def _headline(failure: FailureView) -> str:
     cause = sanitise_word(failure.cause)
     fate = how_it_ended(failure.exit_code, failure.signal)
     known = not fate or fate.removeprefix("exit ") in cause
-    return f"{who}{where}: {cause}" + ("" if known else f" ({fate})")
+    remarks = ", ".join(each for each in ("" if known else fate, who_else) if each)
+    return f"{who}{where}: {cause}" + (f" ({remarks})" if remarks else "")
 
 
 def how_it_ended(exit_code: int | None, signal: str | None) -> str:
@@ -73,6 +94,15 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
     if signal:
         return sanitise_word(signal)
     return "" if exit_code is None else f"exit {exit_code}"
+
+
+def _is_rank(task: str) -> bool:
+    return task.partition(":")[0] in RANKED_TYPES
+
+
+def _same_cause(one: FailureView, first: FailureView) -> bool:
+    """Whether another rank failed, too, and for the same reason."""
+    return bool(one.task) and _is_rank(one.task or "") and one.cause == first.cause
 
 
 def _tail(lines: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def _end(task: TaskView) -> str:
     fate = how_it_ended(task.exit_code, task.signal)
     if task.state is TaskState.FAILED and fate:
         return f"{task.state}, {fate}"
-    return str(task.state)
+    return task.state_words
 
 
 def _coloured(task: TaskView, cell: str, style: Style) -> str:
@@ -76,5 +76,5 @@ def _coloured(task: TaskView, cell: str, style: Style) -> str:
 def _by_state(tasks: list[TaskView]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for task in tasks:
-        found.setdefault(str(task.state), []).append(sanitise_word(task.task))
+        found.setdefault(task.state_words, []).append(sanitise_word(task.task))
     return found

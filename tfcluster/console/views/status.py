@@ -133,7 +133,7 @@ def _tasks(view: RunView, style: Style) -> list[str]:
 def _row(task: TaskView) -> tuple[str, ...]:
     return (
         sanitise_word(task.task),
-        str(task.state),
+        task.state_words,
         sanitise_word(task.host or ""),
         str(task.pid or ""),
         epoch_text(task.fit),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from tfcluster.console.text import table
 from tfcluster.verify.verdict import Verdict
 
 _KINDS = {
@@ -37,13 +40,16 @@ def lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
         return [said, *also]
     steps = f"{comparison.steps} step{'s' if comparison.steps != 1 else ''}"
     end = ", to the end of the program" if verdict.complete else ""
+    with_what = f"({ranks}, {verdict.strategy})"
     if verdict.first is None:
-        to = f"{comparison.largest:.0e}"
-        with_what = f"({ranks}, {verdict.strategy})"
-        found = [f"equal to {to} after {steps}{end} {with_what}"]
+        part = _part(comparison.of_noise, verdict)
+        found = [f"equal, {part} after {steps}{end} {with_what}"]
     else:
+        part = ""
+        if verdict.first.of_noise is not None:
+            part = f", {_part(verdict.first.of_noise, verdict)}"
         found = [
-            f"different ({ranks}, {verdict.strategy}): {verdict.first.words()}",
+            f"different{part} {with_what}: {verdict.first.words()}",
             *(f"  cause: {cause}" for cause in verdict.causes),
         ]
     if verdict.by_chance is not None:
@@ -53,14 +59,21 @@ def lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
     if brief:
         return [*found, *also]
     rows = [
-        (_KINDS[each.kind], f"{each.compared:,}", f"{each.largest:.1e}")
+        (
+            _KINDS[each.kind],
+            f"{each.compared:,}",
+            f"{each.largest:.1e}",
+            _number(each.of_noise),
+        )
         for each in comparison.quantities
     ]
     if rows:
-        header = ("compared", "values", "largest difference")
-        found += ["", *_table([header, *rows])]
+        of_what = "of the tolerance" if _is_given(verdict) else "of the noise"
+        header = ("compared", "values", "largest difference", of_what)
+        found += ["", *table(rows, header, right=(1, 2, 3))]
     if (tolerance := verdict.tolerance) is not None:
-        found += ["", f"tolerance {tolerance.value:.0e}: {tolerance.why}"]
+        least = "" if tolerance.given else "the noise is at least "
+        found += ["", f"{least}{tolerance.value:.0e}: {tolerance.why}"]
     return [*found, *also]
 
 
@@ -68,6 +81,22 @@ def _indented(tail: tuple[str, ...]) -> list[str]:
     return [f"  | {line}" for line in tail]
 
 
-def _table(rows: list[tuple[str, str, str]]) -> list[str]:
-    first, second, third = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return [f"{a:<{first}}  {b:>{second}}  {c:>{third}}" for a, b, c in rows]
+def _part(of_noise: float, verdict: Verdict) -> str:
+    """``at most 0.02 of the noise of one machine``."""
+    if of_noise == 0:
+        return "to the last bit,"
+    noise = "the tolerance" if _is_given(verdict) else "the noise of one machine"
+    if math.isinf(of_noise):
+        return f"beyond {noise}"
+    if of_noise > 1:
+        return f"{_number(of_noise)} times {noise}"
+    return f"at most {_number(of_noise)} of {noise},"
+
+
+def _number(of_noise: float) -> str:
+    """``0.0031``, ``0.02``, ``1.7``, ``1,200``."""
+    return f"{of_noise:,.0f}" if 10 <= of_noise < 1e6 else f"{of_noise:.2g}"
+
+
+def _is_given(verdict: Verdict) -> bool:
+    return verdict.tolerance is not None and verdict.tolerance.given

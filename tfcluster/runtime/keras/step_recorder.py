@@ -20,6 +20,7 @@ from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import Place
 from tfcluster.runtime.keras import internals, patches
+from tfcluster.runtime.keras.moved_gradients import moved_gradients, rounding_unit
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
 from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
@@ -74,6 +75,9 @@ class StepRecorder:
             return original(optimizer, grads, trainable_variables)
         self._inside.apply = True
         try:
+            unit = rounding_unit()
+            self._files.note_once({"kind": "rounding", "unit": unit})
+            grads = moved_gradients(grads, unit, moved=self._files.moved)
             result = original(optimizer, grads, trainable_variables)
         finally:
             self._inside.apply = False

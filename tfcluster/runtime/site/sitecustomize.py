@@ -85,11 +85,21 @@ class _Hook:
             found = (sys.executable, *sys.version_info[:2], *_OLDEST)
             sys.stderr.write(text % found)
             return
+        # Before our own imports, which include "random".
+        known, state = sys.modules.get("random"), self._random_state
+        has_numpy = "numpy" in sys.modules
         from tfcluster.runtime.task import child_interpreter
 
-        known, state = sys.modules.get("random"), self._random_state
-        untouched = known is not None and state == known.getstate()
-        child_interpreter.begin(seed_random=untouched)
+        if known is None:
+            # The program has imported neither "random" nor, perhaps, numpy: the library
+            # will, and this finder no longer sees it.
+            untouched = not _distributes_itself()
+        else:
+            untouched = state == known.getstate()
+        child_interpreter.begin(
+            seed_random=untouched,
+            seed_numpy=not (has_numpy or _distributes_itself()),
+        )
 
     def _watched(
         self,

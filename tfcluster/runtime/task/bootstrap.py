@@ -7,10 +7,11 @@ here, because a program that does not need it should not have to wait for it.
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tfcluster.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
@@ -119,7 +120,11 @@ def surround(program: Program, context: Context) -> None:
     """
     events = reporter()
 
+    state: Any = None
+
     def before_import(name: str) -> None:
+        nonlocal state
+        state = random.getstate()
         if context.trains:
             backend = os.environ.get("KERAS_BACKEND", "tensorflow")
             injection.refuse_other_backends(backend)
@@ -128,6 +133,10 @@ def surround(program: Program, context: Context) -> None:
         events.phase(f"importing {name}")
 
     def after_import() -> None:
+        if state is not None:
+            # Libraries draw a number when they are imported: in a forked task, that
+            # was before the program.
+            random.setstate(state)
         events.listen()
         if not context.trains:
             injection.record(context)

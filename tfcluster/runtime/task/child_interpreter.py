@@ -16,11 +16,12 @@ from tfcluster.runtime.telemetry.agent_channel import be_silent, reporter
 from tfcluster.runtime.telemetry.exit_status import cause
 
 
-def begin(*, seed_random: bool) -> None:
+def begin(*, seed_random: bool, seed_numpy: bool) -> None:
     """Install the runtime, at the beginning of the import of TensorFlow or Keras.
 
-    ``seed_random`` says whether to seed Python's generator, because it has not been
-    used yet. Raises SystemExit if the environment contradicts itself.
+    ``seed_random`` and ``seed_numpy`` say whether to seed Python's and numpy's
+    generators, because they have not been used yet. Raises SystemExit if the
+    environment contradicts itself.
     """
     be_silent()
     context = bootstrap.own_context()
@@ -28,6 +29,8 @@ def begin(*, seed_random: bool) -> None:
         return
     if seed_random:
         random.seed(injection.common_seed(context))
+    if seed_numpy:
+        injection.seed_numpy(injection.common_seed(context))
     atexit.register(_report_end)
     bootstrap.surround(_program(), context)
 

@@ -51,13 +51,18 @@ def begin(context: Context) -> None:
 def seed_generators(seed: int) -> None:
     """Seed Python's generator now, and numpy's when it is imported."""
     random.seed(seed)
+    seed_numpy(seed)
 
-    def seed_numpy() -> None:
+
+def seed_numpy(seed: int) -> None:
+    """Seed numpy's generator when numpy is imported, or now if it is."""
+
+    def seed_now() -> None:
         import numpy as np
 
         np.random.seed(seed)
 
-    around_import(("numpy",), before=lambda name: None, after=seed_numpy)
+    around_import(("numpy",), before=lambda name: None, after=seed_now)
 
 
 def install(context: Context) -> None:

@@ -24,6 +24,8 @@ from tfcluster.runtime.telemetry.stack_dump import stacks_text
 from tfcluster.wire import Decoder, WireError, encode
 
 STEP_INTERVAL_S = 1.0
+_MOST_EPOCHS = 200
+"""The most epochs of one interval that are reported."""
 """The minimum time between two reports of steps."""
 
 TOTALS_INTERVAL_S = 10.0
@@ -102,7 +104,8 @@ class Reporter:
         self._step_sent = _NEVER
         self._step_held_back: _Step | None = None
         self._epoch_sent = self._totals_sent = _NEVER
-        self._epoch_held_back: dict[str, object] | None = None
+        self._epochs_held_back: list[dict[str, object]] = []
+        self._last_step: int | None = None
         self.position: _Position = dict
         """Keys for the next ``step`` event: the program's position in ``fit``."""
         self.totals: Callable[[], Sequence[Mapping[str, object]]] = tuple
@@ -133,6 +136,7 @@ class Reporter:
         is delayed until ``flush`` if the last report was less than STEP_INTERVAL_S
         seconds ago.
         """
+        self._last_step = int(step)
         made = _Step(step, steps_per_s, wait_share, exchanged_bytes, self.position)
         now = self._clock()
         if now - self._step_sent < STEP_INTERVAL_S:
@@ -149,18 +153,22 @@ class Reporter:
         """Report the end of an epoch, counted from 1, and its metrics.
 
         If the last such report was less than STEP_INTERVAL_S seconds ago, this report
-        is delayed until ``flush``, or until another report replaces it.
+        is delayed until ``flush`` or a later report. Of very many that are delayed,
+        every other one is left out.
         """
         event = {"type": "epoch", "epoch": int(epoch), "metrics": numbers(metrics)}
+        if self._last_step is not None:
+            event["step"] = self._last_step
+        self._epochs_held_back.append(event)
         now = self._clock()
         if now - self._epoch_sent < STEP_INTERVAL_S:
-            self._epoch_held_back = event
+            if len(self._epochs_held_back) > _MOST_EPOCHS:
+                del self._epochs_held_back[-2::-2]
             return
         self._epoch_sent = now
-        self._epoch_held_back = None
         # A long validation may follow.
         self._flush_step()
-        self._say(event)
+        self._flush_epochs()
 
     @contextmanager
     def keeping_position(self) -> Iterator[None]:
@@ -218,12 +226,10 @@ class Reporter:
             self._say({"type": "exchanged"}, always=True)
 
     def flush(self) -> None:
-        """Report the last step and epoch, if their reports were delayed."""
+        """Report the last step and the epochs whose reports were delayed."""
         if self._flush_step():
             self._say_totals()
-        held_back, self._epoch_held_back = self._epoch_held_back, None
-        if held_back is not None:
-            self._say(held_back)
+        self._flush_epochs()
 
     def drain(self, timeout_s: float) -> None:
         """Wait until everything is sent, but not for longer than ``timeout_s``."""
@@ -243,6 +249,11 @@ class Reporter:
         if held_back is not None:
             self._say(held_back.as_event())
         return held_back is not None
+
+    def _flush_epochs(self) -> None:
+        held_back, self._epochs_held_back = self._epochs_held_back, []
+        for event in held_back:
+            self._say(event)
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
         """Let another thread call ``ask`` when the agent requests stacks."""
@@ -273,7 +284,7 @@ class Reporter:
         self._lock = threading.RLock()
         self._waiting = None
         self._pending.clear()
-        self._step_held_back = self._epoch_held_back = None
+        self._step_held_back, self._epochs_held_back = None, []
         self._listening = self.has_exchanged = False
         if connection is not None:
             connection.close()

@@ -1,0 +1,112 @@
+"""Moves gradients by about their rounding errors, to measure what follows from them.
+
+A sum of floats depends on the order of its terms. Many programs compute the same bits
+with any number of threads, so a second run of theirs would show no rounding at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfcluster.runtime.recording_files import devices
+from tfcluster.runtime.tensor_types import Array, Gradient
+
+_UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The rounding error of one number, relative to its size, if it is not float32's."""
+_FLOAT32, _TF32 = 2.0**-24, 2.0**-11
+_OTHERS = 0.25
+"""The part of the largest gradient that every gradient is moved by.
+
+The gradient of a weight without influence is the rounding error of larger numbers.
+"""
+_SUMMING = ("Conv", "Depthwise", "BatchMatMul", "MatMul", "Einsum", "BiasAdd", "Sum")
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile")
+_random = np.random.default_rng(5)
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def rounding_unit() -> float:
+    """The rounding error of the coarsest sums here, relative to their size.
+
+    "Here" is the graph being traced; outside of one, Keras says how it computes.
+    """
+    found = devices()
+    units = {_TF32 if found["gpus"] and found["tf32"] else _FLOAT32}
+    units.add(_UNITS.get(keras.config.dtype_policy().compute_dtype, 0.0))
+    inside = tf.inside_function()
+    graph: Any = tf.compat.v1.get_default_graph() if inside else None
+    while graph is not None:
+        for operation in graph.get_operations():
+            if operation.type.startswith((*_SUMMING, *_CALLS)):
+                units.update(
+                    _UNITS.get(one.dtype.name, 0.0) for one in operation.outputs
+                )
+        graph = getattr(graph, "outer_graph", None)
+    return max(units)
+
+
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+def moved_gradients(
+    gradients: Sequence[Gradient], unit: float, *, moved: bool
+) -> list[Gradient]:
+    """``gradients``, each value up or down by about its rounding error if ``moved``.
+
+    ``unit`` is the rounding error of one number, relative to its size.
+    A graph gets one operation in either case: the seeds of random operations depend on
+    the number of those before them.
+    """
+    found = list(gradients)
+    flat: list[Any] = tf.nest.flatten(found, expand_composites=True)
+    places = [
+        place
+        for place, one in enumerate(flat)
+        if one is not None and tf.as_dtype(one.dtype).is_floating
+    ]
+    if not places or not (moved or tf.inside_function()):
+        return found
+    tensors = [tf.convert_to_tensor(flat[place]) for place in places]
+    if not moved:
+        results = tf.identity_n(tensors)
+    elif tf.inside_function():
+        results = tf.numpy_function(
+            lambda *arrays: _moved(arrays, unit),
+            tensors,
+            [one.dtype for one in tensors],
+        )
+        results = results if isinstance(results, list | tuple) else [results]
+        for result, tensor in zip(results, tensors, strict=True):
+            result.set_shape(tensor.shape)
+    else:
+        arrays = _moved([one.numpy() for one in tensors], unit)
+        results = [tf.convert_to_tensor(array) for array in arrays]
+    for place, result in zip(places, results, strict=True):
+        flat[place] = result
+    packed: list[Gradient] = tf.nest.pack_sequence_as(
+        found, flat, expand_composites=True
+    )
+    return packed
+
+
+def _moved(arrays: Sequence[Array], unit: float) -> list[Array]:
+    sizes = [_size(array) for array in arrays]
+    largest = max(sizes)
+    return [
+        (
+            array
+            + unit
+            * (size + _OTHERS * largest)
+            * _random.choice((-1.0, 1.0), size=np.shape(array))
+        ).astype(array.dtype)
+        for array, size in zip(map(np.asarray, arrays), sizes, strict=True)
+    ]
+
+
+def _size(array: Array) -> float:
+    """The largest absolute value; 0 if a gradient has overflowed."""
+    size = float(np.abs(np.asarray(array, np.float64)).max(initial=0.0))
+    return size if np.isfinite(size) else 0.0
