@@ -21,7 +21,7 @@ from tfcluster.runtime.collective import (
     PeerLostError,
     Signature,
 )
-from tfcluster.runtime.collective.group import GraphProgress
+from tfcluster.runtime.collective.phases import GraphProgress
 from tfcluster.runtime.collective.transports.tensorflow.failures import (
     is_of_exchange,
     reason_of,
