@@ -23,7 +23,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial")
     parser.add_argument("--minutes", type=float, help="begin no trial after so long")
     parser.add_argument("--idiom", choices=(*trial.IDIOMS, *trial.MORE_IDIOMS))
+    parser.add_argument(
+        "--warm", action="store_true", help="with a kept interpreter: more trials"
+    )
     given = parser.parse_args()
+    state = Path(tempfile.mkdtemp(prefix="interruptions-"))
+    if given.warm:
+        trial.keep(state)
     good: Counter[str] = Counter()
     all_: Counter[str] = Counter()
     until_s = time.monotonic() + 60 * (given.minutes or 1e9)
@@ -33,6 +39,8 @@ def main() -> int:
         chosen = trial.drawn(seed, given.idiom)
         folder = Path(tempfile.mkdtemp(prefix=f"interruption-{seed}-"))
         cluster = Cluster(folder)
+        if given.warm:
+            trial.share(cluster, state)
         try:
             problems = trial.run(cluster, chosen)
         except AssertionError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.launch.cluster import Cluster, Running
 from tests.launch.machine import eventually
 
-PROGRAM = Path(__file__).parent / "program.py"
+PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "interrupted.py"
 IDIOMS = ("flag", "except", "handler", "slurm", "atexit")
 MORE_IDIOMS = ("eager", "loop")
 TASKS = ("worker:0", "worker:1")
@@ -72,6 +72,7 @@ def run(cluster: Cluster, chosen: Interruption) -> list[str]:
     words = ["-n", str(len(TASKS)), "--set", f"grace={GRACE_S:g}s", "--"]
     command = [sys.executable, str(PROGRAM), chosen.idiom]
     running = cluster.start(*words, *command)
+    running.wait_for_text("begun\n", *TASKS, timeout_s=DEADLINE_S)
     running.wait_for_text(chosen.after, chosen.by, timeout_s=DEADLINE_S)
     until_s = time.monotonic() + chosen.delay_s
     eventually(lambda: time.monotonic() >= until_s, lambda: "the time", 10)
@@ -80,6 +81,22 @@ def run(cluster: Cluster, chosen: Interruption) -> list[str]:
     code = running.end(2 * GRACE_S)
     took_s = time.monotonic() - began_s
     return [*_problems(cluster, running, code, took_s)]
+
+
+def keep(state: Path) -> None:
+    """Start an interpreter that forks the tasks of all trials with this state."""
+    cluster = Cluster(state)
+    share(cluster, state)
+    command = f"{sys.executable} {PROGRAM} except"
+    text = f"backend: local\ncommand: {command}\ntasks: {{worker: 2}}\n"
+    done = cluster.command("warm", cluster.file(text), "--keep", "2h", timeout_s=300)
+    assert done.returncode == 0, done.stderr
+
+
+def share(cluster: Cluster, state: Path) -> None:
+    """Let a cluster use this state folder."""
+    cluster.state = state
+    cluster.environ["TFCLUSTER_STATE_DIR"] = str(state)
 
 
 def _send(running: Running, chosen: Interruption) -> None:

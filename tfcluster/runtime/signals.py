@@ -99,8 +99,8 @@ class Signals:
         """The program's handlers of the signals whose handler in Python is ours."""
         self._noted: dict[int, float] = {}
         """The signals for which handlers have to run, and when they were noted."""
-        self._own: set[int] = set()
-        """Those of them that this process itself has received."""
+        self._own: dict[int, int] = {}
+        """Those of them that this process itself has received; ``heard``'s count."""
         self._echoes: dict[int, float] = {}
         """Signals that may still come here, but have been handled; until when."""
         self._handled: Counter[int] = Counter()
@@ -243,8 +243,8 @@ class Signals:
         if may_run and self._nearness is Nearness.ALONE:
             self._forget(number)
             self._call(number, frame)
-        elif since is None:
-            self._own.add(number)
+        elif since is None or number not in self._own:
+            self._own[number] = self._handled[number]
             self._note(number)
         elif may_run and time.monotonic() - since > _AGAIN_S:
             self._forget(number)
@@ -272,21 +272,30 @@ class Signals:
             _thread.start_new_thread(self._follow, ())
 
     def _follow(self) -> None:
-        """Tell the other ranks of what was noted, and wake the main thread."""
-        told: set[int] = set()
-        while self._noted:
-            peers, new = self._peers, (set(self._noted) & self._own) - told
-            if peers is not None and self._nearness is not Nearness.ALONE:
-                with suppress(CollectiveError):
-                    peers.begin()
-            if peers is not None and self._nearness is Nearness.CONNECTED:
-                for number in new:
-                    peers.tell(number, self._handled[number])
-                told |= new
-            time.sleep(_IDLE_S)
-            if not self._depth:
-                self._nudge()
-        self._nudging = False
+        """Until no signal is noted, tell the others of ours, and wake the main thread."""
+        told: set[tuple[int, int]] = set()
+        while self._nudging:
+            while self._noted:
+                self._tell(told)
+                time.sleep(_IDLE_S)
+                if not self._depth:
+                    self._nudge()
+            self._nudging = False
+            if self._noted:  # One was noted just now, which has started no thread.
+                self._nudging = True
+
+    def _tell(self, told: set[tuple[int, int]]) -> None:
+        """Tell the other ranks of signals that are not in ``told``, and add them."""
+        peers = self._peers
+        if peers is None or peers.nearness is Nearness.ALONE:
+            return
+        with suppress(CollectiveError, OSError):
+            peers.begin()
+        if peers.nearness is Nearness.CONNECTED:
+            for each in list(self._own.items()):
+                if each not in told:
+                    peers.tell(*each)
+                    told.add(each)
 
     def _nudge(self) -> None:
         """Make the main thread call our handler, also if it waits for something."""
@@ -354,7 +363,7 @@ class Signals:
                 self._call(number, inspect.currentframe())
 
     def _forget(self, number: int) -> None:
-        self._own.discard(number)
+        self._own.pop(number, None)
         self._noted.pop(number, None)
 
     def _call(self, number: int, frame: FrameType | None) -> None:

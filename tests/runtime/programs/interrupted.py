@@ -1,4 +1,4 @@
-"""A program that saves its model once when a signal comes: program.py IDIOM.
+"""A program that saves its model once when a signal comes: interrupted.py IDIOM.
 
 Each rank prints "begun", its steps, and "handled at step N".
 """
@@ -53,7 +53,7 @@ def stop(*_: object) -> None:
     stopping = True
 
 
-class Watch(keras.callbacks.Callback):
+class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if stopping:
             self.model.stop_training = True
@@ -96,12 +96,14 @@ elif IDIOM == "loop":
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)
 
-    @tf.function
+    @tf.function  # type: ignore[untyped-decorator]
     def step(features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(features) - labels) ** 2)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
         return loss
 
     try:
