@@ -163,6 +163,7 @@ class Signals:
     def _leave(self) -> None:
         """In a forked child, which is no rank, handlers run at once."""
         self._peers, self._depth, self._meeting = None, 0, False
+        self._changing = threading.RLock()
         self._main = _thread.get_ident()
         self._noted.clear()
 
@@ -272,13 +273,13 @@ class Signals:
             _thread.start_new_thread(self._follow, ())
 
     def _follow(self) -> None:
-        """Until no signal is noted, tell the others of ours, and wake the main thread."""
+        """While a signal is noted, tell others of ours and wake the main thread."""
         told: set[tuple[int, int]] = set()
         while self._nudging:
             while self._noted:
                 self._tell(told)
                 time.sleep(_IDLE_S)
-                if not self._depth:
+                if self._noted and not self._depth:
                     self._nudge()
             self._nudging = False
             if self._noted:  # One was noted just now, which has started no thread.
