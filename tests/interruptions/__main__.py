@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--warm", action="store_true", help="with a kept interpreter: more trials"
     )
+    parser.add_argument("--set", action="append", default=[], help="as of launch")
     given = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="interruptions-"))
     if given.warm:
@@ -42,7 +43,7 @@ def main() -> int:
         if given.warm:
             trial.share(cluster, state)
         try:
-            problems = trial.run(cluster, chosen)
+            problems = trial.run(cluster, chosen, given.set)
         except AssertionError as error:
             problems = [str(error)]
         finally:

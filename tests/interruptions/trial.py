@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,11 +67,18 @@ def drawn(seed: int, idiom: str | None = None) -> Interruption:
     )
 
 
-def run(cluster: Cluster, chosen: Interruption) -> list[str]:
-    """Run the program and interrupt it; what is wrong, in sentences."""
-    words = ["-n", str(len(TASKS)), "--set", f"grace={GRACE_S:g}s", "--"]
+def run(
+    cluster: Cluster, chosen: Interruption, settings: Sequence[str] = ()
+) -> list[str]:
+    """Run the program and interrupt it; what is wrong, in sentences.
+
+    ``settings`` are those of ``--set``.
+    """
+    words = ["-n", str(len(TASKS))]
+    for setting in (f"grace={GRACE_S:g}s", *settings):
+        words += ["--set", setting]
     command = [sys.executable, str(PROGRAM), chosen.idiom]
-    running = cluster.start(*words, *command)
+    running = cluster.start(*words, "--", *command)
     running.wait_for_text("begun\n", *TASKS, timeout_s=DEADLINE_S)
     running.wait_for_text(chosen.after, chosen.by, timeout_s=DEADLINE_S)
     until_s = time.monotonic() + chosen.delay_s
