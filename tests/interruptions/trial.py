@@ -19,7 +19,7 @@ from tests.launch.machine import eventually
 
 PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "interrupted.py"
 IDIOMS = ("flag", "except", "handler", "slurm", "atexit")
-MORE_IDIOMS = ("eager", "loop")
+MORE_IDIOMS = ("eager", "loop", "busy", "saving")
 TASKS = ("worker:0", "worker:1")
 DEADLINE_S = 120.0
 GRACE_S = 30.0
@@ -57,6 +57,8 @@ def drawn(seed: int, idiom: str | None = None) -> Interruption:
     elif idiom in MORE_IDIOMS:
         numbers = [signal.SIGTERM, signal.SIGINT]
     step = rng.choice([0, 1, 2, rng.randrange(3, _FIRST_STEPS)])
+    if idiom == "busy":
+        step = 0
     return Interruption(
         idiom,
         rng.choice(numbers),

@@ -5,8 +5,10 @@ Each rank prints "begun", its steps, and "handled at step N".
 
 import atexit
 import os
+import random
 import signal
 import sys
+import time
 
 import keras
 import numpy as np
@@ -60,9 +62,10 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
         os.write(1, b"step %d\n" % steps())
 
 
-def fit() -> None:
+def fit(*more: keras.callbacks.Callback) -> None:
     os.write(1, b"begun\n")
-    model.fit(x, y, batch_size=32, epochs=10_000, verbose=0, callbacks=[Watch()])
+    callbacks = [*more, Watch()]
+    model.fit(x, y, batch_size=32, epochs=10_000, verbose=0, callbacks=callbacks)
 
 
 signals = [signal.SIGTERM, signal.SIGUSR1]
@@ -78,6 +81,12 @@ elif IDIOM in ("except", "eager"):
         fit()
     except KeyboardInterrupt:
         save()
+elif IDIOM == "saving":
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        fit(keras.callbacks.ModelCheckpoint("saved.keras", save_freq=1))
+    except KeyboardInterrupt:
+        save()
 elif IDIOM == "handler":
     for number in [signal.SIGINT, *signals]:
         signal.signal(number, save_and_leave)
@@ -90,6 +99,16 @@ elif IDIOM == "atexit":
     for number in signals:
         signal.signal(number, leave)
     fit()
+elif IDIOM == "busy":
+    # After training, each rank computes something of its own for a different time.
+    signal.signal(signal.SIGTERM, interrupt)
+    model.fit(x, y, batch_size=32, verbose=0, callbacks=[Watch()])
+    os.write(1, b"begun\n")
+    try:
+        while True:
+            time.sleep(0.001 * random.random())
+    except KeyboardInterrupt:
+        save()
 elif IDIOM == "loop":
     signal.signal(signal.SIGTERM, interrupt)
     os.write(1, b"begun\n")
