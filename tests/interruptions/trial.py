@@ -134,7 +134,7 @@ def _problems(
     for task, text in texts.items():
         if "CollectiveError" in text or "PeerLost" in text or "Mismatch" in text:
             yield f"{task} got an error of an exchange"
-    if took_s > GRACE_S / 2:
+    if took_s > GRACE_S:
         yield f"it took {took_s:.1f} s"
     if code not in (0, 1, 124, 130, 143):
         yield f"the exit code is {code}"
