@@ -197,6 +197,22 @@ def test_a_signal_that_all_have_got_is_not_expected_again(
     assert calls == [TERM, TERM]
 
 
+def test_a_signal_that_comes_during_a_meeting_is_for_the_next_one(
+    signals: Signals, calls: list[int]
+) -> None:
+    def comes_late(note: bytes) -> list[bytes]:
+        signal.raise_signal(USR1)
+        return [note, note]
+
+    signals.coordinate(Others([comes_late, exchanges, comes]))
+    with signals:
+        signal.raise_signal(TERM)
+    assert calls == [TERM]
+    with signals:
+        pass
+    assert calls == [TERM, USR1]
+
+
 def test_others_are_told_of_what_came_here(signals: Signals, calls: list[int]) -> None:
     others = Others([comes])
     signals.coordinate(others)

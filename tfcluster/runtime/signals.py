@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from types import FrameType, TracebackType
@@ -165,7 +165,9 @@ class Signals:
         self._peers, self._depth, self._meeting = None, 0, False
         self._changing = threading.RLock()
         self._main = _thread.get_ident()
-        self._noted.clear()
+        self._nudging = False
+        for each in (self._noted, self._own, self._nudges):
+            each.clear()
 
     # --- where handlers may run -------------------------------------------------------
 
@@ -290,7 +292,7 @@ class Signals:
         peers = self._peers
         if peers is None or peers.nearness is Nearness.ALONE:
             return
-        with suppress(CollectiveError, OSError):
+        with suppress(Exception):  # Then handlers run without the other ranks.
             peers.begin()
         if peers.nearness is Nearness.CONNECTED:
             for each in list(self._own.items()):
@@ -332,7 +334,7 @@ class Signals:
             points = [_NOTE.unpack(note) for note in notes]
             last = self._awaits = max(point[2] for point in points)
             if all(point[2] == last or point[1] for point in points):
-                self._call_all(together=True)
+                self._call_all(_numbers(notes))
             elif ours < last:
                 return  # This rank goes on to where another one waits.
 
@@ -352,11 +354,14 @@ class Signals:
     def _nearness(self) -> Nearness:
         return Nearness.ALONE if self._peers is None else self._peers.nearness
 
-    def _call_all(self, *, together: bool = False) -> None:
-        """Call the handlers; ``together``: all ranks do so."""
-        for number in SHARED:
+    def _call_all(self, agreed: Sequence[int] | None = None) -> None:
+        """Call the handlers of all signals, or of those on which the ranks agree.
+
+        One that was noted a moment ago is not among them.
+        """
+        for number in SHARED if agreed is None else agreed:
             if number in self._noted:
-                if together:
+                if agreed is not None:
                     self._handled[number] += 1
                 if number not in self._own:
                     self._echoes[number] = time.monotonic() + _ECHO_S
