@@ -53,6 +53,8 @@ def main() -> int:
         told = f"{problems} in {folder}" if problems else "good"
         sys.stdout.write(f"{seed}: {chosen}: {told}\n")
         sys.stdout.flush()
+    if given.warm:
+        trial.keep_no_longer(state)
     for idiom, count in all_.items():
         sys.stdout.write(f"{idiom:10} {good[idiom]} of {count}\n")
     return 0 if good == all_ else 1

@@ -102,6 +102,13 @@ def keep(state: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def keep_no_longer(state: Path) -> None:
+    """End the interpreter of ``keep``."""
+    cluster = Cluster(state)
+    share(cluster, state)
+    cluster.command("warm", "--stop")
+
+
 def share(cluster: Cluster, state: Path) -> None:
     """Let a cluster use this state folder."""
     cluster.state = state
