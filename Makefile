@@ -65,6 +65,7 @@ HOSTS ?= 4
 
 chaos: $(VENV)/.ready-test
 	$(BIN)/python -m tests.chaos --trials $(TRIALS) --hosts $(HOSTS)
+	$(BIN)/python -m tests.interruptions --trials $(TRIALS)
 
 MINUTES ?= 60
 

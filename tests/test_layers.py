@@ -59,6 +59,7 @@ RUNTIME_LAYERS = [
     "telemetry",
     "tf_server",
     "scripts",
+    "signals",
     "contract",
     "tf_patches",
     "tf_internals",

@@ -91,6 +91,45 @@ def test_a_stopped_process_hears_it_too(agent: Agent) -> None:
     assert agent.wait("exited", timeout_s=20)["signal"] == "TERM"
 
 
+HANDLE = """
+import os, signal, sys, time
+def on(number, frame):
+    os.write(1, signal.Signals(number).name.encode() + b"\\n")
+for name in sys.argv[1:]:
+    signal.signal(signal.Signals[name], on)
+os.write(1, b"up\\n")
+while True:
+    time.sleep(600)
+"""
+
+
+def test_a_warning_goes_to_who_handles_it(agent: Agent) -> None:
+    code = "import subprocess,sys; subprocess.run([sys.executable,'-c',*sys.argv[1:]])"
+    agent.start("w:0", PYTHON, "-c", code, HANDLE, "SIGUSR1")
+    said(agent, "w:0")
+    agent.stop("w:0", signal="USR1", grace_s=600)
+    assert said(agent, "w:0", 2) == ["up", "SIGUSR1"]
+    agent.stop("w:0", grace_s=0)
+    assert agent.wait("exited")["signal"] == "KILL"
+
+
+def test_who_does_not_handle_a_warning_gets_term(agent: Agent) -> None:
+    agent.start("w:0", PYTHON, "-c", HANDLE, "SIGTERM")
+    said(agent, "w:0")
+    agent.stop("w:0", signal="USR1", grace_s=600)
+    assert said(agent, "w:0", 2) == ["up", "SIGTERM"]
+    agent.stop("w:0", grace_s=0)
+    assert agent.wait("exited")["signal"] == "KILL"
+
+
+def test_after_a_warning_comes_term(agent: Agent) -> None:
+    agent.start("w:0", PYTHON, "-c", HANDLE, "SIGUSR1", "SIGTERM")
+    said(agent, "w:0")
+    agent.stop("w:0", signal="USR1", grace_s=2)
+    assert said(agent, "w:0", 3) == ["up", "SIGUSR1", "SIGTERM"]
+    assert agent.wait("exited")["signal"] == "KILL"
+
+
 def test_each_process_of_the_tree_gets_the_signal_once(agent: Agent) -> None:
     code = (
         "import os,signal,subprocess,sys,time\n"

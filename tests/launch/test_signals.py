@@ -118,6 +118,27 @@ def test_sigterm_stops_all_tasks_gently(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+def test_a_signal_that_timeout_sends_twice_counts_once(cluster: Cluster) -> None:
+    running = cluster.start(*listener())
+    wait_until_up(running)
+    running.signal(signal.SIGTERM)
+    running.signal(signal.SIGTERM)
+    assert running.end() == 143
+    assert_told_once(running, "SIGTERM")
+    assert "killing all tasks now" not in running.err
+    assert_nothing_left(running)
+
+
+def test_a_warning_of_the_time_limit_reaches_handlers(cluster: Cluster) -> None:
+    code = LISTENER.replace("(signal.SIGTERM,", "(signal.SIGUSR1, signal.SIGTERM,")
+    running = cluster.start(*plain(count=2), "--", *PYTHON, "-c", code)
+    wait_until_up(running)
+    running.signal(signal.SIGUSR1)
+    assert running.end() == 124
+    assert_told_once(running, "SIGUSR1")
+    assert_nothing_left(running)
+
+
 def run_exists(running: Running) -> bool:
     return bool(running.cluster.run_ids())
 

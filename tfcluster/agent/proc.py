@@ -7,6 +7,7 @@ that is gone or that we may not inspect. Sends no signals.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ _LISTEN = "0A"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MARKS = b"TFCLUSTER_"
+_CAUGHT = re.compile(rb"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryError)
 
 
@@ -123,6 +125,14 @@ def read(pid: int) -> Process | None:
         return parse_stat(_bytes_of(f"{PROC}/{pid}/stat"))
     except _GONE:
         return None
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of a signal."""
+    with suppress(*_GONE):
+        match = _CAUGHT.search(_bytes_of(f"{PROC}/{pid}/status"))
+        return match is not None and bool(int(match[1], 16) >> (signum - 1) & 1)
+    return False
 
 
 def usage(pid: int) -> Usage | None:

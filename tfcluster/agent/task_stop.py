@@ -40,7 +40,10 @@ class Stopping:
         self._unkillable = unkillable
 
     def stop(self, tasks: Iterable[Task], signum: int, grace_s: float) -> None:
-        """Signal each process once; SIGKILL what is left after the grace."""
+        """Signal each process once; SIGKILL what is left after the grace.
+
+        SIGUSR1 warns those that handle it; all others get SIGTERM.
+        """
         wanted = list(tasks)
         table = proc.snapshot() if wanted else {}
         for task in wanted:
@@ -49,13 +52,20 @@ class Stopping:
             if grace_s > 0 and task.process is None:
                 task.stop_signal = signum
             elif grace_s > 0 and signum not in task.signals:
-                self._signal(task, table, signum)
+                if signum == signal.SIGUSR1 and self._warned(task, table, grace_s):
+                    task.signals.add(signum)
+                elif signum == signal.SIGUSR1:
+                    self._signal(task, table, signal.SIGTERM)
+                else:
+                    self._signal(task, table, signum)
             self._kill_in(task, grace_s)
 
     def begun(self, task: Task) -> None:
         """Deliver the signal that was requested before the task had a process."""
         if task.stop_signal is not None:
-            self._signal(task, proc.snapshot(), task.stop_signal)
+            warned = task.stop_signal == signal.SIGUSR1  # it cannot have a handler yet
+            signum = signal.SIGTERM if warned else task.stop_signal
+            self._signal(task, proc.snapshot(), signum)
 
     def ended(self, task: Task) -> None:
         """End the processes that the task's reaped process left behind.
@@ -90,6 +100,30 @@ class Stopping:
             for process in tree:
                 if leader is None or process.group != leader:
                     send(process, number)
+
+    def _warned(self, task: Task, table: Table, grace_s: float) -> bool:
+        """Send SIGUSR1 to the processes that handle it; False if there are none.
+
+        After half of the grace, those that handle SIGTERM get that, too: the other
+        handler may be there for something else than the end.
+        """
+        if not self._send_to_handlers(self._members(task, table), signal.SIGUSR1):
+            return False
+
+        def terminate() -> None:
+            if not task.settled and signal.SIGTERM not in task.signals:
+                task.signals.add(signal.SIGTERM)
+                self._send_to_handlers(self._members(task), signal.SIGTERM)
+
+        self._loop.later(grace_s / 2, terminate)
+        return True
+
+    def _send_to_handlers(self, tree: Iterable[Process], signum: int) -> bool:
+        found = [each for each in tree if proc.catches(each.pid, signum)]
+        for process in found:
+            send(process, signum)
+            send(process, signal.SIGCONT)
+        return bool(found)
 
     def _kill_in(self, task: Task, delay_s: float) -> None:
         at = self._loop.now() + delay_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ _MEANING = {
     signal.SIGUSR1: ExitCode.TIME_LIMIT,  # sbatch(1), --signal; s_rt of qsub(1)
     signal.SIGUSR2: ExitCode.TERMINATED,  # qsub(1), -notify: SIGKILL follows
 }
+
+_TWICE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,16 @@ def interrupts(
     """Post signals while the run lasts. ``post`` must be safe in a signal handler.
 
     Signals that were ignored when the launcher started (nohup) stay ignored, except
-    SIGINT. ``harmless`` signals have no effect.
+    SIGINT. ``harmless`` signals have no effect. timeout(1) sends each signal twice, to
+    us and to the process group; that counts once.
     """
+    last: dict[int, float] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number not in harmless:
+        now_s = time.monotonic()
+        is_twice = number != signal.SIGINT and now_s < last.get(number, 0.0) + _TWICE_S
+        last[number] = now_s
+        if number not in harmless and not is_twice:
             post(Interrupt(_MEANING[signal.Signals(number)]))
 
     before = {number: signal.getsignal(number) for number in _MEANING}

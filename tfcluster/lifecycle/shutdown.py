@@ -43,6 +43,9 @@ _WORDS = {
     ExitCode.TIME_LIMIT: "the time limit is near",
 }
 
+_SIGNALS = {ExitCode.INTERRUPTED: "INT", ExitCode.TIME_LIMIT: "USR1"}
+"""The signal for the tasks, unless it is TERM: the one that the launcher has got."""
+
 _OF_SCHEDULER = (ExitCode.TERMINATED, ExitCode.TIME_LIMIT, ExitCode.PREEMPTED)
 
 EVALUATOR_GRACE_S = 60.0
@@ -51,7 +54,7 @@ EVALUATOR_GRACE_S = 60.0
 
 def stop_gently(state: State, code: ExitCode) -> Result:
     interactive = code is ExitCode.INTERRUPTED
-    state = replace(state, signal="INT" if interactive else "TERM")
+    state = replace(state, signal=_SIGNALS.get(code, "TERM"))
     word = _WORDS.get(code, "stop requested")
     tip = " (press Ctrl-C again to kill them)" if interactive else ""
     state, actions = end(state, reason=word)

@@ -20,6 +20,7 @@ from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_status import cause
@@ -76,6 +77,7 @@ def shutdown() -> None:
     for forget in _at_shutdown:
         forget()
     if _group is not None:
+        SIGNALS.coordinate(None)
         _group.close()
         _group = None
 
@@ -194,6 +196,8 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
         [described.addresses[rank] for rank in ranks] if len(ranks) > 1 else [""],
         timeout_s=_timeout_s(described),
     )
+    # A rank could wait for this one in an exchange of that group.
+    SIGNALS.coordinate(None)
     if len(ranks) > 1:
         transport.join()
     found = Group(
@@ -257,6 +261,10 @@ def _group_of(context: Context) -> Group:
         tracer=tracer(),
     )
     reporter().on_waiting(ranks.waiting)
+    if monitor is not None and not context.parameter_servers:
+        # With ps tasks, ranks also wait for each other there.
+        ranks.met, monitor.told = SIGNALS.heard_in, SIGNALS.heard
+        SIGNALS.coordinate(ranks)
     atexit.register(_leave_at_exit, ranks)
     return ranks
 

@@ -12,8 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from tfcluster.runtime.collective.packing import CollectiveCall
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -22,10 +20,12 @@ from tfcluster.runtime.collective.peer_reports import (
     Position,
     RankProgress,
 )
+from tfcluster.runtime.collective.phases import Graph, GraphProgress, Phase
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
+from tfcluster.runtime.signals import SIGNALS, Nearness
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.step_rate import ExchangeTotals
@@ -33,6 +33,7 @@ from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
 
 _HEADER = struct.Struct(">Q32s8s")
 """The number of the exchange, the digest of its signature, and a rank's note."""
+_MEETING = Signature("a meeting because of a signal").digest
 _MOST_KEPT = 16
 _OTHER_PROTOCOL = "a rank uses a different protocol version"
 
@@ -40,42 +41,6 @@ _OTHER_PROTOCOL = "a rank uses a different protocol version"
 def copied(error: CollectiveError) -> CollectiveError:
     """An error of the same type and text, without a traceback."""
     return type(error)(str(error))
-
-
-class _Phase(NamedTuple):
-    """This rank's current or last exchange.
-
-    Other threads read it, so it is immutable and replaced as a whole.
-    """
-
-    number: int
-    what: str
-    since: float
-    inside: bool
-
-    @property
-    def exchange(self) -> str:
-        return f"exchange {self.number}: {self.what}"
-
-
-class GraphProgress(NamedTuple):
-    """The progress of a graph that contains collective operations."""
-
-    ended: int
-    """The number of exchanges that the graph has completed."""
-    waiting: bool
-    """Whether the graph is in a collective operation now."""
-    since: float
-    """The time when this was last seen to change, by the group's clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """A running graph with exchanges; none of our Python code runs in it."""
-
-    what: str
-    progress: Callable[[], GraphProgress]
-    since: float
 
 
 class Group:
@@ -109,8 +74,8 @@ class Group:
         self._clock = clock
         # Reentrant, so that a nested exchange raises an error instead of hanging.
         self._lock = threading.RLock()
-        self._phase = _Phase(0, "", clock(), inside=False)
-        self._graph: _Graph | None = None
+        self._phase = Phase(0, "", clock(), inside=False)
+        self._graph: Graph | None = None
         self._see: Callable[[str, float, float], None] | None = None
         self.totals = ExchangeTotals()
         """The cost of this rank's exchanges so far, by purpose."""
@@ -125,6 +90,8 @@ class Group:
         self.last_state: Callable[[], Mapping[str, str]] = dict
         """The state that ranks compare when programs end; see ``compared_at_end``."""
         self.last_equal: Callable[[], Mapping[str, int]] = dict
+        self.met: Callable[[list[bytes]], None] = lambda notes: None
+        """Called with the notes of ranks that ``meet`` while this one exchanges."""
         self.mismatch: CollectiveMismatchError | None = None
         """The last mismatch after which the ranks are still synchronised."""
         self._enter = enter
@@ -205,13 +172,13 @@ class Group:
         an error all later exchanges fail with it, except after a mismatch in the same
         exchange, which leaves all ranks in step.
         """
-        with self._lock:
+        with SIGNALS, self._lock:
             self._raise_failure()
             if self._phase.inside:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
                 )
-            phase = _Phase(
+            phase = Phase(
                 self._phase.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
@@ -240,7 +207,7 @@ class Group:
                 raise
             finally:
                 ended_s = self._clock()
-                self._phase = _Phase(phase.number, phase.what, ended_s, inside=False)
+                self._phase = Phase(phase.number, phase.what, ended_s, inside=False)
                 exchanged = self._transport.exchanged_bytes
                 self.totals.add(
                     phase.what, ended_s - phase.since, exchanged - bytes_before
@@ -259,6 +226,40 @@ class Group:
                         arrived_s,
                     )
 
+    # --- ``signals.Peers`` ------------------------------------------------------------
+
+    @property
+    def nearness(self) -> Nearness:
+        """See ``signals.Peers``."""
+        monitor = self._monitor
+        if self.failure is not None or monitor is None or monitor.has_left:
+            return Nearness.ALONE
+        joined = self._begun and monitor.joined
+        return Nearness.CONNECTED if joined else Nearness.CONNECTING
+
+    def tell(self, number: int, count: int) -> None:
+        """See ``signals.Peers``."""
+        if self._monitor is not None:
+            self._monitor.tell({"type": "signal", "number": number, "count": count})
+
+    def meet(self, note: bytes) -> list[bytes] | None:
+        """See ``signals.Peers``. An error ends the group, without a report of it."""
+        with self._lock:
+            self._raise_failure()
+            before = self._phase
+            number = before.number + 1
+            self._phase = Phase(number, "a signal", self._clock(), inside=True)
+            try:
+                _, digests, notes = self._headers(number, _MEETING, note)
+            except BaseException as error:
+                self._end(CollectiveError(f"{error!r}"), kind=type(error).__name__)
+                raise
+            finally:
+                self._phase = before
+        return list(notes) if set(digests) == {_MEETING} else None
+
+    # --- graphs with exchanges of their own -------------------------------------------
+
     def begin_graph(self, what: str, progress: Callable[[], GraphProgress]) -> None:
         """Record that a graph with its own exchanges is running now.
 
@@ -269,7 +270,7 @@ class Group:
         """
         self._raise_failure()
         self.join()
-        self._graph = _Graph(what, progress, self._clock())
+        self._graph = Graph(what, progress, self._clock())
 
     def end_graph(self, ended: int) -> None:
         """Record that the graph has ended after ``ended`` of its own exchanges."""
@@ -279,7 +280,7 @@ class Group:
                 name = f"graph with {graph.what}"
                 self.tracer.add(EXCHANGES, name, graph.since, self._clock(), ended)
             with self._lock:
-                self._phase = _Phase(
+                self._phase = Phase(
                     self._phase.number + ended, graph.what, self._clock(), inside=False
                 )
 
@@ -353,7 +354,7 @@ class Group:
 
         ``reason`` tells the others why this program has ended.
         """
-        self._leave(ExitReport(self._left_after, text=reason, steps=self.steps()))
+        self._leave(ExitReport(self.completed, text=reason, steps=self.steps()))
 
     def end(self) -> Ending:
         """Leave the group at the end of a program that has succeeded.
@@ -361,7 +362,7 @@ class Group:
         Returns whether the ranks that end after the same exchange have the same model.
         """
         ours = self.last_state() if self._begun and not self.failure else {}
-        number = self._left_after
+        number = self.completed
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
         if self._monitor is None or not ours:
             return Ending()
@@ -370,7 +371,7 @@ class Group:
         return compared_at_end(self.rank, ours, states, self.last_equal())
 
     @property
-    def _now(self) -> _Phase:
+    def _now(self) -> Phase:
         """This rank's current or last exchange, also within a graph."""
         phase, graph = self._phase, self._graph
         if graph is None:
@@ -378,10 +379,10 @@ class Group:
         ended, waiting, since = graph.progress()
         number = phase.number + ended
         if phase.inside:
-            return _Phase(number, phase.what, phase.since, inside=True)
+            return Phase(number, phase.what, phase.since, inside=True)
         if waiting:
-            return _Phase(number + 1, graph.what, since, inside=True)
-        return _Phase(number, graph.what, since, inside=False) if ended else phase
+            return Phase(number + 1, graph.what, since, inside=True)
+        return Phase(number, graph.what, since, inside=False) if ended else phase
 
     @contextmanager
     def _broken_off(self, ended: int) -> Iterator[None]:
@@ -390,11 +391,11 @@ class Group:
             graph, self._graph = self._graph, None
             number = self._phase.number + ended + 1
             what = "" if graph is None else graph.what
-            self._phase = _Phase(number, what, self._clock(), inside=True)
+            self._phase = Phase(number, what, self._clock(), inside=True)
             try:
                 yield
             finally:
-                self._phase = _Phase(number, what, self._clock(), inside=False)
+                self._phase = Phase(number, what, self._clock(), inside=False)
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -402,7 +403,7 @@ class Group:
             raise copied(self.failure)
 
     @property
-    def _left_after(self) -> int:
+    def completed(self) -> int:
         """The number of the last exchange that this rank has completed."""
         phase = self._phase
         return phase.number - 1 if phase.inside else phase.number
@@ -425,12 +426,12 @@ class Group:
         Raises CollectiveMismatchError if the signatures differ.
         """
         number = self._phase.number
-        header = _HEADER.pack(number, signature.digest, note)
-        headers = self._transport.allgather(header)
-        try:
-            numbers, digests, notes = zip(*map(_HEADER.unpack, headers), strict=True)
-        except struct.error as error:
-            raise CollectiveError(_OTHER_PROTOCOL) from error
+        while True:
+            numbers, digests, notes = self._headers(number, signature.digest, note)
+            if _MEETING not in digests:
+                break
+            pairs = zip(digests, notes, strict=True)
+            self.met([note for digest, note in pairs if digest == _MEETING])
         if len(set(digests)) > 1 or len(set(numbers)) > 1:
             described = self._transport.allgather(signature.encoded())
             try:
@@ -444,6 +445,17 @@ class Group:
                 self.mismatch = mismatch
             raise mismatch
         return notes
+
+    def _headers(
+        self, number: int, digest: bytes, note: bytes
+    ) -> tuple[tuple[int, ...], tuple[bytes, ...], tuple[bytes, ...]]:
+        """Every rank's header: its number, its digest, its note."""
+        headers = self._transport.allgather(_HEADER.pack(number, digest, note))
+        try:
+            numbers, digests, notes = zip(*map(_HEADER.unpack, headers), strict=True)
+        except struct.error as error:
+            raise CollectiveError(_OTHER_PROTOCOL) from error
+        return numbers, digests, notes
 
     def keep(self, error: CollectiveError) -> None:
         """Keep an error for ``error_in``: TensorFlow turns it into text in an op."""

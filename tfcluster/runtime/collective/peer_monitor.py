@@ -101,6 +101,8 @@ class PeerMonitor:
             0, "", 0.0, False
         )
         self._interrupt: Callable[[], None] = lambda: None
+        self.told: Callable[[int, int], None] = lambda number, count: None
+        """Called by the thread for a signal that another rank has got."""
         self._joining: tuple[str, float] | None = None
         """The purpose of the join in progress, and when it began."""
         self._pid = os.getpid()
@@ -251,6 +253,16 @@ class PeerMonitor:
         self._stalled_report = progress.number, text
         return text
 
+    def tell(self, frame: Frame) -> None:
+        """Send a frame to all ranks."""
+        for connection in self._found.values():
+            _send(connection, frame)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this rank or another one has left, or cannot be reached."""
+        return self._closed or self._join_error is not None or bool(self._left())
+
     def _left(self) -> set[int]:
         return {*self._died, *self._exit_reports}
 
@@ -371,6 +383,9 @@ class PeerMonitor:
         if frame["type"] == "query":
             self._answer(rank, frame)
             return
+        if frame["type"] == "signal":
+            self.told(frame["number"], frame["count"])
+            return
         with self._changed:
             match frame["type"]:
                 case "progress":
@@ -434,8 +449,7 @@ class PeerMonitor:
         with self._changed:
             self._answers.clear()
         self._asked = progress.number, now + _ANSWER_S
-        for connection in self._found.values():
-            _send(connection, {"type": "query", **progress.as_frame()})
+        self.tell({"type": "query", **progress.as_frame()})
 
     def _report_stall(self, progress: RankProgress, now: float) -> None:
         """Report the missing ranks once all have answered or the time is up."""

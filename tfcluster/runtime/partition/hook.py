@@ -25,6 +25,7 @@ from tfcluster.runtime.partition.programs import Given, Part, Program, Programs,
 from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.tensor_types import Tensor
 
 Call = Callable[[Any, Any, Sequence[Tensor], int], Any]
@@ -147,10 +148,11 @@ class Hook:
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
             return original(context, name, self._made_whole(inputs), outputs)
-        result = self._call(original, context, name, text, inputs, outputs)
-        if self._alone is not None:
-            self._alone.ended()
-        return result
+        with SIGNALS:
+            result = self._call(original, context, name, text, inputs, outputs)
+            if self._alone is not None:
+                self._alone.ended()
+            return result
 
     def _call(
         self,

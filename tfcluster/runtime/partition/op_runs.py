@@ -30,7 +30,7 @@ from tfcluster.runtime.collective import (
     Signature,
 )
 from tfcluster.runtime.collective.collectives import allgather_bytes
-from tfcluster.runtime.collective.group import GraphProgress
+from tfcluster.runtime.collective.phases import GraphProgress
 from tfcluster.runtime.collective.transports.tensorflow.failures import (
     is_of_exchange,
     reason_of,

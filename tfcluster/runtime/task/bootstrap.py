@@ -19,6 +19,7 @@ from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.horovod import module_names
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -150,6 +151,7 @@ def surround(program: Program, context: Context) -> None:
     if context.rank_info is not None:
         module_names.install(lambda text: _tell(context, text))
     if context.trains:
+        SIGNALS.install()
         program_kind.read(program, context)
         around_import(("tf_keras",), before=_warn_of_keras_2, after=lambda: None)
     around_import(LIBRARIES, before=before_import, after=after_import)

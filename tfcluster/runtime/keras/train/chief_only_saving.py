@@ -37,6 +37,7 @@ from tfcluster.runtime.keras.train.saved_copies import (
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
+from tfcluster.runtime.signals import SIGNALS
 
 T = TypeVar("T")
 
@@ -113,16 +114,22 @@ class ChiefOnlySaving:
         differs find the files under their own name. Raises OSError if the files cannot
         be copied there, and what ``settle`` and ``Group.exchange`` raise.
         """
-        session = self._session
-        if session.within("saving"):
+        if self._session.within("saving"):
             return act()
+        with SIGNALS:
+            return self._chief_only(act, what, name)
+
+    def _chief_only(
+        self, act: Callable[[], T], what: str, name: Name | None
+    ) -> T | str | None:
+        session = self._session
         session.settle(what)
         began = time.time()
         error: Exception | None = None
         result: T | None = None
         if session.chief:
             try:
-                with session.saving(what):
+                with session.saving(what), SIGNALS.held():
                     result = act()
             except Exception as raised:
                 error = raised

@@ -20,6 +20,7 @@ from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.scripts import program_kind
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.tensor_types import Gradient
 
 _SUSPICIOUS = 3
@@ -102,6 +103,17 @@ class EagerGradients:
         **kwargs: Any,
     ) -> Any:
         """The hook on an optimizer that applies gradients."""
+        with SIGNALS:
+            return self._apply(original, optimizer, grads, *args, **kwargs)
+
+    def _apply(
+        self,
+        original: Callable[..., Any],
+        optimizer: Optimizer,
+        grads: Sequence[Gradient],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         if reduced.applied(grads):
             program_kind.claim_distribution()
         elif (
