@@ -57,6 +57,7 @@ RUNTIME_LAYERS = [
     "telemetry",
     "tf_server",
     "scripts",
+    "files",
     "contract",
     "tf_patches",
     "tf_internals",

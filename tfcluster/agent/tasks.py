@@ -22,6 +22,7 @@ from tfcluster.agent.constants import EXIT_REPORT_S
 from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
+from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
@@ -90,6 +91,9 @@ class Tasks:
         self._deaths = itertools.count()
         self.foreign: set[int] = set()  # pids of children that are not tasks
         self.on_server: Callable[[Task, int], None] = lambda task, port: None
+        self._layers = LayerRemover(
+            shared.loop.post, lambda text: shared.reports.send("note", text=text)
+        )
         self._usage = UsageReports(
             shared.loop, self._running, self._send_usage, shared.base
         )
@@ -219,7 +223,7 @@ class Tasks:
 
     @property
     def over(self) -> bool:
-        return not self._tasks
+        return not self._tasks and self._layers.over
 
     @property
     def leaders(self) -> set[int]:
@@ -282,6 +286,7 @@ class Tasks:
                 "swept", **task.key, **swept_keys(task.leftovers.values())
             )
         self._send("settled", task)
+        self._layers.settled(task, self._tasks.values())
         self._forget(task)
 
     def _forget(self, task: Task) -> None:

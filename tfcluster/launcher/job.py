@@ -308,8 +308,18 @@ def start_env(
         **warm_env(job, spec),
         **spec.own_env,
         **found,
+        **_files_env(job, spec),
         "TFCLUSTER_ATTEMPT": str(attempt),
     }
+
+
+def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
+    """The folder for the ranks' own files, if all ranks run the same program."""
+    ranks = [each for each in job.specs.values() if each.place.rank is not None]
+    programs = {(each.arguments, each.cwd, each.strategy) for each in ranks}
+    if spec not in ranks or len(programs) > 1 or spec.arguments[:1] != ("run",):
+        return {}
+    return {"TFCLUSTER_FILES": str(job.logs.with_name("files"))}
 
 
 def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:

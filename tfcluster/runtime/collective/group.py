@@ -24,6 +24,7 @@ from tfcluster.runtime.collective.signature import Signature, difference
 from tfcluster.runtime.collective.straggler_messages import RankProgress
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
+from tfcluster.runtime.files.order import enter_exchange
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, Tracer
@@ -212,6 +213,7 @@ class Group:
                 self._phase.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
+            enter_exchange(phase.number, self.size)
             tracer = self.tracer
             waited_s = self._transport.waited_s if tracer is not None else 0.0
             arrived_s = 0.0
@@ -262,6 +264,7 @@ class Group:
         ended the group, and what ``join`` raises.
         """
         self._raise_failure()
+        enter_exchange(self._phase.number + 1, self.size)
         self.join()
         self._graph = _Graph(what, progress, self._clock())
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 from tfcluster.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.files import private_files as files
 from tfcluster.runtime.horovod import module_names
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
@@ -86,7 +87,8 @@ def _failure_reported() -> Iterator[None]:
         yield
     except BaseException as error:
         if sentence := cause(error):
-            reporter().failure(sentence)
+            others = files.cause_of(error)
+            reporter().failure(f"{sentence} ({others})" if others else sentence)
         raise
     finally:
         reporter().flush()
@@ -161,6 +163,8 @@ def _warn_of_keras_2(name: str) -> None:
 
 
 def _run(program: Program, context: Context) -> None:
+    # First of all, while the process has only one thread.
+    files.install(program, context)
     surround(program, context)
     recording = context.recording
     # Do this before the program's first line, which may set its own seed.
