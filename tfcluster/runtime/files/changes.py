@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfcluster.runtime.files.events import (
-    COMMANDS,
     EVENTS,
     Change,
     change_of,
@@ -22,8 +21,8 @@ from tfcluster.runtime.files.layers import Layers, is_below
 from tfcluster.runtime.files.order import Order
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
-_SYSTEM = "os.system"
-"""A command that has ended when Python's function returns."""
+_COMMAND = "subprocess.Popen"
+"""A command that may run after Python's function has returned."""
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
@@ -46,7 +45,6 @@ class Changes:
         self._thread = threading.local()
         self._inside = False
         """Whether the main thread is in ``hook``."""
-        self._runs_command = False
         self._uncovered: set[str] = set()
         self._callback = _PENDING(self._returned)
 
@@ -64,8 +62,7 @@ class Changes:
                 change = change_of(event, args, sys._getframe(1), self._work)
                 if change is not None:
                     self._begin(change)
-                    if is_here and self._layers is not None:
-                        self._runs_command = event in COMMANDS and event != _SYSTEM
+                    if is_here and self._layers is not None and event != _COMMAND:
                         self._call_when_returned()
         finally:
             self._thread.busy = False
@@ -87,6 +84,7 @@ class Changes:
         if self._layers is not None:
             self._order.done()
         self._order.count += 1
+            sys.stderr.write(f"DBG {self._order.count} {change}\n")
         if self._layers is None and self._is_ordered and not self._order.wait():
             self._is_ordered = False
             where = f"{change.line} " if change.line else ""
@@ -125,17 +123,26 @@ class Changes:
     def _returned(self, _: object) -> int:
         if self._inside:
             self._call_when_returned()
-        elif self._runs_command and (child := _newest_child()) is not None:
-            number = self._order.count
-            threading.Thread(
-                target=self._wait_for_child, args=(child, number), daemon=True
-            ).start()
         else:
             self._order.done()
         return 0
 
-    def _wait_for_child(self, child: int, number: int) -> None:
-        """Wait for a command's process, unless the program does something before."""
+    def command_started(self, child: int | None) -> None:
+        """Note the process of a command, if it could be started.
+
+        The change has been made when it ends.
+        """
+        if self._layers is None or not self._order.is_here():
+            return
+        if child is None:
+            self._order.done()
+        else:
+            threading.Thread(
+                target=self._wait_for, args=(child, self._order.count), daemon=True
+            ).start()
+
+    def _wait_for(self, child: int, number: int) -> None:
+        """Wait for a process, unless the program changes something before."""
         with suppress(OSError):
             descriptor = os.pidfd_open(child)
             try:
@@ -181,13 +188,6 @@ class Changes:
             yield
         finally:
             self._thread.busy = before
-
-
-def _newest_child() -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        thread = f"/proc/self/task/{threading.get_native_id()}/children"
-        return int(Path(thread).read_text().split()[-1])
-    return None
 
 
 def _warn(text: str) -> None:

@@ -27,9 +27,9 @@ _PATHS: Mapping[str, Sequence[tuple[int, int | None]]] = {
     "sqlite3.connect": ((0, None),),
 }
 """By event: the positions of a path and of the folder's descriptor that it is for."""
-COMMANDS = frozenset(("os.system", "subprocess.Popen", "os.posix_spawn"))
+_COMMANDS = frozenset(("os.system", "subprocess.Popen", "os.posix_spawn"))
 """Events of commands, which may change any file."""
-EVENTS = frozenset(_PATHS) | COMMANDS
+EVENTS = frozenset(_PATHS) | _COMMANDS
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _NO_FILES = ("/dev", "/proc", "/sys", "/run")
@@ -37,8 +37,8 @@ _TEMPORARY = ("tfcluster-", tempfile.gettempprefix())
 _OURS = f"{Path(tfcluster.__file__).parent}/"
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_HELPERS = "/keras/src/utils/"
-"""Functions of Keras that change files for others."""
+_HELPERS = ("/keras/src/utils/", f"{Path(__file__).parent}/")
+"""Functions that change files for others."""
 _OF_THE_CHIEF = "/keras/src/callbacks/tensorboard.py"
 """A callback that only the chief has."""
 
@@ -73,8 +73,13 @@ def change_of(
             return None
     if _caller(frame) is None:
         return None
-    what = Path(paths[-1]).name if paths else str(args[0])
+    what = Path(paths[-1]).name if paths else _shown(args)
     return Change(paths, what, program_line(frame) or "")
+
+
+def _shown(command: tuple[object, ...]) -> str:
+    first = command[0]
+    return os.fsdecode(first) if isinstance(first, str | bytes) else str(first)
 
 
 def _absolute(args: tuple[object, ...], at: int, folder_at: int | None) -> str | None:
@@ -94,13 +99,23 @@ def _absolute(args: tuple[object, ...], at: int, folder_at: int | None) -> str |
         return None
 
 
+def temporary_folder() -> str:
+    """The folder for temporary files.
+
+    Not from ``tempfile``, which would call the audit hook while it holds a lock, and
+    would ignore variables that the program sets later.
+    """
+    known = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return tempfile.tempdir or next(filter(None, known), "/tmp")
+
+
 def _is_shared(path: str, work: str) -> bool:
     """Whether other ranks may use the same path."""
     if "/__pycache__/" in path or path.startswith(tuple(f"{f}/" for f in _NO_FILES)):
         return False
     if path.startswith(f"{work}/"):
         return True
-    temporary = os.path.realpath(tempfile.gettempdir())
+    temporary = os.path.realpath(temporary_folder())
     return not path.startswith(tuple(f"{temporary}/{name}" for name in _TEMPORARY))
 
 
@@ -111,7 +126,8 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     """
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _is_standard(file) and _HELPERS not in file:
+        is_helper = _is_standard(file) or any(each in file for each in _HELPERS)
+        if not is_helper:
             is_ours = file.startswith(_OURS) or file.endswith(_OF_THE_CHIEF)
             return None if is_ours else frame
         if frame.f_back is None:

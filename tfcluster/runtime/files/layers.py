@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tfcluster.runtime.files.events import temporary_folder
+
 _NEW_MOUNTS, _NEW_USERS = 0x20000, 0x10000000
 _BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 0x80000
 _CAPABILITIES_VERSION = 0x20080522
@@ -115,7 +117,7 @@ class Layers:
 
 
 def _temporary() -> str:
-    return tempfile.mkdtemp(prefix="tfcluster-files-")
+    return tempfile.mkdtemp(prefix="tfcluster-files-", dir=temporary_folder())
 
 
 def _overlay(folder: str, options: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
+import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
@@ -71,6 +74,22 @@ def install(program: Program, context: Context) -> None:
     order.use(ranks)
     atexit.register(ranks.end)
     sys.addaudithook(changes.hook)
+    _watch_commands(changes)
+
+
+def _watch_commands(changes: Changes) -> None:
+    """Tell ``changes`` of the processes of commands: there is no audit event for it."""
+    original = subprocess.Popen.__init__
+
+    @functools.wraps(original)
+    def started(popen: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            original(popen, *args, **kwargs)
+        finally:
+            changes.command_started(getattr(popen, "pid", None))
+
+    vars_of_class: Any = subprocess.Popen
+    vars_of_class.__init__ = started
 
 
 def are_private() -> bool:

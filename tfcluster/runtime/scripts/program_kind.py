@@ -64,7 +64,7 @@ def distributes_itself() -> bool:
 
 
 def knows_ranks(program: Program) -> bool:
-    """Whether the program's main file, if readable, may do something on one rank only."""
+    """Whether the program may do something on one rank only, by its main file."""
     source = _source_of(program) or ""
     found = analyse(source)
     return (
