@@ -84,7 +84,6 @@ class Changes:
         if self._layers is not None:
             self._order.done()
         self._order.count += 1
-            sys.stderr.write(f"DBG {self._order.count} {change}\n")
         if self._layers is None and self._is_ordered and not self._order.wait():
             self._is_ordered = False
             where = f"{change.line} " if change.line else ""
