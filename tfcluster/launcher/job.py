@@ -314,12 +314,16 @@ def start_env(
 
 
 def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
-    """The folder for the ranks' own files, if all ranks run the same program."""
+    """What a task has to know about the programs that may write the same files."""
     ranks = [each for each in job.specs.values() if each.place.rank is not None]
-    programs = {(each.arguments, each.cwd, each.strategy) for each in ranks}
-    if spec not in ranks or len(programs) > 1 or spec.arguments[:1] != ("run",):
+    is_same = all(
+        (each.arguments, each.cwd) == (spec.arguments, spec.cwd) for each in ranks
+    )
+    if not is_same or spec.arguments[:1] != ("run",):
         return {}
-    return {"TFCLUSTER_FILES": str(job.logs.with_name("files"))}
+    if spec.task.type == "evaluator":
+        return {"TFCLUSTER_SAME_PROGRAM": "1"}
+    return {"TFCLUSTER_FILES": str(job.logs.with_name("files"))} if spec.trains else {}
 
 
 def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:

@@ -99,6 +99,7 @@ MODEL_FIT = Patch(
     "fit",
     (
         in_keras(f"{_RECORD}._fit", VERIFY, always=True),
+        in_keras("train.evaluators._refuse", "evaluators", always=True),
         in_keras(f"{_PARTITIONED}._fit", EACH),
         _WITHOUT_XLA,
     ),

@@ -31,6 +31,9 @@ USAGE = "usage: bootstrap run SCRIPT|-m MODULE|-c CODE [ARG...] | server"
 
 LIBRARIES = ("tensorflow", "keras")
 
+SAME_PROGRAM = "TFCLUSTER_SAME_PROGRAM"
+"""The variable of an evaluator that runs the same program as the ranks."""
+
 MARK = "TFCLUSTER_RUN"
 """The variable by which processes of a run are found and ended."""
 
@@ -129,6 +132,8 @@ def surround(program: Program, context: Context) -> None:
     def after_import() -> None:
         events.listen()
         if not context.trains:
+            if context.task_type == "evaluator" and SAME_PROGRAM in os.environ:
+                injection.refuse_training()
             injection.record(context)
             return
         injection.warn_of_unknown_versions(context)
