@@ -62,6 +62,8 @@ class Changes:
                 change = change_of(event, args, sys._getframe(1), self._work)
                 if change is not None:
                     self._begin(change)
+                    if event == "os.rename" and self._layers is not None:
+                        self._layers.make_movable(change.paths[0])
                     if is_here and self._layers is not None and event != _COMMAND:
                         self._call_when_returned()
         finally:

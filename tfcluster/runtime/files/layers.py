@@ -23,8 +23,9 @@ from tfcluster.runtime.files.events import temporary_folder
 _NEW_MOUNTS, _NEW_USERS = 0x20000, 0x10000000
 _BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 0x80000
 _CAPABILITIES_VERSION = 0x20080522
-_OPTIONS = ("redirect_dir=on,index=off", "index=off", "userxattr")
-"""The last one is for layers in a user namespace."""
+_OPTIONS = ("redirect_dir=on", "redirect_dir=off")
+_OPTIONS_IN_USER_NAMESPACE = ("userxattr",)
+"""Otherwise, the kernel could not note there that a folder is a new one."""
 _MOUNT_POINT = 4
 """A field of /proc/self/mountinfo, counted from 0."""
 
@@ -87,6 +88,18 @@ class Layers:
                 with Path(f"{self._name}{LISTED}").open("a") as listing:
                     listing.write(json.dumps([files, folder]) + "\n")
 
+    def make_movable(self, path: str) -> None:
+        """Let a folder that is about to be renamed be one of the layer. Raises OSError.
+
+        In a user namespace, the kernel does not rename a folder from under a layer.
+        """
+        if not _has_user_namespace or os.path.islink(path) or not os.path.isdir(path):  # noqa: PTH112, PTH114
+            return
+        copy = tempfile.mkdtemp(dir=os.path.dirname(path))  # noqa: PTH120
+        shutil.copytree(path, copy, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(path)
+        Path(copy).rename(path)
+
     def _mount(self, folder: str) -> str:
         """Mount a layer; returns the folder of its files."""
         inner = [path for path in _mount_points() if is_below(path, folder)]
@@ -121,11 +134,12 @@ def _temporary() -> str:
 
 
 def _overlay(folder: str, options: str) -> None:
-    for number, more in enumerate(_OPTIONS, 1):
+    known = _OPTIONS_IN_USER_NAMESPACE if _has_user_namespace else _OPTIONS
+    for number, more in enumerate(known, 1):
         try:
-            _mount("overlay", folder, "overlay", 0, f"{options},{more}")
+            _mount("overlay", folder, "overlay", 0, f"{options},index=off,{more}")
         except OSError:
-            if number == len(_OPTIONS):
+            if number == len(known):
                 raise
         else:
             return
