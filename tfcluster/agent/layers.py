@@ -106,6 +106,8 @@ def _clear(folder: str, attempt: int, ended_well: bool) -> str | None:
             os.unlink(path)
         else:
             _remove(path)
+    with suppress(OSError):
+        os.rmdir(folder)  # unless something is kept, or a next attempt has begun
     if not kept:
         return None
     shown = ", ".join(dict.fromkeys(kept[:_SHOWN]))

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from tfcluster.runtime.files import opener
 from tfcluster.runtime.files.events import temporary_folder
 
 _NEW_MOUNTS, _NEW_USERS = 0x20000, 0x10000000
@@ -62,7 +63,7 @@ class Layers:
             child = os.fork()
             if child == 0:
                 with suppress(OSError):
-                    enter()
+                    enter(helps=False)
                     self._mount(folder)
                     os._exit(0)
                 os._exit(1)
@@ -150,16 +151,18 @@ def is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-def enter() -> None:
+def enter(*, helps: bool = True) -> None:
     """Give this process its own mounts, and if necessary a user namespace for that.
 
-    Raises OSError.
+    ``helps``: then it can still open what other processes share. Raises OSError.
     """
     global _has_user_namespace
     user, group = os.geteuid(), os.getegid()
     try:
         _checked(_libc.unshare(_NEW_MOUNTS))
     except PermissionError:
+        if helps:
+            opener.start()
         _checked(_libc.unshare(_NEW_USERS | _NEW_MOUNTS))
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")

@@ -7,7 +7,7 @@ import functools
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,8 @@ def install(program: Program, context: Context) -> None:
     recording = context.recording.folder if context.recording else folder
     layers = Layers(own, (folder, recording))
     try:
-        Path(folder).mkdir(0o700, exist_ok=True)
+        ranks = _order(folder, context)
         able = is_chief or (FAILS not in os.environ and layers.can_cover(work))
-        ranks = Order(
-            f"{folder}/order-{context.attempt}", context.local_rank, context.local_size
-        )
         all_able = ranks.begin(is_able=able)
     except OSError as error:
         # The other ranks wait for this one.
@@ -75,6 +72,18 @@ def install(program: Program, context: Context) -> None:
     atexit.register(ranks.end)
     sys.addaudithook(changes.hook)
     _watch_commands(changes)
+
+
+def _order(folder: str, context: Context) -> Order:
+    """The order of the host's ranks in this attempt. Raises OSError."""
+    while True:
+        Path(folder).mkdir(0o700, exist_ok=True)
+        with suppress(FileNotFoundError):  # removed after an earlier attempt
+            return Order(
+                f"{folder}/order-{context.attempt}",
+                context.local_rank,
+                context.local_size,
+            )
 
 
 def _watch_commands(changes: Changes) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from tfcluster.runtime.collective.transports.shm_segment import ShmSegment
 from tfcluster.runtime.errors import peer_lost, peers_late
+from tfcluster.runtime.files.opener import open_of
 
 _SPIN_S = 500e-6
 """A wakeup takes tens of microseconds, but spinning for long would waste a core."""
@@ -168,8 +169,7 @@ def pipe() -> tuple[int, int]:
 
 def open_waker(pid: int, descriptor: int) -> int:
     """Open the write end of a pipe of process ``pid``. Raises OSError."""
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(f"/proc/{pid}/fd/{descriptor}", flags)
+    return open_of(pid, descriptor, os.O_WRONLY | os.O_NONBLOCK, "pipe:")
 
 
 def _wake(waker: int) -> None:
