@@ -37,10 +37,17 @@ Note = Callable[[str], None]
 class LayerRemover:
     """Clears away the layers of a host when all of its ranks have ended."""
 
-    def __init__(self, post: Callable[[Callable[[], None]], None], note: Note) -> None:
-        """``note`` is called with a sentence about files that are kept."""
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        note: Note,
+        tasks: Callable[[], Collection[Task]],
+    ) -> None:
+        """``note`` is called with a sentence about files that are kept; ``tasks`` are
+        all tasks that are not over."""
         self._post = post
         self._note = note
+        self._tasks = tasks
         self._running = 0
         self._failed = False
 
@@ -48,7 +55,13 @@ class LayerRemover:
     def over(self) -> bool:
         return not self._running
 
-    def settled(self, task: Task, others: Collection[Task]) -> None:
+    def starts(self, task: Task) -> None:
+        """Make the folder, by which a rank in a container sees that it is shared."""
+        if folder := task.request.env.get(VARIABLE):
+            with suppress(OSError):
+                os.makedirs(folder, 0o700, exist_ok=True)
+
+    def settled(self, task: Task) -> None:
         """Note that a task has ended; the last rank's end clears away all layers.
 
         If a rank has failed, the ranks were at different points. So only files that the
@@ -58,7 +71,7 @@ class LayerRemover:
         if folder is None:
             return
         self._failed |= task.status != 0
-        if any(VARIABLE in other.request.env and not other.settled for other in others):
+        if self._is_used():
             return
         ended_well, self._failed = not self._failed, False
         if not os.path.isdir(folder):
@@ -73,12 +86,20 @@ class LayerRemover:
             except OSError as error:
                 text = f"the files of ranks in {folder} cannot be cleared away: {error}"
             finally:
-                self._post(lambda: self._cleared(text))
+                self._post(lambda: self._cleared(folder, text))
 
         threading.Thread(target=clear, name="layers").start()
 
-    def _cleared(self, text: str | None) -> None:
+    def _is_used(self) -> bool:
+        return any(
+            VARIABLE in task.request.env and not task.settled for task in self._tasks()
+        )
+
+    def _cleared(self, folder: str, text: str | None) -> None:
         self._running -= 1
+        if not self._is_used():
+            with suppress(OSError):
+                os.rmdir(folder)  # unless something is kept
         if text is not None:
             self._note(text)
 
@@ -106,8 +127,6 @@ def _clear(folder: str, attempt: int, ended_well: bool) -> str | None:
             os.unlink(path)
         else:
             _remove(path)
-    with suppress(OSError):
-        os.rmdir(folder)  # unless something is kept, or a next attempt has begun
     if not kept:
         return None
     shown = ", ".join(dict.fromkeys(kept[:_SHOWN]))

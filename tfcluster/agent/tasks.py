@@ -92,7 +92,9 @@ class Tasks:
         self.foreign: set[int] = set()  # pids of children that are not tasks
         self.on_server: Callable[[Task, int], None] = lambda task, port: None
         self._layers = LayerRemover(
-            shared.loop.post, lambda text: shared.reports.send("note", text=text)
+            shared.loop.post,
+            lambda text: shared.reports.send("note", text=text),
+            self._tasks.values,
         )
         self._usage = UsageReports(
             shared.loop, self._running, self._send_usage, shared.base
@@ -146,6 +148,7 @@ class Tasks:
         task = self._task(request, read_end, ours, listener)
         stream = task.stream
         self._tasks[stream] = task
+        self._layers.starts(task)
         again = f"---- attempt {request.attempt}, {_utc_now()} ----"
         self._shared.capture.add(
             stream,
@@ -286,7 +289,7 @@ class Tasks:
                 "swept", **task.key, **swept_keys(task.leftovers.values())
             )
         self._send("settled", task)
-        self._layers.settled(task, self._tasks.values())
+        self._layers.settled(task)
         self._forget(task)
 
     def _forget(self, task: Task) -> None:

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +23,8 @@ from tfcluster.runtime.files import opener
 from tfcluster.runtime.files.events import temporary_folder
 
 _NEW_MOUNTS, _NEW_USERS = 0x20000, 0x10000000
-_BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 0x80000
+_REMOUNT, _BIND, _RECURSIVE, _SLAVE = 0x20, 0x1000, 0x4000, 0x80000
+_REFRESH_S = 1.0
 _CAPABILITIES_VERSION = 0x20080522
 _OPTIONS = ("redirect_dir=on", "redirect_dir=off")
 _OPTIONS_IN_USER_NAMESPACE = ("userxattr",)
@@ -49,6 +51,7 @@ class Layers:
         self._place = ""
         self._open_paths = open_paths
         self._folders: list[str] = []
+        self._refreshed = time.monotonic()
         self._lock = threading.Lock()
 
     def can_cover(self, folder: str) -> bool:
@@ -88,6 +91,21 @@ class Layers:
                 self._folders.append(folder)
                 with Path(f"{self._name}{LISTED}").open("a") as listing:
                     listing.write(json.dumps([files, folder]) + "\n")
+
+    def refresh(self) -> None:
+        """Let this process see what others have done to the folders since.
+
+        Otherwise, the kernel would remember for long what is and is not there, and a
+        program would never find a file by which it is told to stop. Does nothing if it
+        was called in the last second.
+        """
+        now = time.monotonic()
+        if now < self._refreshed + _REFRESH_S:
+            return
+        self._refreshed = now
+        with suppress(OSError), _all_capabilities():
+            for folder in self._folders:
+                _mount("none", folder, "", _REMOUNT)
 
     def make_movable(self, path: str) -> None:
         """Let a folder that is about to be renamed be one of the layer. Raises OSError.

@@ -7,8 +7,7 @@ import functools
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tfcluster.model import Strategy
@@ -42,13 +41,17 @@ def install(program: Program, context: Context) -> None:
     folder = os.environ.get(FOLDER)
     if folder is None or _private or _shared or not _concerns(program, context):
         return
+    if not os.path.isdir(folder):  # noqa: PTH112 - no path object is needed
+        return  # each rank may be in a container of its own
     is_chief = context.local_rank == 0
     own = f"{folder}/{context.rank}-{context.attempt}"
     work = os.path.realpath(os.getcwd())  # noqa: PTH109 - the text is needed
     recording = context.recording.folder if context.recording else folder
     layers = Layers(own, (folder, recording))
     try:
-        ranks = _order(folder, context)
+        ranks = Order(
+            f"{folder}/order-{context.attempt}", context.local_rank, context.local_size
+        )
         able = is_chief or (FAILS not in os.environ and layers.can_cover(work))
         all_able = ranks.begin(is_able=able)
     except OSError as error:
@@ -66,24 +69,13 @@ def install(program: Program, context: Context) -> None:
     if not is_chief:
         enter()
         layers.cover(work)
+        ranks.at_point = layers.refresh
     changes = Changes(ranks, None if is_chief else layers, work, f"{own}.saved")
     _private = changes
     order.use(ranks)
     atexit.register(ranks.end)
     sys.addaudithook(changes.hook)
     _watch_commands(changes)
-
-
-def _order(folder: str, context: Context) -> Order:
-    """The order of the host's ranks in this attempt. Raises OSError."""
-    while True:
-        Path(folder).mkdir(0o700, exist_ok=True)
-        with suppress(FileNotFoundError):  # removed after an earlier attempt
-            return Order(
-                f"{folder}/order-{context.attempt}",
-                context.local_rank,
-                context.local_size,
-            )
 
 
 def _watch_commands(changes: Changes) -> None:
