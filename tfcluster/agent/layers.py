@@ -129,8 +129,9 @@ def _clear(folder: str, attempt: int, ended_well: bool) -> str | None:
             _remove(path)
     if not kept:
         return None
-    shown = ", ".join(dict.fromkeys(kept[:_SHOWN]))
-    more = f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""
+    paths = list(dict.fromkeys(kept))
+    shown = ", ".join(paths[:_SHOWN])
+    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
     return (
         f"ranks other than the chief have written other files than the chief: {shown}"
         f"{more}; they are kept in {folder}"
@@ -177,9 +178,24 @@ def _are_equal(path: str, real: str) -> bool:
     try:
         if os.path.islink(path):
             return os.readlink(path) == os.readlink(real)
-        return filecmp.cmp(path, real, shallow=False)
+        return filecmp.cmp(path, real, shallow=False) or _have_equal_members(path, real)
     except OSError:
         return False
+
+
+def _have_equal_members(path: str, real: str) -> bool:
+    """Whether two files are archives that differ only in the times of their members."""
+    import zipfile  # only here: it takes long to import
+
+    found = []
+    for name in (path, real):
+        try:
+            with zipfile.ZipFile(name) as archive:
+                members = archive.infolist()
+        except zipfile.BadZipFile:
+            return False
+        found.append([(each.filename, each.CRC, each.file_size) for each in members])
+    return found[0] == found[1]
 
 
 def _lines(path: str) -> list[str]:
