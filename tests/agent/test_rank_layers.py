@@ -47,7 +47,7 @@ def kept(files: Path, real: Path) -> list[str]:
 
 
 def test_files_that_differ_are_kept(files: Path, real: Path) -> None:
-    said = _clear(str(files), 0, ended_well=True)
+    said = _clear(str(files), 0, ["0", "1"], ended_well=True)
     assert kept(files, real) == ["new", "other"]
     assert said is not None
     assert f"{real}/other" in said
@@ -58,11 +58,16 @@ def test_files_that_differ_are_kept(files: Path, real: Path) -> None:
 def test_after_a_failure_only_files_that_the_chief_lacks_are_kept(
     files: Path, real: Path
 ) -> None:
-    _clear(str(files), 0, ended_well=False)
+    _clear(str(files), 0, ["0", "1"], ended_well=False)
     assert kept(files, real) == ["new"]
 
 
 def test_another_attempt_keeps_its_layers(files: Path) -> None:
-    assert _clear(str(files), 1, ended_well=True) is None
+    assert _clear(str(files), 1, ["1"], ended_well=True) is None
     assert (files / "1-0.layers").exists()
     assert not (files / "order-1").exists()
+
+
+def test_ranks_of_another_agent_keep_their_layers(files: Path) -> None:
+    assert _clear(str(files), 0, ["0", "2"], ended_well=True) is None
+    assert (files / "1-0.layers").exists()

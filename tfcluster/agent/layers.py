@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfcluster.agent.task import Task
 
 VARIABLE = "TFCLUSTER_FILES"
+RANK = "TFCLUSTER_RANK"
 _LISTED = ".layers"
 _SAVED = ".saved"
 _SHOWN = 3
@@ -50,6 +51,8 @@ class LayerRemover:
         self._tasks = tasks
         self._running = 0
         self._failed = False
+        self._ranks: set[str] = set()
+        """Those that have ended; a second agent may have others on this host."""
 
     @property
     def over(self) -> bool:
@@ -71,9 +74,11 @@ class LayerRemover:
         if folder is None:
             return
         self._failed |= task.status != 0
+        self._ranks.add(task.request.env.get(RANK) or "")
         if self._is_used():
             return
         ended_well, self._failed = not self._failed, False
+        ranks, self._ranks = self._ranks, set()
         if not os.path.isdir(folder):
             return
         attempt = task.request.attempt
@@ -82,7 +87,7 @@ class LayerRemover:
         def clear() -> None:
             text = None
             try:
-                text = _clear(folder, attempt, ended_well)
+                text = _clear(folder, attempt, ranks, ended_well=ended_well)
             except OSError as error:
                 text = f"the files of ranks in {folder} cannot be cleared away: {error}"
             finally:
@@ -104,13 +109,14 @@ class LayerRemover:
             self._note(text)
 
 
-def _clear(folder: str, attempt: int, ended_well: bool) -> str | None:
+def _clear(
+    folder: str, attempt: int, ranks: Collection[str], *, ended_well: bool
+) -> str | None:
     """Clear away, and return a sentence about what is kept, if anything is."""
     kept: list[str] = []
+    ended = {f"{name}-{attempt}" for name in (*ranks, "order", "written")}
     names = [
-        name
-        for name in sorted(os.listdir(folder))
-        if name.partition(".")[0].endswith(f"-{attempt}")
+        name for name in sorted(os.listdir(folder)) if name.partition(".")[0] in ended
     ]
     for name in names:
         if name.endswith(_LISTED):
