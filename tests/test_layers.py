@@ -59,6 +59,7 @@ RUNTIME_LAYERS = [
     "telemetry",
     "tf_server",
     "scripts",
+    "files",
     "signals",
     "contract",
     "tf_patches",
@@ -358,6 +359,8 @@ SETS_ATTRIBUTES = {
     "runtime.lazy_names",
     # Attributes of its own object, with names chosen by the user's program.
     "runtime.elastic",
+    # The start of a command's process, of which Python has no audit event.
+    "runtime.files.private_files",
     # Methods of its own class.
     "runtime.horovod.tf1_optimizer",
     # Its own modules, which are named horovod.

@@ -73,6 +73,8 @@ class Runtime:
     synchronous: bool = False
     chief_only: tuple[str, ...] = ("summary",)
     """print | summary: what only the chief does."""
+    files: str = "auto"
+    """private | shared | auto: whether each rank but the chief sees its own files."""
     warm_start: bool = True
     stall_warning_s: float | None = 60.0
     """After this delay a late rank is asked for its stack; None: never."""

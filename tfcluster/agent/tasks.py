@@ -23,6 +23,7 @@ from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.host_variables import adapted
+from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
@@ -91,6 +92,11 @@ class Tasks:
         self._deaths = itertools.count()
         self.foreign: set[int] = set()  # pids of children that are not tasks
         self.on_server: Callable[[Task, int], None] = lambda task, port: None
+        self._layers = LayerRemover(
+            shared.loop.post,
+            lambda text: shared.reports.send("note", text=text),
+            self._tasks.values,
+        )
         self._usage = UsageReports(
             shared.loop, self._running, self._send_usage, shared.base
         )
@@ -144,6 +150,7 @@ class Tasks:
         task = self._task(request, read_end, ours, listener)
         stream = task.stream
         self._tasks[stream] = task
+        self._layers.starts(task)
         again = f"---- attempt {request.attempt}, {_utc_now()} ----"
         self._shared.capture.add(
             stream,
@@ -221,7 +228,7 @@ class Tasks:
 
     @property
     def over(self) -> bool:
-        return not self._tasks
+        return not self._tasks and self._layers.over
 
     @property
     def leaders(self) -> set[int]:
@@ -284,6 +291,7 @@ class Tasks:
                 "swept", **task.key, **swept_keys(task.leftovers.values())
             )
         self._send("settled", task)
+        self._layers.settled(task)
         self._forget(task)
 
     def _forget(self, task: Task) -> None:

@@ -284,6 +284,14 @@ class Runtime(_Section):
             "files of tf.summary.",
         ),
     ]
+    files: Annotated[
+        Literal["auto", "private", "shared"],
+        Field(
+            default="auto",
+            description="Whether files that tasks other than the chief write are seen "
+            "by these tasks only.",
+        ),
+    ]
     warm_start: Annotated[
         bool,
         Field(

@@ -308,8 +308,22 @@ def start_env(
         **warm_env(job, spec),
         **spec.own_env,
         **found,
+        **_files_env(job, spec),
         "TFCLUSTER_ATTEMPT": str(attempt),
     }
+
+
+def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
+    """What a task has to know about the programs that may write the same files."""
+    ranks = [each for each in job.specs.values() if each.place.rank is not None]
+    is_same = all(
+        (each.arguments, each.cwd) == (spec.arguments, spec.cwd) for each in ranks
+    )
+    if not is_same or spec.arguments[:1] != ("run",):
+        return {}
+    if spec.task.type == "evaluator":
+        return {"TFCLUSTER_SAME_PROGRAM": "1"}
+    return {"TFCLUSTER_FILES": str(job.logs.with_name("files"))} if spec.trains else {}
 
 
 def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:

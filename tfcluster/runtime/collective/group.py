@@ -25,6 +25,7 @@ from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
+from tfcluster.runtime.files.order import enter_exchange
 from tfcluster.runtime.signals import SIGNALS, Nearness
 from tfcluster.runtime.telemetry.agent_channel import Waiting
 from tfcluster.runtime.telemetry.stack_dump import program_line
@@ -182,6 +183,7 @@ class Group:
                 self._phase.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
+            enter_exchange(phase.number, self.size)
             tracer = self.tracer
             waited_s = self._transport.waited_s if tracer is not None else 0.0
             arrived_s = 0.0
@@ -269,6 +271,7 @@ class Group:
         ended the group, and what ``join`` raises.
         """
         self._raise_failure()
+        enter_exchange(self._phase.number + 1, self.size)
         self.join()
         self._graph = Graph(what, progress, self._clock())
 

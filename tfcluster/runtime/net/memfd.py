@@ -12,7 +12,8 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from tfcluster.runtime.files.opener import open_of
 
 NONCE_BYTES = 32
 
@@ -42,11 +43,7 @@ def opened(pid: int, descriptor: int, size: int, nonce: bytes) -> Iterator[int]:
     Raises OSError if the file cannot be opened, is not a memfd, may shrink, or has the
     wrong size or nonce.
     """
-    path = f"/proc/{pid}/fd/{descriptor}"
-    # Opening something else, a FIFO for instance, could block.
-    if not str(Path(path).readlink()).startswith("/memfd:"):
-        raise OSError("not a memfd")
-    found = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    found = open_of(pid, descriptor, os.O_RDWR, "/memfd:")
     try:
         sealed = fcntl.fcntl(found, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         if not sealed or os.fstat(found).st_size != size:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfcluster.runtime.exchange.graph_ops import OP_NAME
+from tfcluster.runtime.files.order import pass_point
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows
 from tfcluster.runtime.partition.functions import (
@@ -164,6 +165,7 @@ class Hook:
         outputs: int,
     ) -> Any:
         self._busy.now = True
+        pass_point()
         try:
             programs = self._programs_of(text)
             given = [Given(each, self._part_of(each)) for each in inputs]

@@ -32,6 +32,16 @@ class _Kind:
     is_tf1_script: bool = False
 
 
+_WORDS_FOR_RANKS = (
+    "horovod",
+    "tfcluster",
+    "TFCLUSTER_",
+    "TF_CONFIG",
+    "_RANK",
+    "PROCID",
+)
+"""A program with none of these words does the same on all ranks."""
+
 _known = _Kind()
 _may_distribute_itself: Callable[[], None] = lambda: None  # noqa: E731  # a default
 
@@ -51,6 +61,17 @@ def read(program: Program, context: Context) -> None:
 def distributes_itself() -> bool:
     """Whether the program distributes its training by itself."""
     return _known.distributes_itself
+
+
+def knows_ranks(program: Program) -> bool:
+    """Whether the program may do something on one rank only, by its main file."""
+    source = source_of(program) or ""
+    found = analyse(source)
+    return (
+        found.distributes_itself
+        or found.is_tf1_cluster_script
+        or any(word in source for word in _WORDS_FOR_RANKS)
+    )
 
 
 def claim_distribution() -> None:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from tfcluster.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
+from tfcluster.runtime.files import private_files as files
 from tfcluster.runtime.horovod import module_names
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
@@ -31,6 +32,9 @@ BELOW_WRAPPER = "below-wrapper"
 USAGE = "usage: bootstrap run SCRIPT|-m MODULE|-c CODE [ARG...] | server"
 
 LIBRARIES = ("tensorflow", "keras")
+
+SAME_PROGRAM = "TFCLUSTER_SAME_PROGRAM"
+"""The variable of an evaluator that runs the same program as the ranks."""
 
 MARK = "TFCLUSTER_RUN"
 """The variable by which processes of a run are found and ended."""
@@ -88,7 +92,8 @@ def _failure_reported() -> Iterator[None]:
         yield
     except BaseException as error:
         if sentence := cause(error):
-            reporter().failure(sentence)
+            others = files.cause_of(error)
+            reporter().failure(f"{sentence} ({others})" if others else sentence)
         raise
     finally:
         reporter().flush()
@@ -140,6 +145,8 @@ def surround(program: Program, context: Context) -> None:
             random.setstate(state)
         events.listen()
         if not context.trains:
+            if context.task_type == "evaluator" and SAME_PROGRAM in os.environ:
+                injection.refuse_training()
             injection.record(context)
             return
         injection.warn_of_unknown_versions(context)
@@ -175,6 +182,8 @@ def _warn_of_keras_2(name: str) -> None:
 
 
 def _run(program: Program, context: Context) -> None:
+    # First of all, while the process has only one thread.
+    files.install(program, context)
     surround(program, context)
     recording = context.recording
     # Do this before the program's first line, which may set its own seed.

@@ -142,6 +142,18 @@ def record(context: Context) -> None:
     around_import(("keras",), before=lambda name: None, after=into_keras)
 
 
+def refuse_training() -> None:
+    """Let no evaluator train that has the program, and so the files, of the ranks."""
+
+    def into_keras() -> None:
+        # Imported here, because it imports Keras.
+        from tfcluster.runtime.keras.train import evaluators
+
+        evaluators.refuse_training()
+
+    around_import(("keras",), before=lambda name: None, after=into_keras)
+
+
 def warn_of_unknown_versions(context: Context) -> None:
     """Warn once about imported libraries that are newer than the tested versions.
 

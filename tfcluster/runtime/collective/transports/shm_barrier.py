@@ -20,6 +20,7 @@ from contextlib import suppress
 import numpy as np
 
 from tfcluster.runtime.errors import peer_lost, peers_late
+from tfcluster.runtime.files.opener import open_of
 from tfcluster.runtime.net import memfd
 
 SLOTS = 3
@@ -253,8 +254,7 @@ def pipe() -> tuple[int, int]:
 
 def open_waker(pid: int, descriptor: int) -> int:
     """Open the write end of a pipe of process ``pid``. Raises OSError."""
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(f"/proc/{pid}/fd/{descriptor}", flags)
+    return open_of(pid, descriptor, os.O_WRONLY | os.O_NONBLOCK, "pipe:")
 
 
 def _wake(waker: int) -> None:

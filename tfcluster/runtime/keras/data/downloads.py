@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.runtime.context import Context
+from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras import internals, patches
 
 _SHARED_LOCK = ".tfcluster.lock"
@@ -57,7 +58,7 @@ class Downloads:
             if known is not None and Path(known).exists():
                 # A string, as Keras itself returns it.
                 return known
-            with self._alone_among_hosts(call.arguments):
+            with self._alone_among_hosts(call.arguments), private_files.uncounted():
                 found = original(*args, **kwargs)
             if descriptor is not None and isinstance(found, str):
                 _write(descriptor, {**answers, key: found})

@@ -1,7 +1,8 @@
 """Only the chief writes files; the other ranks wait for it.
 
 So every rank that loads a file later finds it complete, and an error while writing is
-raised on all ranks.
+raised on all ranks. Where the other ranks have layers for their files, they write the
+same files there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.contract import Around
+from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.data import cache_files
 from tfcluster.runtime.keras.data.downloads import Downloads
@@ -78,9 +80,10 @@ class ChiefOnlySaving:
                 patches.MODEL_EXPORT: file,
                 patches.BACKUP_SAVE: self._by_the_chief,
                 patches.BACKUP_TRAIN_END: self._by_the_chief,
-                patches.MAKEDIRS: _make_once,
             }
         )
+        if not private_files.are_private():
+            patches.TABLE.install({patches.MAKEDIRS: _make_once})
         tf_patches.TABLE.install(
             {
                 tf_patches.CHECKPOINT_WRITE: prefix,
@@ -127,9 +130,15 @@ class ChiefOnlySaving:
         began = time.time()
         error: Exception | None = None
         result: T | None = None
-        if session.chief:
+        everywhere = name is not None and private_files.are_private()
+        if session.chief or everywhere:
+            path = name.path if name and everywhere else None
             try:
-                with session.saving(what), SIGNALS.held():
+                with (
+                    session.saving(what),
+                    SIGNALS.held(),
+                    private_files.saving(path),
+                ):
                     result = act()
             except Exception as raised:
                 error = raised
@@ -144,6 +153,8 @@ class ChiefOnlySaving:
             raise error
         if kind:
             raise _same_exception(kind, f"the chief could not save: {text}")
+        if everywhere:
+            return result
         if name and len(paths) > 1 and "" not in paths:
             self._share(name, chiefs, began, what)
             if text and text.startswith(given):
@@ -215,9 +226,14 @@ class ChiefOnlySaving:
         **kwargs: Any,
     ) -> None:
         """Call a method of a callback that changes files."""
+        folder = getattr(callback, "backup_dir", None)
         self.chief_only(
             lambda: original(callback, *args, **kwargs),
             f"end of {type(callback).__name__}",
+            # Without layers, every rank reads the chief's folder.
+            Name(str(folder))
+            if private_files.are_private() and _is_local(folder)
+            else None,
         )
 
     def _save_of_checkpoint(
@@ -230,9 +246,15 @@ class ChiefOnlySaving:
 
     def _count_save(self, checkpoint: Any) -> None:
         """Count a save on a rank that wrote nothing: it is part of the state."""
-        skipped = not self._session.chief and not self._session.within("saving")
-        if skipped and tf.executing_eagerly():
+        if self._has_skipped and tf.executing_eagerly():
             checkpoint.save_counter.assign_add(1)
+
+    @property
+    def _has_skipped(self) -> bool:
+        """Whether this rank has not executed what it was to save."""
+        session = self._session
+        skips = not session.chief and not private_files.are_private()
+        return skips and not session.within("saving")
 
     def _save_of_manager(
         self,
@@ -246,7 +268,7 @@ class ChiefOnlySaving:
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
         )
-        if saved and not self._session.chief and not self._session.within("saving"):
+        if saved and self._has_skipped:
             # The manager gets the state that it would have after saving a checkpoint.
             with contextlib.suppress(tf.errors.NotFoundError):
                 # Another rank may delete the same file at the same time.

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import keras
 
+from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback, CallbackList, Logs, Model
 from tfcluster.runtime.telemetry.agent_channel import Reporter, numbers
 from tfcluster.runtime.tensor_types import Nest
 
-_CHIEF_ONLY = (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
 _DECIDES_NOTHING_IN_BATCHES = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.History,
@@ -26,6 +26,13 @@ _BATCH_METHODS = (
     "on_train_batch_begin",
     "on_train_batch_end",
 )
+
+
+def _chief_only() -> tuple[type[Callback], ...]:
+    """The callbacks that other ranks do not have."""
+    if private_files.are_private():
+        return (keras.callbacks.TensorBoard,)
+    return (keras.callbacks.TensorBoard, keras.callbacks.CSVLogger)
 
 
 class FileOfTheChief(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
@@ -72,9 +79,10 @@ def with_chief_only_files(
     """The callbacks of ``fit``; those that write files write only on the chief."""
     ours: list[Callback] = []
     for callback in callbacks:
-        if session.chief or not isinstance(callback, _CHIEF_ONLY):
+        if session.chief or not isinstance(callback, _chief_only()):
             ours.append(callback)
-        if isinstance(callback, keras.callbacks.CSVLogger):
+        shares = not private_files.are_private()
+        if shares and isinstance(callback, keras.callbacks.CSVLogger):
             ours.append(FileOfTheChief(callback.filename, files))
     return ours
 
@@ -85,7 +93,7 @@ def for_evaluation(callbacks: Nest, session: Session) -> CallbackList | list[Cal
         unchanged: CallbackList = callbacks
         return unchanged
     theirs = [cb for cb in keras.tree.flatten(callbacks) if cb is not None]
-    return [cb for cb in theirs if session.chief or not isinstance(cb, _CHIEF_ONLY)]
+    return [cb for cb in theirs if session.chief or not isinstance(cb, _chief_only())]
 
 
 def looks_at_batches(callback: Callback) -> bool:

@@ -1,0 +1,1 @@
+"""Files that a program writes are as on one machine: only the chief's exist."""

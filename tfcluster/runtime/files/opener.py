@@ -1,0 +1,75 @@
+"""Opens descriptors of other processes, also from a user namespace of one's own.
+
+The kernel does not let a process in such a namespace open what is in /proc/PID/fd of
+processes outside of it. So it leaves a small process behind that opens this for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import struct
+from typing import NoReturn
+
+_PARENT_DIES = 1
+"""An option of prctl(2): get a signal when the parent ends."""
+_REQUEST = struct.Struct("qqq")
+_MOST_BYTES = 256
+
+_helper: socket.socket | None = None
+
+
+def open_of(pid: int, descriptor: int, flags: int, kind: str) -> int:
+    """Open a descriptor of another process. Raises OSError.
+
+    ``kind`` is the beginning of what /proc must say it is: ``/memfd:``. Opening
+    something else, a FIFO for instance, could block.
+    """
+    if _helper is None:
+        path = f"/proc/{pid}/fd/{descriptor}"
+        if not os.readlink(path).startswith(kind):  # noqa: PTH115 - it may be no path
+            raise OSError(f"not a {kind}")
+        return os.open(path, flags | os.O_CLOEXEC)
+    _helper.sendall(_REQUEST.pack(pid, descriptor, flags) + kind.encode())
+    answer, found, _, _ = socket.recv_fds(_helper, _MOST_BYTES, 1)
+    if not found:
+        raise OSError(answer.decode())
+    return found[0]
+
+
+def start() -> None:
+    """Leave the process behind. It ends with this one. Raises OSError."""
+    global _helper
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork() == 0:
+        try:
+            _serve(theirs.detach(), parent)
+        finally:
+            os._exit(1)
+    theirs.close()
+    _helper = ours
+
+
+def _serve(descriptor: int, parent: int) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # they are for the parent
+    ctypes.CDLL(None).prctl(_PARENT_DIES, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+    os.closerange(0, descriptor)
+    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+    with socket.socket(fileno=descriptor) as end:
+        while request := end.recv(_MOST_BYTES):
+            pid, number, flags = _REQUEST.unpack_from(request)
+            kind = request[_REQUEST.size :].decode()
+            try:
+                found = open_of(pid, number, flags, kind)
+            except OSError as error:
+                end.sendall(str(error).encode()[:_MOST_BYTES])
+            else:
+                socket.send_fds(end, [b"opened"], [found])
+                os.close(found)
+    os._exit(0)
