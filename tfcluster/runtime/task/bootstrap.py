@@ -184,6 +184,8 @@ def _warn_of_keras_2(name: str) -> None:
 def _run(program: Program, context: Context) -> None:
     # First of all, while the process has only one thread.
     files.install(program, context)
+    # A program may hang before it imports anything.
+    reporter().listen()
     surround(program, context)
     recording = context.recording
     # Do this before the program's first line, which may set its own seed.

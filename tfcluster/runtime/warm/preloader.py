@@ -251,8 +251,6 @@ def warm_arguments(
     source = program_kind.source_of(program) or ""
     hidden = HiddenModules(_imports, env, start_again)
     hidden.expect(variables_set(source, env))
-    # A program may hang before it imports anything.
-    reporter().listen()
     return argv
 
 
