@@ -32,7 +32,8 @@ from tfcluster.runtime.tensor_types import Graph, Operation
 from tfcluster.runtime.tf1 import patches, session_manager
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.graph_builder import ByBytes
-from tfcluster.runtime.tf1.ps_reachability import PsReachability, SharedServer
+from tfcluster.runtime.tf1.ps_reachability import PsReachability
+from tfcluster.runtime.tf1.shared_server import SharedServer
 from tfcluster.runtime.tf1_types import (
     ConfigProto,
     Coordinator,
