@@ -79,7 +79,7 @@ SUBJECTS = (
     Subject("callbacks, checkpoints", "test_keras_callbacks"),
     Subject("async ps", "test_parameter_server", ("test_alone",)),
     Subject("sync ps", "test_parameter_server", ("test_in_step",)),
-    Subject("replicated", "test_parameter_server", ("test_replicated",)),
+    Subject("replicated", "test_parameter_server", ("test_replicated",), slow=True),
     Subject("local SGD", "test_local_sgd", ("test_averaged", "test_loops"), slow=True),
     Subject(
         "data tasks", "test_data_tasks", ("test_one_reader", "test_loops"), slow=True
