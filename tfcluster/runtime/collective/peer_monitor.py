@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfcluster.runtime.collective.peer_reports import (
+    FIRST_EXCHANGES,
     ExitReport,
     Position,
     RankProgress,
@@ -29,6 +30,7 @@ from tfcluster.runtime.collective.peer_reports import (
     inquiry_text,
     is_reporter,
     missing,
+    patience_s,
     possible_causes,
     stalled_text,
     unconnected_text,
@@ -53,9 +55,6 @@ _GRACE_S = 0.3
 finish theirs within this time."""
 _EVIDENCE_S = 0.5
 """How long an error may wait for the reports that explain it."""
-_FIRST, _FIRST_S = 8, 30.0
-"""If one of the first exchanges takes longer, perhaps nothing gets through: possible
-causes are named. The first ones of a run try every way between the ranks."""
 _DEAD_AFTER = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_USER_TIMEOUT": 60_000}
 """Keepalive detects a host that lost power within a minute, even if idle."""
 
@@ -153,7 +152,7 @@ class PeerMonitor:
         the ranks cannot be connected.
         """
         began = time.monotonic()
-        warn_at = self._patience_s(1)
+        warn_at = patience_s(1, self._warning_s)
         while not self.joined:
             with self._changed:
                 if self._join_error is not None:
@@ -168,9 +167,8 @@ class PeerMonitor:
                     self._changed.wait(min(left_s, _MAX_SLEEP_S))
                     continue
             if not self.joined:
-                self._say(
-                    f"{unconnected_text(self.absent, waited_s)}; {self._causes()}"
-                )
+                text = unconnected_text(self.absent, waited_s)
+                self._say(f"{text}; {self._causes()}")
                 warn_at *= 2
 
     @contextmanager
@@ -431,15 +429,10 @@ class PeerMonitor:
             self._report_stall(progress, now)
             return
         warned, at_s = self._warned_of
-        due_s = 2 * at_s if warned == number else self._patience_s(number)
+        due_s = 2 * at_s if warned == number else patience_s(number, self._warning_s)
         if progress.since_s >= due_s and self.joined:
             self._warned_of = number, progress.since_s
             self._ask(progress, now)
-
-    def _patience_s(self, number: int) -> float:
-        """How long exchange ``number`` may take before anything is said."""
-        limited = number <= _FIRST and self._warning_s < math.inf
-        return min(self._warning_s, _FIRST_S) if limited else self._warning_s
 
     def _causes(self) -> str:
         hosts = [each.rpartition(":")[0].strip("[]") for each in self._addresses]
@@ -465,7 +458,7 @@ class PeerMonitor:
         if absent and progress.since_s < self._warning_s:
             return  # A rank is late with its first exchange, but not very late yet.
         text = stalled_text(progress, others)
-        if not absent and progress.number <= _FIRST:
+        if not absent and progress.number <= FIRST_EXCHANGES:
             text = f"{text}; {self._causes()}"
         self._stalled_report = progress.number, text
         if is_reporter(self._me.rank, progress.number, others):

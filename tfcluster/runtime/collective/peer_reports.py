@@ -7,6 +7,7 @@ caused the failure, instead of the rank whose connection happened to break first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +19,10 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 
+FIRST_EXCHANGES = 8
+"""They try every way between the ranks."""
+_FIRST_S = 30.0
+"""If one of these takes longer, perhaps nothing gets through: causes are named."""
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables of gRPC, in its order."""
 _HELP = (
@@ -135,6 +140,15 @@ def unconnected_text(ranks: Sequence[int], waited_s: float) -> str:
     """A message about ranks that have not connected before the first exchange."""
     who = ", ".join(map(str, ranks))
     return f"rank {who} has not connected for {waited_s:.0f} s"
+
+
+def patience_s(number: int, warning_s: float) -> float:
+    """How long exchange ``number`` may take before anything is said.
+
+    ``warning_s`` is ``runtime.stall_warning``; infinite if nothing is to be said.
+    """
+    limited = number <= FIRST_EXCHANGES and warning_s < math.inf
+    return min(warning_s, _FIRST_S) if limited else warning_s
 
 
 def possible_causes(

@@ -1,4 +1,4 @@
-"""Writable layers over folders: what this process writes there only it itself sees.
+"""Writable layers over folders: only this process sees what it writes there.
 
 A layer is an overlay file system in a mount namespace of the process, so it ends with
 the process and its children, however they end. See overlayfs in the documentation of
