@@ -23,6 +23,7 @@ class random:
 PROGRAM = """
 # Mentions tensorflow, so that it is forked.
 import os, sys, time
+import tensorflow
 print("up", os.environ.get("SET_BY_IMPORT"), "tensorflow" in sys.modules, flush=True)
 while not os.path.exists("meeting"):
     time.sleep(0.02)

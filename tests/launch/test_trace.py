@@ -133,7 +133,8 @@ def test_what_a_killed_rank_has_done_is_kept(cluster: Cluster) -> None:
             if event["name"] == "gradients of adam"
         ]
         assert len(exchanges) > 5
-        assert {event["args"]["bytes"] for event in exchanges} == {4000}
+        # The last exchange may have been cut off in its header.
+        assert {event["args"]["bytes"] for event in exchanges[:-1]} == {4000}
         (attempt, *_) = spans(trace, name, "task")
         for event in exchanges:
             assert attempt["ts"] <= event["ts"]

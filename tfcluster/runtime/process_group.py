@@ -18,6 +18,7 @@ from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import Context, context_from
+from tfcluster.runtime.files.order import train_here
 from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.signals import SIGNALS
@@ -181,6 +182,7 @@ def join(context: Context) -> Group:
     """
     global _group
     if _group is None:
+        train_here(context.attempt, context.local_rank)
         _group = _group_of(context)
     return _group
 

@@ -30,7 +30,7 @@ def open_of(pid: int, descriptor: int, flags: int, kind: str) -> int:
     if _helper is None:
         path = f"/proc/{pid}/fd/{descriptor}"
         if not os.readlink(path).startswith(kind):  # noqa: PTH115 - it may be no path
-            raise OSError(f"not a {kind}")
+            raise OSError(f"not a {kind.strip('/:')}")
         return os.open(path, flags | os.O_CLOEXEC)
     _helper.sendall(_REQUEST.pack(pid, descriptor, flags) + kind.encode())
     answer, found, _, _ = socket.recv_fds(_helper, _MOST_BYTES, 1)

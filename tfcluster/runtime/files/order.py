@@ -20,11 +20,17 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+FOLDER = "TFCLUSTER_FILES"
+"""The variable with the host's folder for the files of layers; only where all ranks of
+the run have the same program."""
+
 _WORDS = 8
 """The numbers of a rank, of eight bytes each; they fill a line of the cache."""
 _STATE, _DONE, _POINTS, _EXCHANGE = range(4)
 _ABLE, _UNABLE, _ENDED = 1, 2, 3
 _SHORTEST_S, _LONGEST_S = 20e-6, 2e-3
+_ALL = 1 << 62
+"""More changes than any program makes."""
 _LOOK_S = 0.1
 """How often a rank that waits checks that the others live."""
 
@@ -54,6 +60,10 @@ class Order:
         """Called at each point that all ranks pass."""
         self.count = 0
         """The number of changes that this rank has begun."""
+
+    def is_of_this_process(self) -> bool:
+        """Whether this process has made the object, and is no child of that one."""
+        return os.getpid() == self._process
 
     def is_here(self) -> bool:
         """Whether the caller is the main thread of the process."""
@@ -146,6 +156,30 @@ class Order:
 
 
 _order: Order | None = None
+
+
+def path_in(folder: str, attempt: int) -> str:
+    """The path of the file with the ranks' numbers."""
+    return f"{folder}/order-{attempt}"
+
+
+def train_here(attempt: int, local_rank: int) -> None:
+    """To be called in the process that trains as a rank, before it joins the others.
+
+    If that is a child of the program's process, the others no longer wait for changes
+    of that process: it may wait until the child has ended, and the child for them.
+    """
+    folder = os.environ.get(FOLDER)
+    if folder is None or (_order is not None and _order.is_of_this_process()):
+        return
+    with suppress(OSError, ValueError):
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(path_in(folder, attempt), flags)
+        try:
+            words = memoryview(mmap.mmap(file, 0)).cast("Q")
+        finally:
+            os.close(file)
+        words[local_rank * _WORDS + _DONE] = _ALL
 
 
 def use(order: Order | None) -> None:

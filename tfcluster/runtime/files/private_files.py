@@ -15,15 +15,12 @@ from tfcluster.runtime.context import Context
 from tfcluster.runtime.files import order
 from tfcluster.runtime.files.changes import Changes
 from tfcluster.runtime.files.layers import Layers, enter
-from tfcluster.runtime.files.order import Order
+from tfcluster.runtime.files.order import FOLDER, Order, path_in
 from tfcluster.runtime.files.shared import SharedFiles
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
-FOLDER = "TFCLUSTER_FILES"
-"""The variable with the host's folder for the files of layers; only where all ranks of
-the run have the same program."""
 FAILS = "TFCLUSTER_FILES_FAIL"
 """A variable for tests: no layer can be had."""
 
@@ -50,7 +47,7 @@ def install(program: Program, context: Context) -> None:
     layers = Layers(own, (folder, recording))
     try:
         ranks = Order(
-            f"{folder}/order-{context.attempt}", context.local_rank, context.local_size
+            path_in(folder, context.attempt), context.local_rank, context.local_size
         )
         able = is_chief or (FAILS not in os.environ and layers.can_cover(work))
         all_able = ranks.begin(is_able=able)

@@ -5,21 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import tarfile
-import zipfile
 from contextlib import suppress
 
 from tfcluster.runtime.files.events import EVENTS, change_of
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
-_BROKEN = (
-    FileExistsError,
-    FileNotFoundError,
-    EOFError,
-    zipfile.BadZipFile,
-    tarfile.ReadError,
-)
+_BROKEN = (FileExistsError, FileNotFoundError, EOFError)
 """Errors of a rank that another rank may have caused, by changing a file."""
+_BROKEN_ARCHIVES = ("zipfile.BadZipFile", "tarfile.ReadError")
+"""More of them, by their names: these modules are for the program to import."""
 
 
 class SharedFiles:
@@ -89,7 +83,9 @@ class SharedFiles:
 
     def cause_of(self, error: BaseException) -> str | None:
         """What other ranks may have to do with an error; None if nothing is known."""
-        if not isinstance(error, _BROKEN):
+        kind = type(error)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if not isinstance(error, _BROKEN) and name not in _BROKEN_ARCHIVES:
             return None
         with suppress(OSError):
             self._read()

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from tfcluster.process_title import set_title
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError
-from tfcluster.runtime.files import private_files as files
+from tfcluster.runtime.files.order import FOLDER
 from tfcluster.runtime.horovod import module_names
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program, parse, run
@@ -40,9 +40,10 @@ MARK = "TFCLUSTER_RUN"
 """The variable by which processes of a run are found and ended."""
 
 
-def main(argv: Sequence[str]) -> int | None:
+def main(argv: Sequence[str], *, is_forked: bool = False) -> int | None:
     """Run the program or server in ``argv``; the return value is for ``sys.exit``.
 
+    ``is_forked``: the process is a fork of a warm interpreter.
     Raises SystemExit for wrong arguments and an environment that contradicts itself.
     Exceptions of the user's program are passed on, so that Python exits as usual.
     """
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int | None:
     with _failure_reported():
         if program is None:
             _serve()
-        _run(program, own_context())
+        _run(program, own_context(), is_forked=is_forked)
     return None
 
 
@@ -92,7 +93,9 @@ def _failure_reported() -> Iterator[None]:
         yield
     except BaseException as error:
         if sentence := cause(error):
-            others = files.cause_of(error)
+            from tfcluster.runtime.files.private_files import cause_of
+
+            others = cause_of(error)
             reporter().failure(f"{sentence} ({others})" if others else sentence)
         raise
     finally:
@@ -181,11 +184,15 @@ def _warn_of_keras_2(name: str) -> None:
     sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
-def _run(program: Program, context: Context) -> None:
+def _run(program: Program, context: Context, *, is_forked: bool) -> None:
     # First of all, while the process has only one thread.
-    files.install(program, context)
-    # A program may hang before it imports anything.
-    reporter().listen()
+    if FOLDER in os.environ:
+        from tfcluster.runtime.files import private_files
+
+        private_files.install(program, context)
+    if is_forked:
+        # A program may hang before it imports anything.
+        reporter().listen()
     surround(program, context)
     recording = context.recording
     # Do this before the program's first line, which may set its own seed.
