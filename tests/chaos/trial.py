@@ -104,7 +104,7 @@ class _Attempt:
         trial = self._trial
         host = self._site.hosts[trial.target % len(self._site.hosts)]
         strikes.prepare(self._cluster.folder, trial.fault, self._site, host)
-        self._running = self._cluster.start(self._write())
+        self._running = self._cluster.start("-v", self._write())
         self._scene = Scene(trial, self._site, self._cluster, self._running)
         began = time.monotonic()
         if trial.phase != START:

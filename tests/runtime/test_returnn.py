@@ -41,7 +41,7 @@ def test_it_trains_on_all_ranks(reduced: str, size: int, tmp_path: Path) -> None
     config = str(ROOT / "examples" / "returnn_12ax.config")
     words = (sys.executable, "-m", "returnn", config)
     more = ("++horovod_reduce_type", reduced, "++model", str(tmp_path / "network"))
-    launch = (sys.executable, "-m", "tfcluster", "launch", "-n", str(size), "--")
+    launch = (sys.executable, "-m", "tfcluster", "launch", "-v", "-n", str(size), "--")
     done = subprocess.run(
         [*launch, *words, *more],
         cwd=tmp_path,

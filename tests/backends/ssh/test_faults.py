@@ -223,7 +223,7 @@ def test_status_and_stop_from_elsewhere(cluster: RigCluster) -> None:
         assert said.returncode == 0, said.stderr
         assert running.run in said.stdout
         assert "running" in said.stdout
-        logs = cluster.command("logs", host=host)
+        logs = cluster.command("logs", "-v", host=host)
         assert logs.stdout.count("up") == 2, logs.stdout
     refused = cluster.command("stop", running.run, host="node4")
     assert refused.returncode == 5

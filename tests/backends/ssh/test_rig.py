@@ -61,7 +61,7 @@ class Site:
         where = ("-n", str(count), "--hosts", hosts, "--set", "workdir=/")
         with (self.folder / "said").open("wb") as said:
             return self.rig.login.popen(
-                [*LAUNCH, *where, *PLAIN, "--", "bash", "-c", script],
+                [*LAUNCH, "-v", *where, *PLAIN, "--", "bash", "-c", script],
                 login=Login(user=USER, cwd=self.folder, env=self.environ),
                 stdout=said,
             )
