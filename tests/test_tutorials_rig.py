@@ -84,7 +84,7 @@ def test_two_hosts(testbed_factory: Factory) -> None:
     doctor, plan, launch = person.lines("4. Check, then launch")
     assert "no problems found" in person.type(doctor).stderr
     assert "node2" in person.type(plan).stdout
-    assert DONE.findall(person.type(launch).stdout) == person.result
+    assert DONE.findall(person.type(launch).stdout) == person.result * 4
     for line in person.lines("5. The model"):
         person.type(line)
     assert (person.folder / "model.keras").stat().st_size > 0
@@ -97,12 +97,12 @@ def test_slurm(testbed: Testbed) -> None:
     assert "#SBATCH --account=project" in person.type(dry_run).stdout
     launch, detached, status, logs = person.lines("4. Launch")
     followed = person.type(launch)
-    assert DONE.findall(followed.stdout) == person.result
+    assert DONE.findall(followed.stdout) == person.result * 4
     run = person.type(detached).stdout.strip()
     assert run in person.type(status).stdout
     following = person.start(logs)
     output, _ = following.communicate(timeout=150.0)
-    assert DONE.findall(output.decode()) == person.result
+    assert DONE.findall(output.decode()) == person.result * 4
     eventually(
         lambda: f"{run}  succeeded" in person.type(status).stdout,
         lambda: person.type(status).stdout,

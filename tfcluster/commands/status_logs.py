@@ -80,7 +80,8 @@ def logs(
     paths, files = log_files(run, tasks, environ)
     everything = everything or is_debugging(environ)
     echo = Echo(gpus_of_tasks(paths), everything=everything)
-    folding = LineFolding(() if everything else files)
+    folds = is_terminal(sys.stdout, environ) and not everything
+    folding = LineFolding(files if folds else ())
     style = style_of(sys.stdout, environ, files)
 
     def show(chosen: Sequence[Shown]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TextIO
 from tfcluster.console.display import DEFAULT, Display, is_debugging
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.screen import Screen
+from tfcluster.console.style import is_terminal
 from tfcluster.console.views.failures import failure
 from tfcluster.console.views.outcome import outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
@@ -42,8 +44,9 @@ class RunOutput:
         tasks: Iterable[str] = (),
         has_gpus: HasGpus | None = None,
     ) -> None:
-        """Show output of ``tasks``; equal lines of them are shown once.
+        """Show output of ``tasks``; on a terminal, equal lines of them are shown once.
 
+        Into a file or a pipe, all lines go, for programs that read them.
         ``has_gpus`` defaults to what ``job`` knows.
         """
         self._screen = screen
@@ -52,8 +55,8 @@ class RunOutput:
         self._job = job
         self._everything = display.everything or is_debugging(environ)
         self._echo = Echo(has_gpus or self._has_gpus, everything=self._everything)
-        folded = () if self._everything or display.only else tasks
-        self._folding = LineFolding(folded)
+        folds = is_terminal(sys.stdout, environ) and not self._everything
+        self._folding = LineFolding(tasks if folds and not display.only else ())
         self._next_live_s = 0.0
 
     @classmethod
