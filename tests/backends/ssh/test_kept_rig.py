@@ -22,8 +22,10 @@ from tests.testbed.host import Login
 COMMAND = (sys.executable, "-m", "tfcluster")
 NAMES = ["node1", "node2"]
 PROGRAM = """
-import os, socket, sys, time
-print("| up", socket.gethostname(), "tensorflow" in sys.modules, flush=True)
+import os, socket, time
+import tensorflow
+forked = tensorflow.imported_by != os.getpid()
+print("| up", socket.gethostname(), forked, flush=True)
 while not os.path.exists("meeting"):
     time.sleep(0.02)
 """
