@@ -40,10 +40,9 @@ MARK = "TFCLUSTER_RUN"
 """The variable by which processes of a run are found and ended."""
 
 
-def main(argv: Sequence[str], *, is_forked: bool = False) -> int | None:
+def main(argv: Sequence[str]) -> int | None:
     """Run the program or server in ``argv``; the return value is for ``sys.exit``.
 
-    ``is_forked``: the process is a fork of a warm interpreter.
     Raises SystemExit for wrong arguments and an environment that contradicts itself.
     Exceptions of the user's program are passed on, so that Python exits as usual.
     """
@@ -58,7 +57,7 @@ def main(argv: Sequence[str], *, is_forked: bool = False) -> int | None:
     with _failure_reported():
         if program is None:
             _serve()
-        _run(program, own_context(), is_forked=is_forked)
+        _run(program, own_context())
     return None
 
 
@@ -184,15 +183,14 @@ def _warn_of_keras_2(name: str) -> None:
     sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
-def _run(program: Program, context: Context, *, is_forked: bool) -> None:
+def _run(program: Program, context: Context) -> None:
     # First of all, while the process has only one thread.
     if FOLDER in os.environ:
         from tfcluster.runtime.files import private_files
 
         private_files.install(program, context)
-    if is_forked:
-        # A program may hang before it imports anything.
-        reporter().listen()
+    # A program may hang before it imports anything.
+    reporter().listen()
     surround(program, context)
     recording = context.recording
     # Do this before the program's first line, which may set its own seed.

@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int | None:
     fresh_env = dict(os.environ)
     import_tensorflow(agent)
     task_argv = serve(agent, fresh_env)
-    return None if task_argv is None else bootstrap.main(task_argv, is_forked=True)
+    return None if task_argv is None else bootstrap.main(task_argv)
 
 
 def import_tensorflow(agent: socket.socket) -> None:
