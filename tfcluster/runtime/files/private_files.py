@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import functools
 import os
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -66,6 +68,8 @@ def install(program: Program, context: Context) -> None:
     if not is_chief:
         enter()
         layers.cover(work)
+        # Not threading.Thread: it would appear among the program's threads.
+        _thread.start_new_thread(_keep_fresh, (layers,))
         ranks.at_point = layers.refresh
     changes = Changes(ranks, None if is_chief else layers, work, f"{own}.saved")
     _private = changes
@@ -73,6 +77,13 @@ def install(program: Program, context: Context) -> None:
     atexit.register(ranks.end)
     sys.addaudithook(changes.hook)
     _watch_commands(changes)
+
+
+def _keep_fresh(layers: Layers) -> None:
+    """Let a program that waits for a file of another process see it."""
+    while True:
+        time.sleep(1.0)
+        layers.refresh()
 
 
 def _watch_commands(changes: Changes) -> None:
