@@ -47,7 +47,7 @@ _ECHO_S = 10.0
 """A rank whose handler has run for another rank's signal may get the signal itself
 within this time: a launcher sends it to all ranks, also to those on other hosts."""
 _AGAIN_S = 2.0
-"""Whoever sends a signal again after this time no longer waits for other ranks."""
+"""If a signal comes again after this time, its handler runs without the other ranks."""
 _NOTE = struct.Struct(">HBxI")
 """The signals, as bits; whether this rank is idle; the functions since the exchange."""
 

@@ -14,7 +14,6 @@ import os
 import shutil
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,7 +23,6 @@ from tfcluster.runtime.files.events import temporary_folder
 
 _NEW_MOUNTS, _NEW_USERS = 0x20000, 0x10000000
 _REMOUNT, _BIND, _RECURSIVE, _SLAVE = 0x20, 0x1000, 0x4000, 0x80000
-_REFRESH_S = 1.0
 _CAPABILITIES_VERSION = 0x20080522
 _OPTIONS = ("redirect_dir=on", "redirect_dir=off")
 _OPTIONS_IN_USER_NAMESPACE = ("userxattr",)
@@ -51,7 +49,6 @@ class Layers:
         self._place = ""
         self._open_paths = open_paths
         self._folders: list[str] = []
-        self._refreshed = time.monotonic()
         self._lock = threading.Lock()
 
     def can_cover(self, folder: str) -> bool:
@@ -96,13 +93,8 @@ class Layers:
         """Let this process see what others have done to the folders since.
 
         Otherwise, the kernel would remember for long what is and is not there, and a
-        program would never find a file by which it is told to stop. Does nothing if it
-        was called in the last second.
+        program that waits for a file of another process would never find it.
         """
-        now = time.monotonic()
-        if now < self._refreshed + _REFRESH_S:
-            return
-        self._refreshed = now
         with suppress(OSError), _all_capabilities():
             for folder in self._folders:
                 _mount("none", folder, "", _REMOUNT)

@@ -1,4 +1,4 @@
-"""Opens descriptors of other processes, also from a user namespace of one's own.
+"""Opens descriptors of other processes, even from within a user namespace.
 
 The kernel does not let a process in such a namespace open what is in /proc/PID/fd of
 processes outside of it. So it leaves a small process behind that opens this for it.

@@ -17,7 +17,6 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 FOLDER = "TFCLUSTER_FILES"
@@ -56,8 +55,6 @@ class Order:
         ]
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._points = 0
-        self.at_point: Callable[[], None] = lambda: None
-        """Called at each point that all ranks pass."""
         self.count = 0
         """The number of changes that this rank has begun."""
 
@@ -98,7 +95,6 @@ class Order:
             self._points += 1
             self.done()
             self._words[self._own + _POINTS] = self._points
-            self.at_point()
 
     def enter_exchange(self, number: int, size: int) -> None:
         """Say that this rank has come to an exchange of ``size`` ranks; any thread."""

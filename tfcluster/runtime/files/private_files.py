@@ -23,6 +23,8 @@ from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.run_script import Program
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
+_REFRESH_S = 1.0
+"""How long a rank may not see what another process has done to its folders."""
 FAILS = "TFCLUSTER_FILES_FAIL"
 """A variable for tests: no layer can be had."""
 
@@ -70,7 +72,6 @@ def install(program: Program, context: Context) -> None:
         layers.cover(work)
         # Not threading.Thread: it would appear among the program's threads.
         _thread.start_new_thread(_keep_fresh, (layers,))
-        ranks.at_point = layers.refresh
     changes = Changes(ranks, None if is_chief else layers, work, f"{own}.saved")
     _private = changes
     order.use(ranks)
@@ -82,7 +83,7 @@ def install(program: Program, context: Context) -> None:
 def _keep_fresh(layers: Layers) -> None:
     """Let a program that waits for a file of another process see it."""
     while True:
-        time.sleep(1.0)
+        time.sleep(_REFRESH_S)
         layers.refresh()
 
 
