@@ -158,7 +158,7 @@ def _judged(
         # What differs in a run that is the same in every respect is no noise.
         same = trials.run("same", described, "alone once more")
         _, other = trials.compared(alone, same, allowed.value)
-        if first is None and other is not None and not other.at_the_end:
+        if other is not None and not other.at_the_end:
             comparison, first = trials.compared(alone, ranks, allowed.value)
         if other is not None and other.at_the_end and other.name == _name(first):
             first = None
