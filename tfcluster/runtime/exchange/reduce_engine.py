@@ -169,8 +169,8 @@ def reduce_tensors(
     op runs.
     """
     given = TensorList.of(tensors)
-    for values in given.flat[given.dense_count : given.summed_count]:
-        _require_summable(values, exchange)
+    if given.summed_count > given.dense_count:
+        _require_linear(exchange)
 
     def forward(*flat: Tensor) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
         results, counts = _exchanged(exchange, names, given.with_flat(flat))
@@ -187,12 +187,11 @@ def reduce_tensors(
     return given.with_flat(found).tensors()
 
 
-def _require_summable(values: Tensor, exchange: Exchange) -> None:
+def _require_linear(exchange: Exchange) -> None:
     op = exchange.reduction.op
     if op not in _LINEAR:
-        raise ValueError(f"{exchange.what}: IndexedSlices do not support {op.value}")
-    if op is ReduceOp.AVERAGE and values.dtype.is_integer:
-        raise TypeError(f"{exchange.what}: IndexedSlices of integers have no average")
+        message = f"{exchange.what}: IndexedSlices do not support {op.value}"
+        raise NotImplementedError(message)
 
 
 def _exchanged(
@@ -237,7 +236,11 @@ def _exchanged(
     for index, each in enumerate(wired):
         results[index] = each.restored(results[index])
         if index >= given.dense_count and reduction.op is ReduceOp.AVERAGE:
-            results[index] /= tf.cast(among.size(), results[index].dtype)
+            size = tf.cast(among.size(), results[index].dtype)
+            is_integer = results[index].dtype.is_integer
+            results[index] = (tf.math.floordiv if is_integer else tf.divide)(
+                results[index], size
+            )
     return results, counts
 
 

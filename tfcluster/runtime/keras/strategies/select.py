@@ -64,12 +64,15 @@ def begin(context: Context) -> Session:
     elif _is_independent(context):
         _asynchronous(context, session)
     else:
-        if context.strategy is not Strategy.COLLECTIVE:
+        is_served = context.strategy is not Strategy.COLLECTIVE
+        if is_served:
             servers = _servers(context, session)
             models = ServerModels(session, servers, synchronous=True)
             ServedUpdates(session, models).install()
         seed, strict = _partition_options(context)
-        partitioned.install(session, options, seed=seed, strict=strict)
+        partitioned.install(
+            session, options, seed=seed, strict=strict, is_served=is_served
+        )
         if not session.divides:
             per_worker.allow_any_rows()
     if client := data_service_client(context):
