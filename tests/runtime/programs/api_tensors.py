@@ -219,7 +219,7 @@ def check_slices():
         tf.fill([1, 2], 5 * RANK), tf.constant([0]), [1, 2]
     )
     found = tfc.allreduce(whole_numbers)
-    assert found.values.numpy().tolist() == [[5 * r // SIZE] * 2 for r in range(SIZE)]
+    assert found.values.numpy().tolist() == [[5 * r / SIZE] * 2 for r in range(SIZE)]
     unsupported = NotImplementedError
     refuses(unsupported, "support max", lambda: tfc.allreduce(slices, op=tfc.Max))
     refuses(unsupported, "scaled", lambda: tfc.allreduce(slices, postscale_factor=2.0))

@@ -56,11 +56,12 @@ def allreduce(
     dtype must be the same on all ranks; the result has the same. Only the number of
     rows of IndexedSlices may differ, and the result has the rows of all ranks. It is
     bitwise identical on all ranks. Half precision is summed in float32; the average of
-    integers is rounded down; for booleans Sum and Max are "or", Min and Product "and".
-    Values are multiplied by ``prescale_factor`` before and by ``postscale_factor``
-    afterwards; for integers in float64, rounded towards zero. ``sparse_as_dense``
-    converts IndexedSlices to a tensor first. The gradient of an average or sum is the
-    same operation on the gradients.
+    integers is rounded down, but that of IndexedSlices has floats, as in Horovod; for
+    booleans Sum and Max are "or", Min and Product "and". Values are multiplied by
+    ``prescale_factor`` before and by ``postscale_factor`` afterwards; for integers in
+    float64, rounded towards zero. ``sparse_as_dense`` converts IndexedSlices to a
+    tensor first. The gradient of an average or sum is the same operation on the
+    gradients.
 
     Raises ValueError if both ``average`` and ``op`` are given, if ``op`` is not a
     ReduceOp, for the gradient of an operation other than an average or a sum, and if

@@ -161,7 +161,8 @@ def reduce_tensors(
 
     Tensors have any shapes, and dtypes of ``graph_ops.NUMBERS``. An entry must be None
     on all ranks or on none; it stays None. Slices are summed by gathering them, which
-    changes their number of rows, and divided by the number of ranks for an average.
+    changes their number of rows, and divided by the number of ranks for an average,
+    which has floats if the values are integers.
     ``names`` are used in messages, one per entry. Raises TypeError, ValueError and
     NotImplementedError for tensors that the operation cannot combine (see
     ``tfcluster.runtime.allreduce``), CollectiveMismatchError if the ranks' lists
@@ -236,11 +237,7 @@ def _exchanged(
     for index, each in enumerate(wired):
         results[index] = each.restored(results[index])
         if index >= given.dense_count and reduction.op is ReduceOp.AVERAGE:
-            size = tf.cast(among.size(), results[index].dtype)
-            is_integer = results[index].dtype.is_integer
-            results[index] = (tf.math.floordiv if is_integer else tf.divide)(
-                results[index], size
-            )
+            results[index] /= tf.cast(among.size(), results[index].dtype)
     return results, counts
 
 
