@@ -147,14 +147,14 @@ def test_an_evaluator_that_fails_is_only_a_warning() -> None:
 def test_the_first_failure_ends_the_run_servers_last() -> None:
     history = History(plan(CHIEF, W0, PS))
     history.up()
-    assert stopped(history.exits(W0, 3)) == []
+    assert stopped(history.exits(W0, 33)) == []
     assert stopped(history.judged()) == [(CHIEF, "TERM")]
     assert stopped(history.obey(CHIEF)) == [(PS, "TERM")]
     assert closing(history.obey(PS))
     history.closed()
-    assert history.code == 3
+    assert history.code == 33
     assert history.verdict is not None
-    assert (history.verdict.task, history.verdict.exit_code) == (W0, 3)
+    assert (history.verdict.task, history.verdict.exit_code) == (W0, 33)
     assert history.task_states(CHIEF)[-1] is TaskState.STOPPED
 
 
