@@ -46,7 +46,9 @@ def test_success_is_0(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_the_code_of_a_task_is_passed_on_and_the_task_is_named_everywhere(cluster: Cluster) -> None:
+def test_the_code_of_a_task_is_passed_on_and_the_task_is_named_everywhere(
+    cluster: Cluster,
+) -> None:
     running = cluster.bash(
         "[ $TFCLUSTER_TASK = worker:1 ] || exec sleep 60; echo bad; exit 33", count=2
     )
