@@ -20,7 +20,6 @@ from benchmarks import (
     trace,
     training,
     transports,
-    warm,
 )
 
 for benchmark in (
@@ -28,7 +27,6 @@ for benchmark in (
     commands,
     planning,
     restart,
-    warm,
     first_allreduce,
     chatter,
     collective,

@@ -129,7 +129,6 @@ AGENT_MAY_IMPORT = {
     "process_title",
     "wire",
     "isolated_import",
-    "import_variables",
     "peer_filter",
 }
 
