@@ -19,7 +19,6 @@ from benchmarks import (
     startup,
     trace,
     training,
-    transports,
 )
 
 for benchmark in (
@@ -31,7 +30,6 @@ for benchmark in (
     chatter,
     collective,
     parts,
-    transports,
     trace,
     training,
     partition,

@@ -344,8 +344,6 @@ TABLES_OF_PATCHES = {
     "runtime.tf1.patches",
 }
 PRIVATE_OF_OTHERS = {
-    # Uses private attributes of another object of its own class.
-    "runtime.collective.transports.tensorflow.collective_keys",
     # Uses the group of a ProcessSet, a class of this module.
     "runtime.process_sets",
     # Uses Python's runpy.
