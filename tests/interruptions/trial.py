@@ -92,29 +92,6 @@ def run(
     return [*_problems(cluster, running, code, took_s)]
 
 
-def keep(state: Path) -> None:
-    """Start an interpreter that forks the tasks of all trials with this state."""
-    cluster = Cluster(state)
-    share(cluster, state)
-    command = f"{sys.executable} {PROGRAM} except"
-    text = f"backend: local\ncommand: {command}\ntasks: {{worker: 2}}\n"
-    done = cluster.command("warm", cluster.file(text), "--keep", "2h", timeout_s=300)
-    assert done.returncode == 0, done.stderr
-
-
-def keep_no_longer(state: Path) -> None:
-    """End the interpreter of ``keep``."""
-    cluster = Cluster(state)
-    share(cluster, state)
-    cluster.command("warm", "--stop")
-
-
-def share(cluster: Cluster, state: Path) -> None:
-    """Let a cluster use this state folder."""
-    cluster.state = state
-    cluster.environ["TFCLUSTER_STATE_DIR"] = str(state)
-
-
 def _send(running: Running, chosen: Interruption) -> None:
     if chosen.whom == "launcher":
         running.signal(chosen.number)
