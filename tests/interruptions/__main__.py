@@ -26,6 +26,9 @@ def main() -> int:
     parser.add_argument(
         "--warm", action="store_true", help="with a kept interpreter: more trials"
     )
+    parser.add_argument(
+        "--strategy", choices=tuple(trial.STRATEGIES), default="collective"
+    )
     parser.add_argument("--set", action="append", default=[], help="as of launch")
     given = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="interruptions-"))
@@ -43,7 +46,7 @@ def main() -> int:
         if given.warm:
             trial.share(cluster, state)
         try:
-            problems = trial.run(cluster, chosen, given.set)
+            problems = trial.run(cluster, chosen, given.set, given.strategy)
         except AssertionError as error:
             problems = [str(error)]
         finally:

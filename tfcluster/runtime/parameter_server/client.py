@@ -35,6 +35,7 @@ from tfcluster.runtime.parameter_server.sharding import (
     placed,
     pushed_part,
 )
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, tracer
 
 __all__ = [
@@ -367,6 +368,16 @@ class ParameterServerClient:
         state.known.add((ps, kinds))
 
     def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+        with SIGNALS.elsewhere():
+            answers = self._exchanged(requests)
+        for ps in sorted(answers):
+            kind = answers[ps].header.get("error")
+            if kind is not None:
+                error = _ERRORS.get(kind, CollectiveError)
+                raise error(f"ps:{ps}: {answers[ps].header['text']}")
+        return answers
+
+    def _exchanged(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         tracer = self._tracer
         if tracer is None:
             answers = self._connections.exchange(requests)
@@ -377,11 +388,6 @@ class ParameterServerClient:
             if name := _named(requests):
                 size = _size(requests) + _size(answers)
                 tracer.add(EXCHANGES, name, began_s, ended_s, size, "ps", waited_s)
-        for ps in sorted(answers):
-            kind = answers[ps].header.get("error")
-            if kind is not None:
-                error = _ERRORS.get(kind, CollectiveError)
-                raise error(f"ps:{ps}: {answers[ps].header['text']}")
         return answers
 
 
