@@ -7,11 +7,13 @@ interruption.
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.interruptions.trial import (
+    DEADLINE_S,
     IDIOMS,
     MORE_IDIOMS,
     Interruption,
@@ -21,13 +23,15 @@ from tests.interruptions.trial import (
 from tests.launch.chaos import seeds
 from tests.launch.cluster import Cluster
 
+BACKED_UP = Path(__file__).parents[1] / "runtime" / "programs" / "backed_up.py"
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 
-def passes(chosen: Interruption, folder: Path) -> None:
+def passes(chosen: Interruption, folder: Path, strategy: str = "collective") -> None:
     cluster = Cluster(folder)
     try:
-        problems = run(cluster, chosen)
+        problems = run(cluster, chosen, strategy=strategy)
         assert not problems, f"{chosen}: {problems}"
     finally:
         cluster.end()
@@ -50,6 +54,38 @@ def test_saved_once(
 @pytest.mark.parametrize("idiom", [*IDIOMS, *MORE_IDIOMS])
 def test_saved_once_by_every_idiom(tmp_path: Path, idiom: str) -> None:
     passes(drawn(7, idiom), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["parameter_server", "replicated"])
+def test_saved_once_with_parameter_servers(tmp_path: Path, strategy: str) -> None:
+    chosen = Interruption(
+        "except", signal.SIGTERM, "worker:1", "step 5\n", "worker:0", 0.0
+    )
+    passes(chosen, tmp_path, strategy)
+
+
+@pytest.mark.slow
+def test_a_backup_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def ended(folder: Path, interrupt_after: str = "") -> str:
+        cluster = Cluster(folder)
+        try:
+            running = cluster.start("-n", "2", "--", sys.executable, str(BACKED_UP))
+            if interrupt_after:
+                running.wait_for_text(interrupt_after, "worker:0", timeout_s=DEADLINE_S)
+                running.signal(signal.SIGINT)
+            assert running.end(DEADLINE_S) == (130 if interrupt_after else 0)
+            return running.text("worker:1")
+        finally:
+            cluster.end()
+
+    (tmp_path / "whole").mkdir()
+    whole = ended(tmp_path / "whole")
+    (tmp_path / "interrupted").mkdir()
+    assert "RESULT" not in ended(tmp_path / "interrupted", "epoch 3\nstep 25\n")
+    rest = ended(tmp_path / "interrupted")
+    assert "epoch 2\n" not in rest
+    assert rest.partition("RESULT")[2] == whole.partition("RESULT")[2]
 
 
 @pytest.mark.exhaustive

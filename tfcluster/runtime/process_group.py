@@ -26,6 +26,7 @@ from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_status import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
+from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.tracer import tracer
 from tfcluster.vocabulary import RANKED_TYPES
 
@@ -264,6 +265,10 @@ def _group_of(context: Context) -> Group:
     reporter().on_waiting(ranks.waiting)
     if monitor is not None and not _waits_unseen(context):
         ranks.met, monitor.told = SIGNALS.heard_in, SIGNALS.heard
+        SIGNALS.say_late = lambda name: reporter().warning(
+            f"{name}: all ranks run the script's handler together, as soon as rank "
+            f"{context.rank} has done what it does at {program_line() or 'present'}"
+        )
         SIGNALS.coordinate(ranks)
     atexit.register(_leave_at_exit, ranks)
     return ranks

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import _thread
 import inspect
+import math
 import os
 import signal
 import struct
@@ -53,6 +54,8 @@ _ECHO_S = 10.0
 within this time: a launcher sends it to all ranks, also to those on other hosts."""
 _AGAIN_S = 2.0
 """If a signal comes again after this time, its handler runs without the other ranks."""
+_SAY_S = 3.0
+"""After this time, the user is told why a handler has not run yet."""
 _NOTE = struct.Struct(">HBxI")
 """The signals, as bits; what the rank does; the functions since the exchange."""
 _BETWEEN, _IDLE, _ELSEWHERE = range(3)
@@ -132,6 +135,9 @@ class Signals:
         self._ended_at = 0.0
         self._awaits = 0
         """After how many of them the ranks meet again."""
+        self.say_late: Callable[[str], None] = lambda name: None
+        """Called by a thread, with the name of a signal whose handler cannot run yet,
+        because the main thread is busy outside of all sections."""
         self._set, self._get = signal.signal, signal.getsignal
         self._changing = threading.RLock()
         """Held while a handler is changed, or called by a signal of our own."""
@@ -316,6 +322,7 @@ class Signals:
         """While a signal is noted, tell others of ours and wake the main thread."""
         told: set[tuple[int, int]] = set()
         nudge_at = time.monotonic() + _IDLE_S
+        say_at = time.monotonic() + _SAY_S
         while self._nudging:
             while self._noted:
                 self._tell(told)
@@ -325,7 +332,12 @@ class Signals:
                 if time.monotonic() < nudge_at:
                     continue
                 nudge_at = time.monotonic() + _IDLE_S
-                if self._noted and not self._depth:
+                waits = self._noted and not self._depth
+                if waits and time.monotonic() >= say_at:
+                    say_at = math.inf
+                    with suppress(Exception):
+                        self.say_late(signal.Signals(min(self._noted)).name)
+                if waits:
                     self._nudge()
             self._nudging = False
             if self._noted:  # One was noted just now, which has started no thread.
