@@ -431,8 +431,9 @@ def _due_in_ending(state: State) -> Result:
         if any_alive(state, Role.TRAINING, Role.EVALUATOR):
             return state, []
         state = replace(state, stage=Stage.SERVERS)
-        state, actions = stop(state, Role.SERVER, mark=ClearDeadline(EVALUATOR))
-        return state, [*too_late(state), *actions]
+        told = too_late(state)
+        state, more = stop(state, Role.SERVER, mark=ClearDeadline(EVALUATOR))
+        return state, [*told, *more]
     if state.stage is Stage.SERVERS:
         if any_alive(state, Role.SERVER):
             return state, []
