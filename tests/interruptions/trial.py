@@ -11,7 +11,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.launch.cluster import Cluster, Running
@@ -92,6 +92,9 @@ def run(
     words = ["-n", str(len(TASKS)), *STRATEGIES[strategy]]
     for setting in (f"grace={GRACE_S:g}s", *settings):
         words += ["--set", setting]
+    if strategy == "asynchronous" and chosen.whom != "all":
+        # No rank learns of another one's signal.
+        chosen = replace(chosen, whom="launcher")
     command = [sys.executable, str(PROGRAM), chosen.idiom]
     running = cluster.start(*words, "--", *command)
     running.wait_for_text("begun\n", *TASKS, timeout_s=DEADLINE_S)

@@ -165,6 +165,24 @@ def test_a_program_busy_with_something_else_is_interrupted(
     assert calls == [TERM]
 
 
+def test_no_handler_runs_while_a_function_is_traced(
+    signals: Signals, calls: list[int]
+) -> None:
+    asked: list[list[int]] = []
+
+    def is_tracing() -> bool:
+        asked.append(list(calls))
+        return len(asked) < 2
+
+    signals.is_tracing = is_tracing
+    signals.coordinate(Others([comes]))
+    signal.raise_signal(TERM)
+    ours = threading.Event()
+    while not calls:
+        assert not ours.wait(0.01)
+    assert asked == [[], []]
+
+
 def test_another_ranks_signal_is_handled_once(
     signals: Signals, calls: list[int]
 ) -> None:

@@ -54,6 +54,9 @@ _ECHO_S = 10.0
 within this time: a launcher sends it to all ranks, also to those on other hosts."""
 _AGAIN_S = 2.0
 """If a signal comes again after this time, its handler runs without the other ranks."""
+_TRACE_S = 5.0
+"""How long a handler waits for the end of a function's tracing: there, it could read
+no variable."""
 _SAY_S = 3.0
 """After this time, the user is told why a handler has not run yet."""
 _NOTE = struct.Struct(">HBxI")
@@ -135,6 +138,8 @@ class Signals:
         self._ended_at = 0.0
         self._awaits = 0
         """After how many of them the ranks meet again."""
+        self.is_tracing: Callable[[], bool] = lambda: False
+        """Whether the thread that calls this is tracing a function."""
         self.say_late: Callable[[str], None] = lambda name: None
         """Called by a thread, with the name of a signal whose handler cannot run yet,
         because the main thread is busy outside of all sections."""
@@ -236,6 +241,11 @@ class Signals:
             self._meet(idle=self._is_idle)
 
     @property
+    def _ought_to_wait(self) -> bool:
+        waited_s = time.monotonic() - min(self._noted.values())
+        return waited_s < _TRACE_S and self.is_tracing()
+
+    @property
     def _is_idle(self) -> bool:
         return time.monotonic() - self._ended_at > _IDLE_S
 
@@ -280,7 +290,7 @@ class Signals:
         """The handler in Python of all shared signals."""
         if number in self._nudges:
             self._nudges.discard(number)
-            if self._noted and not self._depth:
+            if self._noted and not self._depth and not self._ought_to_wait:
                 self._meet(idle=self._is_idle)
             return
         if time.monotonic() < self._echoes.pop(number, 0.0):
