@@ -165,8 +165,9 @@ def test_a_program_busy_with_something_else_is_interrupted(
     assert calls == [TERM]
 
 
+@pytest.mark.parametrize("nearness", [Nearness.ALONE, Nearness.CONNECTED])
 def test_no_handler_runs_while_a_function_is_traced(
-    signals: Signals, calls: list[int]
+    signals: Signals, calls: list[int], nearness: Nearness
 ) -> None:
     asked: list[list[int]] = []
 
@@ -175,7 +176,7 @@ def test_no_handler_runs_while_a_function_is_traced(
         return len(asked) < 2
 
     signals.is_tracing = is_tracing
-    signals.coordinate(Others([comes]))
+    signals.coordinate(Others([comes], nearness))
     signal.raise_signal(TERM)
     ours = threading.Event()
     while not calls:

@@ -242,7 +242,8 @@ class Signals:
 
     @property
     def _ought_to_wait(self) -> bool:
-        waited_s = time.monotonic() - min(self._noted.values())
+        now = time.monotonic()
+        waited_s = now - min(self._noted.values(), default=now)
         return waited_s < _TRACE_S and self.is_tracing()
 
     @property
@@ -290,14 +291,15 @@ class Signals:
         """The handler in Python of all shared signals."""
         if number in self._nudges:
             self._nudges.discard(number)
-            if self._noted and not self._depth and not self._ought_to_wait:
+            if self._noted and not self._depth:
                 self._meet(idle=self._is_idle)
             return
         if time.monotonic() < self._echoes.pop(number, 0.0):
             return
         since = self._noted.get(number)
         may_run = self._meeting or not self._depth
-        if may_run and self._nearness is Nearness.ALONE:
+        alone = self._nearness is Nearness.ALONE and not self._ought_to_wait
+        if may_run and alone:
             self._forget(number)
             self._call(number, frame)
         elif since is None or number not in self._own:
@@ -379,7 +381,7 @@ class Signals:
 
     def _meet(self, *, idle: bool) -> None:
         """Meet the other ranks, and call the handlers if all are at the same point."""
-        while self._noted:
+        while self._noted and not self._ought_to_wait:
             peers, nearness = self._peers, self._nearness
             waited_s = time.monotonic() - min(self._noted.values())
             if nearness is Nearness.CONNECTING and waited_s < _JOIN_S:
