@@ -6,6 +6,7 @@ interruption.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,9 @@ from tests.interruptions.trial import (
 from tests.launch.chaos import seeds
 from tests.launch.cluster import Cluster
 
-BACKED_UP = Path(__file__).parents[1] / "runtime" / "programs" / "backed_up.py"
+PROGRAMS = Path(__file__).parents[1] / "runtime" / "programs"
+BACKED_UP = PROGRAMS / "backed_up.py"
+SETS = PROGRAMS / "interrupted_sets.py"
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
@@ -63,6 +66,29 @@ def test_saved_once_with_parameter_servers(tmp_path: Path, strategy: str) -> Non
         "except", signal.SIGTERM, "worker:1", "step 5\n", "worker:0", 0.0
     )
     passes(chosen, tmp_path, strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["launcher", "worker:1"])
+def test_process_sets(tmp_path: Path, whom: str) -> None:
+    tasks = [f"worker:{rank}" for rank in range(3)]
+    cluster = Cluster(tmp_path)
+    try:
+        running = cluster.start(
+            "-n", "3", "--set", "grace=30s", "--", sys.executable, str(SETS)
+        )
+        running.wait_for_text("step 20\n", *tasks, timeout_s=DEADLINE_S)
+        if whom == "launcher":
+            running.signal(signal.SIGINT)
+        else:
+            pid = running.wait_for("task", task=whom, state="running")["pid"]
+            os.kill(pid, signal.SIGINT)
+        assert running.end(DEADLINE_S) in (0, 130), running.err
+        found = {running.text(task).partition("handled at step ")[2] for task in tasks}
+        assert len(found) == 1
+        assert "" not in found
+    finally:
+        cluster.end()
 
 
 @pytest.mark.slow
