@@ -23,6 +23,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial")
     parser.add_argument("--minutes", type=float, help="begin no trial after so long")
     parser.add_argument("--idiom", choices=(*trial.IDIOMS, *trial.MORE_IDIOMS))
+    parser.add_argument(
+        "--strategy", choices=tuple(trial.STRATEGIES), default="collective"
+    )
     parser.add_argument("--set", action="append", default=[], help="as of launch")
     given = parser.parse_args()
     good: Counter[str] = Counter()
@@ -35,7 +38,7 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix=f"interruption-{seed}-"))
         cluster = Cluster(folder)
         try:
-            problems = trial.run(cluster, chosen, given.set)
+            problems = trial.run(cluster, chosen, given.set, given.strategy)
         except AssertionError as error:
             problems = [str(error)]
         finally:

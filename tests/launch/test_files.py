@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +19,9 @@ import pytest
 
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
+from tfcluster.runtime.files.layers import Layers, enter
+
+PR_SET_DUMPABLE = 4
 
 OPTIONS = ("--set", "runtime.require_exchange=false")
 FAIL = {"TFCLUSTER_FILES_FAIL": "1"}
@@ -356,3 +364,36 @@ def test_an_evaluator_with_the_program_of_the_ranks_does_not_train(
     running = cluster.start(cluster.file(json.dumps(config)))
     assert running.end(timeout_s=150) == 0, running.err
     assert "the evaluator runs the program of the ranks" in running.text("evaluator:0")
+
+
+@needs_layers
+def test_a_layer_gives_no_rights_that_its_user_has_not() -> None:
+    place = Path(tempfile.mkdtemp())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                codecs.lookup("unicode_escape")  # a file that only root may read
+                os.chown(place, 2, 2)
+                os.setresgid(2, 2, 2)
+                os.setresuid(2, 2, 2)
+                # Otherwise /proc/self is still root's.
+                ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+            layers = Layers(f"{place}/0", (f"{place}/0.files",))
+            assert layers.can_cover("/etc")
+            enter(helps=False)
+            layers.cover("/etc")
+            layers.cover(str(place))
+            (place / "ours").write_text("")
+            with pytest.raises(PermissionError):
+                Path("/etc/tfcluster-test").write_text("")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        shutil.rmtree(place)

@@ -598,6 +598,20 @@ def test_the_first_ctrl_c_says_what_a_second_one_does() -> None:
     assert "again" in says[0]
 
 
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_tasks_killed_after_the_grace_are_named(interrupts: int) -> None:
+    history = History(plan(W0, W1))
+    history.up()
+    for _ in range(interrupts):
+        history.feed(Interrupted(ExitCode.INTERRUPTED))
+    history.obey(W0)
+    says = [a.text for a in history.obey(W1, signal="SIGKILL") if isinstance(a, Say)]
+    by_grace = interrupts == 1
+    assert ["killed after 10 s (grace): worker:1." in text for text in says] == (
+        [True] if by_grace else []
+    )
+
+
 def test_a_second_interrupt_kills_servers_too() -> None:
     history = History(plan(W0, PS))
     history.up()

@@ -135,6 +135,21 @@ def fetch(state: State) -> Result:
     return replace(state, fetching=True), [FetchResults(hosts)]
 
 
+def too_late(state: State) -> list[Action]:
+    """Say that tasks did not end by themselves when they were told to."""
+    if not state.killed or state.interrupted is None:
+        return []
+    names = sorted(str(task) for task in state.killed)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return [
+        Say(
+            f"warning: killed after {state.plan.grace_s:g} s (grace): "
+            f"{', '.join(names[:8])}{more}. What they had not saved by then is lost, "
+            "and a file that they were writing may be incomplete"
+        )
+    ]
+
+
 def leave_results(state: State) -> Result:
     """End the fetch: an interrupt came when only results were still missing."""
     return state, [

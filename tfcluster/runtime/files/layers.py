@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -120,8 +121,7 @@ class Layers:
         upper, work = own / "upper", own / "work"
         for each in (upper, work):
             each.mkdir(0o700, parents=True, exist_ok=True)
-        # The folder itself keeps its mode.
-        upper.chmod(Path(folder).stat().st_mode & 0o7777)
+        upper.chmod(_mode_for_us(folder))
         with ExitStack() as opened, _all_capabilities():
 
             def reach(path: str | Path) -> str:
@@ -138,6 +138,20 @@ class Layers:
         # Relative paths shall lead into the layer.
         os.chdir(here)
         return str(upper)
+
+
+def _mode_for_us(folder: str) -> int:
+    """The mode of a folder that is ours and gives us the same rights as ``folder``."""
+    found = Path(folder).stat()
+    mode = found.st_mode & 0o7777
+    if os.geteuid() in (0, found.st_uid):
+        return mode
+    rights = sum(right for right in (os.R_OK, os.W_OK, os.X_OK) if _may(folder, right))
+    return mode & ~stat.S_IRWXU | rights << 6
+
+
+def _may(path: str, right: int) -> bool:
+    return os.access(path, right, effective_ids=True)
 
 
 def _temporary() -> str:
