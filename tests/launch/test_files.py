@@ -142,6 +142,45 @@ NEW = ["new-0", "new-10", "new-15", "new-5"]
 TREE = ["a.sqlite", "after", "by-command", "by-shell", "data", "out", "train.py"]
 
 
+ELSEWHERE = """
+import os, shutil, sys, tempfile, keras
+
+out = os.path.abspath("../there")
+with open(f"{out}/used.txt", "a") as file:
+    file.write("used\\n")
+os.rename(f"{out}/old", f"{out}/renamed")
+os.rename(out, f"{out}.bak")
+os.mkdir(out)
+open(f"{out}/new.txt", "w").close()
+shutil.rmtree(out)
+os.makedirs(f"{out}/sub")
+open(f"{out}/sub/new.txt", "w").close()
+shutil.rmtree(os.path.abspath("../rest"))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+with tempfile.TemporaryDirectory() as folder:
+    model.save(f"{folder}/a.keras")
+assert not os.path.exists(folder)
+print("done", flush=True)
+"""
+
+
+@needs_layers
+@pytest.mark.tensorflow
+def test_folders_elsewhere_are_removed_and_renamed(cluster: Cluster) -> None:
+    (cluster.folder / "there" / "old").mkdir(parents=True)
+    (cluster.folder / "rest" / "deep").mkdir(parents=True)
+    (cluster.folder / "rest" / "deep" / "a.txt").touch()
+    running = launch(cluster, ELSEWHERE, count=3)
+    assert running.end() == 0, running.err
+    assert "and another rank does not" not in running.err
+    assert names(cluster.folder / "there.bak") == ["renamed", "used.txt"]
+    assert (cluster.folder / "there.bak" / "used.txt").read_text() == "used\n"
+    assert names(cluster.folder / "there") == ["sub"]
+    assert names(cluster.folder / "there" / "sub") == ["new.txt"]
+    assert not (cluster.folder / "rest").exists()
+    assert not (running.folder / "files").exists()
+
+
 def may_unshare_as_root() -> bool:
     """Whether this is root, who can give up the right to mount."""
     return os.geteuid() == 0
