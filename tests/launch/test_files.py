@@ -200,6 +200,31 @@ def test_a_user_without_the_right_to_mount(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
+AGAIN = """
+import os
+for number in range(300):
+    with open("lock", "x") as file:
+        file.write(str(number))
+    os.remove("lock")
+    os.makedirs("folder/inner")
+    os.rmdir("folder/inner")
+    os.rename("folder", "renamed")
+    assert sorted(os.listdir()) == ["renamed", "train.py"]
+    os.rmdir("renamed")
+print("done", flush=True)
+"""
+
+
+@needs_layers
+def test_what_is_removed_is_gone_although_the_chief_makes_it_later(
+    cluster: Cluster,
+) -> None:
+    running = launch(cluster, AGAIN, count=3)
+    assert running.end() == 0, running.err
+    assert "and another rank does not" not in running.err
+    assert names(work(cluster)) == ["train.py"]
+
+
 # --- programs whose ranks differ ------------------------------------------------------
 
 DIFFERING = """

@@ -25,6 +25,7 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 _COMMAND = "subprocess.Popen"
 """A command that may run after Python's function has returned."""
 _OF_A_FOLDER = ("os.rename", "os.rmdir")
+_REMOVALS = (*_OF_A_FOLDER, "os.remove", "shutil.rmtree")
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
@@ -64,11 +65,13 @@ class Changes:
                 change = change_of(event, args, sys._getframe(1), self._work)
                 if change is not None:
                     self._begin(change)
+                    if event in _REMOVALS and is_here and self._layers is not None:
+                        self._order.wait_for_first()
                     if event in _OF_A_FOLDER and self._layers is not None:
                         self._layers.release(change.paths[0])
                     if event == "os.rename" and self._layers is not None:
                         self._layers.make_movable(change.paths[0])
-                    if is_here and self._layers is not None and event != _COMMAND:
+                    if is_here and event != _COMMAND:
                         self._call_when_returned()
         finally:
             self._thread.busy = False
@@ -87,8 +90,7 @@ class Changes:
                 self._cover(self._layers, path)
         if not self._order.is_here():
             return
-        if self._layers is not None:
-            self._order.done()
+        self._order.done()
         self._order.count += 1
         if self._layers is None and self._is_ordered and not self._order.wait():
             self._is_ordered = False
@@ -137,7 +139,7 @@ class Changes:
 
         The change has been made when it ends.
         """
-        if self._layers is None or not self._order.is_here():
+        if not self._order.is_here():
             return
         if child is None:
             self._order.done()
@@ -183,7 +185,7 @@ class Changes:
             yield
         finally:
             self._thread.busy = False
-            if self._layers is not None and self._order.is_here():
+            if self._order.is_here():
                 self._order.done()
 
     @contextmanager

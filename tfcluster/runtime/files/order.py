@@ -2,7 +2,9 @@
 
 All ranks run the same program, so the n-th change of one is the n-th change of all. The
 others make theirs in their own layers, where nobody sees it, and the chief waits for
-that. So no rank ever sees a change of the chief that it has not made itself.
+that. So no rank ever sees a change of the chief that it has not made itself. Before a
+rank removes something, it waits until the chief has made all changes before: otherwise,
+the chief could still make later what the rank has removed, and the rank would see it.
 
 The ranks share a few numbers in memory. The wait has no time limit, and needs none: it
 ends as soon as another rank cannot make that change before the chief goes on, because
@@ -79,7 +81,8 @@ class Order:
 
     def done(self) -> None:
         """Say that all changes that have begun are made."""
-        self._words[self._own + _DONE] = self.count
+        done = self._words[self._own + _DONE]
+        self._words[self._own + _DONE] = max(done, self.count)
 
     def end(self) -> None:
         """Say that this rank changes nothing any more."""
@@ -123,19 +126,26 @@ class Order:
 
         Returns False if one of them cannot, because it makes other changes.
         """
-        waits = [self._wait_for(other) for other in self._others]
+        waits = [self._wait_for(other, self.count) for other in self._others]
         return all(waits)
 
-    def _wait_for(self, other: int) -> bool:
+    def wait_for_first(self) -> None:
+        """Wait until the first rank has made all changes before this rank's last one.
+
+        Or until it is clear that it makes other changes.
+        """
+        self._wait_for(0, self.count - 1)
+
+    def _wait_for(self, other: int, count: int) -> bool:
         wait_s, looked_s = _SHORTEST_S, time.monotonic()
         while True:
             # In this order: a rank makes its changes before it passes a point.
             is_ahead = self._is_ahead(other)
-            if self._words[other + _DONE] >= self.count or is_ahead:
-                return self._words[other + _DONE] >= self.count
+            if self._words[other + _DONE] >= count or is_ahead:
+                return self._words[other + _DONE] >= count
             if time.monotonic() - looked_s > _LOOK_S:
                 if not self._lives(other):
-                    return self._words[other + _DONE] >= self.count
+                    return self._words[other + _DONE] >= count
                 looked_s = time.monotonic()
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_S)
