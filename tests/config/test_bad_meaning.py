@@ -163,18 +163,18 @@ BAD = [
     Bad(
         f"{SMALLEST}restart: {{max: 1, on_time_limit: requeue}}\n",
         "3:34",
-        "'requeue' is for backend slurm: local has no time limit",
+        "'requeue' is not for backend local: it has no time limit",
     ),
     Bad(
         f"{SMALLEST}backend: ssh\nhosts: [a]\n"
         "restart: {max: 1, on_time_limit: requeue}\n",
         "5:34",
-        "'requeue' is for backend slurm: ssh has no time limit",
+        "'requeue' is not for backend ssh: it has no time limit",
     ),
     Bad(
         f"{SMALLEST}backend: sge\nrestart: {{max: 1, on_time_limit: requeue}}\n",
         "4:34",
-        "'requeue' is for backend slurm: Grid Engine does not start a job on several",
+        "'requeue' is not for backend sge: Grid Engine does not start a job on several",
     ),
     Bad(
         f"{SMALLEST}backend: slurm\nrestart: {{on_time_limit: requeue}}\n",

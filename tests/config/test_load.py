@@ -19,13 +19,16 @@ from tfcluster.model import (
     Restart,
     Runtime,
     Secret,
-    Sge,
-    Slurm,
     Ssh,
     Strategy,
     Sync,
     TaskGroup,
 )
+from tfcluster.schedulers.base import settings_of
+from tfcluster.schedulers.sge import SCHEDULER as SGE
+from tfcluster.schedulers.sge.settings import SgeSettings
+from tfcluster.schedulers.slurm import SCHEDULER as SLURM
+from tfcluster.schedulers.slurm.settings import SlurmSettings
 
 CONTRACT = """\
 name: digits
@@ -106,7 +109,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         known_hosts=Path("/k"),
         connect_timeout_s=10.0,
     )
-    assert description.slurm == Slurm(
+    assert settings_of(description, SLURM, SlurmSettings) == SlurmSettings(
         nodes=2,
         tasks_per_node=4,
         partition="gpu",
@@ -114,7 +117,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         gpus_per_node=4,
         options=("--account=x",),
     )
-    assert description.sge == Sge(
+    assert settings_of(description, SGE, SgeSettings) == SgeSettings(
         parallel_environment="tf",
         slots=8,
         queue="all.q",
@@ -143,8 +146,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert description.runtime == Runtime()
     assert description.hosts == ()
     assert description.ssh == Ssh()
-    assert description.slurm == Slurm()
-    assert description.sge == Sge()
+    assert description.sections == {}
     assert description.launcher == "auto"
     assert description.ports is None
     assert description.restart == Restart(max=0, scope="auto")
@@ -457,5 +459,5 @@ def test_the_time_of_a_job_may_be_a_duration(
     tmp_path: Path, written: str, expected: str
 ) -> None:
     text = f"{SMALLEST}slurm: {{time: {written}, mem: 16GB}}\n"
-    slurm = loaded(tmp_path, text).description.slurm
+    slurm = SlurmSettings(**loaded(tmp_path, text).description.sections["slurm"])
     assert (slurm.time, slurm.mem) == (expected, "16G")

@@ -125,7 +125,7 @@ def _described(
     settings: Mapping[str, Any] | None,
 ) -> Description:
     wanted = dict(settings or {})
-    if backend is not None:
+    if backend:
         wanted["backend"] = backend
     overrides, problems = launch_arguments.overrides(wanted)
     try:

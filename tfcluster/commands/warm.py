@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tfcluster import backends, config
-from tfcluster.backends.base import Remembering, Starter
-from tfcluster.backends.local import LocalBackend
+from tfcluster import config, schedulers
 from tfcluster.commands.doctor import preparing
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
@@ -35,6 +33,9 @@ from tfcluster.model import Description, Host
 from tfcluster.record import warm_hosts
 from tfcluster.record.paths import ELSEWHERE, state_dir
 from tfcluster.record.warm_hosts import WarmHosts
+from tfcluster.schedulers.base import Remembering
+from tfcluster.schedulers.local import LocalScheduler
+from tfcluster.schedulers.starting import Starter
 from tfcluster.vocabulary import FORMAT_VERSION
 from tfcluster.wire import Frame
 
@@ -86,7 +87,7 @@ def _keep(path: str, options: Options, environ: Mapping[str, str]) -> int:
     description = loaded.description
     _refuse_scheduler(description)
     job = _job(description, environ)
-    starter = backends.starting(description).starter(description, environ)
+    starter = schedulers.of_launcher(description).starter(description, environ)
     purpose = _purpose(path)
     # Remember the hosts first: --stop must find them even if this command is killed.
     _remember(description, purpose, environ)
@@ -117,7 +118,7 @@ def _refuse_scheduler(description: Description) -> None:
 
 def _job(description: Description, environ: Mapping[str, str]) -> Job:
     """The job that a launch would run. Raises ConfigError if nothing would be warm."""
-    backend = backends.get(description.backend)
+    backend = schedulers.get(description.backend)
     prepared = prepare(description, backend.allocate(description, environ))
     if all(spec.warm is None for spec in prepared.specs):
         raise _usage(
@@ -179,7 +180,7 @@ def _fail(answer: Answer, cause: str, tail: object) -> None:
 def _remember(
     description: Description, purpose: str, environ: Mapping[str, str]
 ) -> None:
-    backend = backends.get(description.backend)
+    backend = schedulers.get(description.backend)
     if not isinstance(backend, Remembering):
         return  # this machine is always asked
     state = state_dir(environ)
@@ -267,9 +268,9 @@ def _asked(
     def ask(hosts: Sequence[Host], starter: Starter) -> list[Answer]:
         return ask_hosts(hosts, starter, lambda _: [request], patience_s=_ANSWER_S)
 
-    yield None, ask((Host(name="localhost", address="127.0.0.1"),), LocalBackend())
+    yield None, ask((Host(name="localhost", address="127.0.0.1"),), LocalScheduler())
     for known in warm_hosts.load(state_dir(environ)):
-        backend = backends.get(known.backend)
+        backend = schedulers.get(known.backend)
         if path is not None and known.purpose != _purpose(path):
             continue
         if isinstance(backend, Remembering):

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tfcluster.backends.base import Starter
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import Starter
 from tfcluster.wire import Frame
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster import host_patterns
-from tfcluster.backends.sge import gpus as sge_gpus
-from tfcluster.backends.sge import hostfile, job
-from tfcluster.backends.sge.hostfile import HostfileError
-from tfcluster.backends.slurm import gpus as slurm_gpus
-from tfcluster.backends.slurm import variables
 from tfcluster.errors import ConfigError, StartError
 from tfcluster.host_patterns import HostlistError
+from tfcluster.schedulers.sge import gpus as sge_gpus
+from tfcluster.schedulers.sge import hostfile, job
+from tfcluster.schedulers.sge.hostfile import HostfileError
+from tfcluster.schedulers.slurm import gpus as slurm_gpus
+from tfcluster.schedulers.slurm import variables
 
 
 def _hostlist(data: bytes) -> None:
