@@ -7,7 +7,7 @@ words; ``mistakes`` knows how options are written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 NOTHING = "nothing would be submitted"
@@ -81,8 +81,9 @@ class OptionTable:
             if not re.fullmatch(r"-[A-Za-z@]\w*" if not self.short else "-.+", word):
                 return f"{word!r} is not an option", self._hint
             name = word[:2] if self.short else word
-            why = self.denied.get(name)
-            return None if why is None else (f"option {name} is not allowed", why)
+            if why := self.denied.get(name):
+                return f"option {name} is not allowed", why
+            return self._unreadable(word)
         if not began:
             return f"{word!r} {_NO_DASH}", self._hint
         return self._unreadable(word)
@@ -103,12 +104,15 @@ class OptionTable:
         return None
 
 
-def lines(options: Sequence[str]) -> list[str]:
-    """Checked words as directives: an option begins one, and its values follow it."""
+def lines(options: Sequence[str], quoted: Callable[[str], str] = str) -> list[str]:
+    """Checked words as directives: an option begins one, and its values follow it.
+
+    ``quoted`` writes a word as the command reads it.
+    """
     found: list[list[str]] = []
     for word in options:
         if found and not re.match(r"-(?![0-9])", word):
-            found[-1].append(word)
+            found[-1].append(quoted(word))
         else:
-            found.append([word])
+            found.append([quoted(word)])
     return [" ".join(words) for words in found]

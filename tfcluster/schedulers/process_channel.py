@@ -102,6 +102,10 @@ class ProcessChannel:
                 continue
             return
 
+    def is_over(self) -> bool:
+        """Whether the child has ended."""
+        return self._process.poll() is not None
+
     def diagnosis(self) -> str:
         try:
             code = self._process.wait(timeout=2)

@@ -7,8 +7,8 @@ from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster import host_patterns
 from tfcluster.errors import ConfigError, StartError
 from tfcluster.host_patterns import HostlistError
-from tfcluster.schedulers.sge import gpus as sge_gpus
-from tfcluster.schedulers.sge import hostfile, job
+from tfcluster.schedulers import gpus as sge_gpus
+from tfcluster.schedulers.sge import GPU_VARIABLES, hostfile, job
 from tfcluster.schedulers.sge.hostfile import HostfileError
 from tfcluster.schedulers.slurm import gpus as slurm_gpus
 from tfcluster.schedulers.slurm import variables
@@ -55,7 +55,7 @@ def _sge(data: bytes) -> None:
 def _gpus(data: bytes) -> None:
     said = text_of(data)
     slurm_gpus.parse(said)
-    sge_gpus.parse("h1", said)
+    sge_gpus.parse("h1", said, GPU_VARIABLES)
 
 
 TARGETS = (

@@ -11,9 +11,9 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster import schedulers
 from tfcluster.errors import ConfigError, StartError
+from tfcluster.schedulers.gpus import given
+from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.sge import SCHEDULER
-from tfcluster.schedulers.sge.gpus import given
-from tfcluster.schedulers.sge.job import is_one_of, own_names
 
 JOB = {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "HOSTNAME": "node4.cluster.test"}
 FILE = """\

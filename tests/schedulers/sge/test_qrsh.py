@@ -18,7 +18,8 @@ from tests.time_limits import allow_s
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Host, TaskGroup
-from tfcluster.schedulers.sge import SCHEDULER, gpus
+from tfcluster.schedulers import gpus
+from tfcluster.schedulers.sge import GPU_VARIABLES, SCHEDULER, ask_gpus
 from tfcluster.schedulers.sge.qrsh import QrshChannel, qrsh_argv, shielded
 
 # Like the real qrsh: words are joined with spaces, and the user's shell parses them.
@@ -154,7 +155,7 @@ def test_hosts_are_asked_for_gpus_only_where_tasks_want_some(
 
 def test_a_host_that_cannot_be_asked_is_named(qrsh: str) -> None:
     with pytest.raises(StartError, match=r"^refuses: .*control_slaves TRUE"):
-        gpus.ask(qrsh, ["refuses"], {"PATH": "/bin:/usr/bin"})
+        ask_gpus(qrsh, ["refuses"], {"PATH": "/bin:/usr/bin"})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_a_host_that_cannot_be_asked_is_named(qrsh: str) -> None:
 def test_what_a_host_says_of_its_gpus(
     said: str, expected: tuple[str, ...] | None
 ) -> None:
-    assert gpus.parse("node2", said) == expected
+    assert gpus.parse("node2", said, GPU_VARIABLES) == expected
 
 
 def test_a_host_that_says_something_else_is_named() -> None:

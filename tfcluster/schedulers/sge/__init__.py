@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.model import Allocation, Description, Host, Interpreter
-from tfcluster.schedulers import process_channel
+from tfcluster.schedulers import gpus, process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.base import (
     Ask,
@@ -27,18 +27,17 @@ from tfcluster.schedulers.base import (
     settings_of,
 )
 from tfcluster.schedulers.options import Mistake
+from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.process_channel import ProcessChannel
-from tfcluster.schedulers.sge import gpus, queue
+from tfcluster.schedulers.sge import queue
 from tfcluster.schedulers.sge.accounting import verdict
 from tfcluster.schedulers.sge.job import (
     granted_slots,
     is_inside,
-    is_one_of,
-    own_names,
 )
 from tfcluster.schedulers.sge.programs import find_program
 from tfcluster.schedulers.sge.qmaster import Qmaster
-from tfcluster.schedulers.sge.qrsh import QrshChannel, qrsh_argv, shielded
+from tfcluster.schedulers.sge.qrsh import QrshChannel, meaning, qrsh_argv, shielded
 from tfcluster.schedulers.sge.request import contradictions, sge_slots
 from tfcluster.schedulers.sge.script import OPTIONS, directives
 from tfcluster.schedulers.sge.settings import ADVICE, EXAMPLE, SYNONYMS, SgeSettings
@@ -46,6 +45,8 @@ from tfcluster.schedulers.sge.state import job_state
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
+GPU_VARIABLES = (*gpus.CUDA, "SGE_HGR_gpu", "SGV_HGR_gpu", "SGE_GPU")
+"""Variables that name GPUs; the first one that is set counts."""
 
 
 class SgeScheduler(BatchScheduler):
@@ -106,9 +107,11 @@ class SgeScheduler(BatchScheduler):
         own = own_names(env)
         slots = granted_slots(env)
         others = [name for name in slots if not is_one_of(name, own)]
-        devices = dict.fromkeys(slots, gpus.given(env)) | dict.fromkeys(others)
+        devices = dict.fromkeys(slots, gpus.given(env, GPU_VARIABLES)) | dict.fromkeys(
+            others
+        )
         if others and any(group.gpus for group in description.tasks.values()):
-            devices |= gpus.ask(find_program("qrsh", env), others, env)
+            devices |= ask_gpus(find_program("qrsh", env), others, env)
         hosts = [
             Host(name=name, slots=count, gpus=devices[name])
             for name, count in slots.items()
@@ -154,6 +157,16 @@ class SgeScheduler(BatchScheduler):
 
     def _settings(self, description: Description) -> SgeSettings:
         return settings_of(description, self, SgeSettings)
+
+
+def ask_gpus(
+    qrsh: str, hosts: Sequence[str], env: Mapping[str, str]
+) -> dict[str, tuple[str, ...] | None]:
+    """The job's GPUs on other hosts, from a qrsh task on each. Raises StartError."""
+    shell = ("/bin/sh", "-c", gpus.question(GPU_VARIABLES))
+    return gpus.ask(
+        hosts, lambda host: qrsh_argv(qrsh, host, shell), env, GPU_VARIABLES, meaning
+    )
 
 
 def _launched_s() -> float:

@@ -1,15 +1,15 @@
-"""Finds a job's hosts, and this host among them, from the job's environment.
+"""Finds a job's hosts from the job's environment.
 
 Reads only the host file, which exists on no other host.
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem, StartError
+from tfcluster.schedulers.own_host import own_names
 from tfcluster.schedulers.sge.hostfile import HostfileError, slots_by_host
 
 _STALE = (
@@ -67,25 +67,3 @@ def _parallel(env: Mapping[str, str]) -> str | None:
 
 def _broken(path: str, problem: str, hint: str) -> ConfigError:
     return ConfigError([Problem(f"PE_HOSTFILE={path!r}", problem, hint)])
-
-
-def own_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    """This host's names, first the one of Grid Engine, whose execd sets HOSTNAME."""
-    names = (env.get("HOSTNAME", ""), socket.gethostname())
-    return tuple(dict.fromkeys(name.lower() for name in names if name))
-
-
-def is_one_of(name: str, own: Iterable[str]) -> bool:
-    """Whether ``name`` is one of this host's names.
-
-    A short and a qualified name match if their first labels are equal. Two qualified
-    names must be equal, because clusters with several domains may reuse short names.
-    """
-    return any(_same(name.lower(), other) for other in own)
-
-
-def _same(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    qualified = "." in one and "." in other
-    return not qualified and one.partition(".")[0] == other.partition(".")[0]

@@ -8,24 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from tfcluster.schedulers.process_channel import LAST_WORDS_BYTES, READ_BYTES
+from tfcluster.schedulers.connect_back import Caller, Reception
+from tfcluster.schedulers.connected_channel import ConnectedChannel
+from tfcluster.schedulers.process_channel import LAST_WORDS_BYTES
 from tfcluster.schedulers.slurm.channel import STEP_END_S, explained
-from tfcluster.schedulers.slurm.connect_back import Caller, Reception
 from tfcluster.schedulers.slurm.srun import words_about
-from tfcluster.schedulers.starting import is_readable
 
 FIRST_S = 60.0
 """How long the first process may take to connect: after that, we assume that none can.
 A site's prolog may take long."""
-WORDS_S = 2.0
-"""How long to wait for the last words of a process that we have not ended."""
 ALL_S = 120.0
 """How long the other processes may take, from the start of the step."""
 
@@ -74,7 +72,11 @@ class GroupStep:
         with self._changed:
             while True:
                 if (caller := self._callers.pop(host, None)) is not None:
-                    return ConnectedChannel(caller, self)
+                    return ConnectedChannel(
+                        caller.connection,
+                        partial(self._last_words, host, caller.task),
+                        partial(self.left, host),
+                    )
                 left_s = self._deadline_s() - time.monotonic()
                 if self._process.returncode is not None or left_s <= 0:
                     break
@@ -84,6 +86,10 @@ class GroupStep:
         if nothing_left:
             self.end()
         return None
+
+    def _last_words(self, host: str, task: int, timeout_s: float) -> str:
+        said = self.said_about(host, task, timeout_s)
+        return explained(said) or said.rpartition("\n")[2]
 
     def said_about(self, host: str, task: int, timeout_s: float) -> str:
         """What the process on ``host``, or srun about it, wrote to standard error.
@@ -156,48 +162,3 @@ class GroupStep:
         self._reception.close()
         with self._changed:
             self._changed.notify_all()
-
-
-class ConnectedChannel:
-    """The standard input and output of a step's process that has connected to us."""
-
-    def __init__(self, caller: Caller, step: GroupStep) -> None:
-        self._caller = caller
-        self._step = step
-        self._connection = caller.connection
-        self._closed = False
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def read(self) -> bytes:
-        try:
-            return self._connection.recv(READ_BYTES)
-        except ConnectionResetError:
-            # The process ended before it had read everything that we sent.
-            # ``diagnosis`` has its last words.
-            return b""
-
-    def has_unread(self) -> bool:
-        return is_readable(self._connection.fileno())
-
-    def write(self, data: bytes) -> None:
-        self._connection.sendall(data)
-
-    def close(self) -> None:
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
-
-    def kill(self) -> None:
-        # The agent ends its tasks when it reads the end of file, as over SSH.
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._step.left(self._caller.node)
-
-    def diagnosis(self) -> str:
-        node, task = self._caller.node, self._caller.task
-        said = self._step.said_about(node, task, 0.0 if self._closed else WORDS_S)
-        self._step.left(node)
-        return explained(said) or said.rpartition("\n")[2]

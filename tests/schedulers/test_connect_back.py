@@ -12,9 +12,9 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from tfcluster.schedulers import connect_back
 from tfcluster.schedulers.agent_bundle import agent_argv
-from tfcluster.schedulers.slurm import connect_back
-from tfcluster.schedulers.slurm.connect_back import Caller, Reception, Refused, greet
+from tfcluster.schedulers.connect_back import Caller, Reception, Refused, greet
 
 SOON_S = 20.0
 TOKEN = b"t" * 32

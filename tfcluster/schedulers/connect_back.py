@@ -1,7 +1,7 @@
-"""Connections that processes of a job step open to us, instead of pipes through srun.
+"""Connections that processes of a job open to us, instead of pipes through a scheduler.
 
-srun gives each process a program and a token, over its standard input. Both ends then
-prove that they know the token before anything else is sent:
+Each process gets a program with a token, over its standard input. Both ends then prove
+that they know the token before anything else is sent:
 
     process -> us        "TFB1", nonce
     us -> process        nonce, HMAC-SHA256 over "launcher" and both nonces
@@ -11,7 +11,7 @@ prove that they know the token before anything else is sent:
 
 It is a challenge-response protocol like SKID3 (Menezes et al., "Handbook of Applied
 Cryptography", 10.3.2). Afterwards the connection is the process's standard input and
-output. Knows nothing about Slurm but the variables that a step's processes have.
+output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROGRAM = """\
 import hmac, os, socket, sys
 token, port = bytes.fromhex({token!r}), {port}
 where = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or {fallback!r}
-node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+node = {node!r} or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 me = (node + " " + os.environ.get("SLURM_PROCID", "0")).encode()
 
 def take(count):
@@ -82,7 +82,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated process of the step."""
+    """An authenticated process of the job."""
 
     node: str
     task: int
@@ -90,7 +90,7 @@ class Caller:
 
 
 class Reception:
-    """Listens for the processes of one step, until it is closed.
+    """Listens for processes of the job, until it is closed.
 
     ``arrived`` is called from threads, with each process that knows the token.
     """
@@ -108,11 +108,15 @@ class Reception:
                 target=self._accept_all, name="connect back", daemon=True
             ).start()
 
-    def program(self) -> str:
-        """The source code for the step's processes, which contains the token."""
+    def program(self, node: str = "") -> str:
+        """The source code for a process, which contains the token.
+
+        ``node`` is the process's host; empty: it asks Slurm's variables.
+        """
         return _PROGRAM.format(
             token=self._token.hex(),
             port=self.port,
+            node=node,
             fallback=socket.gethostname(),
             connect_s=_CONNECT_S,
             magic=_MAGIC,
