@@ -80,11 +80,15 @@ class FileStarter:
         argv = shell_argv(self._argv_on, host.name, folder, line)
         # A channel, for its last words and its end; nothing is read from it.
         process = ProcessChannel.start(host.name, argv, env=self._env)
-        caller = self._arrival(host.name, process)
+        try:
+            caller = self._arrival(host.name, process)
+        except StartError:
+            process.release(_END_S)
+            raise
         return ConnectedChannel(
             caller.connection,
             lambda _: process.diagnosis(),
-            lambda: process.terminate(_END_S),
+            lambda: process.release(_END_S),
         )
 
     def _expect(self, name: str) -> str:
@@ -111,7 +115,6 @@ class FileStarter:
             if process.is_over():
                 cause = process.diagnosis()
                 raise StartError(f"{name}: no agent could be started: {cause}")
-        process.terminate(_END_S)
         raise StartError(
             f"{name}: no agent has connected in {START_S:g} s",
             hint="hosts of the job must be able to connect to the launcher's host",

@@ -102,6 +102,13 @@ class ProcessChannel:
                 continue
             return
 
+    def release(self, timeout_s: float) -> None:
+        """``terminate``, and close what a launcher leaves open until its own end."""
+        self.terminate(timeout_s)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._stderr.close()
+
     def is_over(self) -> bool:
         """Whether the child has ended."""
         return self._process.poll() is not None

@@ -62,6 +62,13 @@ def option_mistakes(
         yield from scheduler.options.mistakes(scheduler.name, given)
 
 
+def into_log(launcher: LauncherCommand) -> list[str]:
+    """Commands for a scheduler that would keep a job's output until its end."""
+    log = require_plain("state folder", str(launcher.log))
+    comment = "# The launcher's output; task output is in the folder logs."
+    return [comment, f"exec >> {shlex.quote(log)} 2>&1"]
+
+
 def _where(key: str, description: Description) -> str:
     """The place of a value, or else of what it is in."""
     words = key.split(".")

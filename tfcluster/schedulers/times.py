@@ -23,3 +23,9 @@ def seconds(time: str) -> int | None:
         hours, (minutes, rest_s) = 0, (*numbers, 0)[:2]
     whole = int(days) if days.isdecimal() else 0
     return ((whole * 24 + hours) * 60 + minutes) * 60 + rest_s
+
+
+def clock(seconds: int) -> str:
+    """``HH:MM:SS``; hours may exceed 24."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"
