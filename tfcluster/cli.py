@@ -291,7 +291,7 @@ def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> i
 
     Shows its host, command, environment, TF_CONFIG and log, and the source of each
     value. With -v, also shows tfcluster's own variables; with -q, shows only problems.
-    Inside a Slurm or Grid Engine job, the hosts are those of the job.
+    Inside a job of a scheduler, the hosts are those of the job.
 
     \b
     tfcluster plan cluster.yaml

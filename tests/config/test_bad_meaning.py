@@ -382,6 +382,36 @@ BAD = [
         "option --wrap is not a",
     ),
     Bad(
+        f"{SMALLEST}slurm: {{options: [--array=1-3]}}\n",
+        "3:19",
+        "option --array is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}slurm: {{options: [-a1-3]}}\n",
+        "3:19",
+        "option -a1-3 is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}sge: {{options: [-t, 1-3]}}\n",
+        "3:17",
+        "option -t is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}sge: {{options: [-P, 'a b']}}\n",
+        "3:21",
+        "'a b' cannot be used in a directive of qsub",
+    ),
+    Bad(
+        f"{SMALLEST}pbs: {{options: [-J, 1-3]}}\n",
+        "3:17",
+        "option -J is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}lsf: {{options: [-K]}}\n",
+        "3:17",
+        "option -K is not allowed",
+    ),
+    Bad(
         f'{SMALLEST}slurm: {{options: ["--a=\\nb"]}}\n',
         "3:19",
         "'options[0]' must be",

@@ -255,6 +255,8 @@ SECTIONS = {
     "SSH": SCHEMA["$defs"]["Ssh"],
     "Slurm": SCHEMA["$defs"]["Slurm"],
     "Grid Engine": SCHEMA["$defs"]["Sge"],
+    "PBS": SCHEMA["$defs"]["Pbs"],
+    "LSF": SCHEMA["$defs"]["Lsf"],
     "Restart": SCHEMA["$defs"]["Restart"],
 }
 
