@@ -24,7 +24,6 @@ from tfcluster.model import (
     Sync,
     TaskGroup,
 )
-from tfcluster.schedulers.base import settings_of
 from tfcluster.schedulers.sge import SCHEDULER as SGE
 from tfcluster.schedulers.sge.settings import SgeSettings
 from tfcluster.schedulers.slurm import SCHEDULER as SLURM
@@ -109,7 +108,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         known_hosts=Path("/k"),
         connect_timeout_s=10.0,
     )
-    assert settings_of(description, SLURM, SlurmSettings) == SlurmSettings(
+    assert SLURM.settings_in(description) == SlurmSettings(
         nodes=2,
         tasks_per_node=4,
         partition="gpu",
@@ -117,7 +116,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         gpus_per_node=4,
         options=("--account=x",),
     )
-    assert settings_of(description, SGE, SgeSettings) == SgeSettings(
+    assert SGE.settings_in(description) == SgeSettings(
         parallel_environment="tf",
         slots=8,
         queue="all.q",

@@ -14,7 +14,7 @@ from tfcluster.isolated_import import PACKAGE_ROOT
 
 MODULE = '''
 from dataclasses import dataclass
-from tfcluster.schedulers.base import BatchScheduler, placeholders, setting, settings_of
+from tfcluster.schedulers.base import BatchScheduler, placeholders, setting
 from tfcluster.schedulers.options import OptionTable
 import re
 
@@ -35,10 +35,10 @@ class Acme(BatchScheduler):
     def is_inside(self, env):
         return "ACME" in env
     def expected(self, description):
-        lanes = settings_of(description, self, Settings).lanes
+        lanes = self.settings_in(description).lanes
         return self.granted(description, placeholders(lanes or 1, 1))
-    def directives(self, description, launcher):
-        yield f"#ACME {settings_of(description, self, Settings).lanes}"
+    def directives(self, description, settings, launcher):
+        yield f"#ACME {settings.lanes}"
 
 SCHEDULER = Acme()
 '''

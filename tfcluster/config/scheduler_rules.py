@@ -16,7 +16,9 @@ def check_sections(description: Description, findings: Findings) -> None:
         for found in option_mistakes(schedulers.get(name), description):
             _note(found, findings)
     if findings.sound("tasks", "backend", description.backend):
-        for found in schedulers.get(description.backend).mistakes(description):
+        scheduler = schedulers.get(description.backend)
+        settings = scheduler.settings_in(description)
+        for found in scheduler.mistakes(description, settings):
             _note(found, findings)
 
 

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tfcluster.errors import ExitCode
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers.options import Mistake, OptionTable
 from tfcluster.schedulers.starting import Starter
-
-_Settings = TypeVar("_Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +135,21 @@ class Scheduler:
         """The hosts that a plan assumes before anything has been asked. Pure."""
         return self.allocate(description, {})
 
-    def mistakes(self, description: Description) -> Iterator[Mistake]:
-        """What the section says against the tasks, or twice, apart from ``options``."""
-        del description
+    def settings_in(self, description: Description) -> Any:
+        """The ``settings`` in a configuration; defaults if it has no such section."""
+        if self.settings is None:
+            return None
+        given = description.sections.get(self.name, {}).items()
+        # A list in JSON is a tuple in a frozen dataclass.
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given}
+        return self.settings(**plain)
+
+    def mistakes(self, description: Description, settings: Any, /) -> Iterator[Mistake]:
+        """What ``settings`` say against the tasks, or twice, apart from ``options``."""
         yield from ()
 
     def more_slots(self, tasks: int, hosts: int) -> str | None:
         """How to get enough slots for ``tasks`` tasks on so many hosts."""
-        del tasks, hosts
         return None
 
     def reaches(self, other: Scheduler) -> bool:
@@ -170,12 +175,12 @@ class BatchScheduler(Scheduler):
     submit_command: str
     """The program that submits: ``sbatch``."""
 
-    def is_inside(self, env: Mapping[str, str]) -> bool:
+    def is_inside(self, env: Mapping[str, str], /) -> bool:
         """Whether ``env`` is the environment of one of its allocations."""
         raise NotImplementedError
 
     def directives(
-        self, description: Description, launcher: LauncherCommand
+        self, description: Description, settings: Any, launcher: LauncherCommand, /
     ) -> Iterator[str]:
         """The lines of the job script that say what the job needs. Pure.
 
@@ -207,7 +212,6 @@ class BatchScheduler(Scheduler):
 
         None: unknown.
         """
-        del env
         return None
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
@@ -215,17 +219,14 @@ class BatchScheduler(Scheduler):
 
         Called when the launcher has received SIGTERM; takes a few seconds at most.
         """
-        del env
         return None
 
     def array_index(self, env: Mapping[str, str]) -> str | None:
         """The index of this element of a job array; None: not in an array."""
-        del env
         return None
 
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
         """Signals of the scheduler that do not announce the end of the job."""
-        del description
         return frozenset()
 
 
@@ -267,15 +268,6 @@ class Requeuing:
         None: it obeys, and will soon tell this process to end.
         """
         raise NotImplementedError
-
-
-def settings_of(
-    description: Description, scheduler: Scheduler, kind: type[_Settings]
-) -> _Settings:
-    """The section of ``scheduler`` in the configuration; defaults if it has none."""
-    given = description.sections.get(scheduler.name, {})
-    # A list in JSON is a tuple in a frozen dataclass.
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
 
 
 def placeholders(

@@ -42,15 +42,21 @@ def job_script(
         raise ConfigError(
             [Problem(_where(m.key, description), m.message, m.hint) for m in wrong]
         )
+    settings = scheduler.settings_in(description)
     lines = ["#!/bin/bash", *_heading(description), ""]
-    lines += [*scheduler.directives(description, launcher), "", *_body(launcher), ""]
+    lines += [
+        *scheduler.directives(description, settings, launcher),
+        "",
+        *_body(launcher),
+        "",
+    ]
     return "\n".join(lines)
 
 
 def mistakes(scheduler: Scheduler, description: Description) -> Iterator[Mistake]:
     """What is wrong with the section of the description's scheduler."""
     yield from option_mistakes(scheduler, description)
-    yield from scheduler.mistakes(description)
+    yield from scheduler.mistakes(description, scheduler.settings_in(description))
 
 
 def option_mistakes(

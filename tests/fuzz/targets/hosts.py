@@ -48,7 +48,7 @@ def _hostfile(data: bytes) -> None:
 def _sge(data: bytes) -> None:
     environ = _environment(data)
     environ.pop("PE_HOSTFILE", None)
-    sge_gpus.given(environ)
+    sge_gpus.given(environ, GPU_VARIABLES)
     job.granted_slots(environ)
 
 

@@ -22,6 +22,7 @@ from tfcluster.errors import ConfigError, ExitCode, StartError
 from tfcluster.model import Description, Host, TaskGroup
 from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
 from tfcluster.schedulers.lsf import SCHEDULER
+from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.queries import asker
 from tfcluster.schedulers.script import job_script
 
@@ -29,6 +30,10 @@ from tfcluster.schedulers.script import job_script
 def job(tasks: int = 4, gpus: int | None = None, **lsf: Any) -> Description:
     group = TaskGroup(count=tasks, gpus=gpus)
     return describe({"worker": group}, name="digits", backend="lsf", lsf=lsf)
+
+
+def found_in(description: Description) -> list[Mistake]:
+    return [*SCHEDULER.mistakes(description, SCHEDULER.settings_in(description))]
 
 
 def asked(description: Description) -> list[str]:
@@ -93,9 +98,9 @@ def test_refused_options(options: list[str], index: int, message: str) -> None:
 
 def test_contradictions() -> None:
     twice = job(queue="a", options=["-q", "b"])
-    assert [each.key for each in SCHEDULER.mistakes(twice)] == ["lsf.options.0"]
+    assert [each.key for each in found_in(twice)] == ["lsf.options.0"]
     wide = job(tasks_per_node=9)
-    assert [each.key for each in SCHEDULER.mistakes(wide)] == ["lsf.tasks_per_node"]
+    assert [each.key for each in found_in(wide)] == ["lsf.tasks_per_node"]
 
 
 def test_bsub_reads_the_script(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.schedulers.test_file_starter import read_frames
 from tfcluster.errors import ConfigError, ExitCode, StartError
 from tfcluster.model import Description, Host, TaskGroup
 from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
+from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.pbs import SCHEDULER
 from tfcluster.schedulers.script import job_script
 
@@ -28,6 +29,10 @@ from tfcluster.schedulers.script import job_script
 def job(tasks: int = 4, gpus: int | None = None, **pbs: Any) -> Description:
     group = TaskGroup(count=tasks, gpus=gpus)
     return describe({"worker": group}, name="digits", backend="pbs", pbs=pbs)
+
+
+def found_in(description: Description) -> list[Mistake]:
+    return [*SCHEDULER.mistakes(description, SCHEDULER.settings_in(description))]
 
 
 def asked(description: Description) -> list[str]:
@@ -104,7 +109,7 @@ def test_refused_options(options: list[str], index: int, message: str) -> None:
     ],
 )
 def test_contradictions(pbs: dict[str, Any], key: str) -> None:
-    assert [each.key for each in SCHEDULER.mistakes(job(**pbs))] == [key]
+    assert [each.key for each in found_in(job(**pbs))] == [key]
 
 
 def test_the_id_of_a_job() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
@@ -15,13 +15,9 @@ from tfcluster.host_patterns import host_name_problem
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers import gpus
 from tfcluster.schedulers.base import (
-    Ask,
     BatchScheduler,
-    JobState,
-    LauncherCommand,
     SchedulerError,
     placeholders,
-    settings_of,
 )
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
 from tfcluster.schedulers.lsf import queue
@@ -35,7 +31,6 @@ from tfcluster.schedulers.lsf.settings import (
     gpus_of_host,
     mistakes,
 )
-from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.queries import asker
 
@@ -49,6 +44,10 @@ class LsfScheduler(BatchScheduler):
     name = "lsf"
     title = "LSF"
     settings = LsfSettings
+    mistakes = staticmethod(mistakes)
+    directives = staticmethod(directives)
+    submit = staticmethod(queue.submit)
+    state = staticmethod(queue.state)
     options = OPTIONS
     launcher = "blaunch"
     example = EXAMPLE
@@ -75,7 +74,7 @@ class LsfScheduler(BatchScheduler):
         return FileStarter(description.python, own_names(env), _argv_on, env)
 
     def expected(self, description: Description) -> Allocation:
-        lsf, tasks = self._settings(description), len(description.task_ids())
+        lsf, tasks = self.settings_in(description), len(description.task_ids())
         each = lsf.tasks_per_node or tasks
         devices = gpus_of_host(description, lsf) or None
         return self.granted(description, placeholders(-(-tasks // each), each, devices))
@@ -83,23 +82,9 @@ class LsfScheduler(BatchScheduler):
     def more_slots(self, tasks: int, hosts: int) -> str:
         return f"ask for them: `-n {tasks}` of bsub"
 
-    def mistakes(self, description: Description) -> Iterator[Mistake]:
-        return mistakes(description, self._settings(description))
-
     def is_inside(self, env: Mapping[str, str]) -> bool:
         listed = env.get("LSB_DJOB_HOSTFILE") or env.get("LSB_MCPU_HOSTS")
         return bool(env.get("LSB_JOBID") and listed)
-
-    def directives(
-        self, description: Description, launcher: LauncherCommand
-    ) -> Iterator[str]:
-        return directives(description, self._settings(description), launcher)
-
-    def submit(self, script: Path, ask: Ask) -> str:
-        return queue.submit(script, ask)
-
-    def state(self, job: str, ask: Ask) -> JobState:
-        return queue.state(job, ask)
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # SIGINT and SIGTERM, and after JOB_TERMINATE_INTERVAL SIGKILL.
@@ -122,9 +107,6 @@ class LsfScheduler(BatchScheduler):
     def array_index(self, env: Mapping[str, str]) -> str | None:
         index = env.get("LSB_JOBINDEX", "0")
         return None if index in ("", "0") else index
-
-    def _settings(self, description: Description) -> LsfSettings:
-        return settings_of(description, self, LsfSettings)
 
 
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
@@ -15,16 +15,11 @@ from tfcluster.host_patterns import host_name_problem
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers import gpus
 from tfcluster.schedulers.base import (
-    Ask,
     BatchScheduler,
-    JobState,
-    LauncherCommand,
     SchedulerError,
     placeholders,
-    settings_of,
 )
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
-from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.pbs import queue
 from tfcluster.schedulers.pbs.settings import (
@@ -54,6 +49,10 @@ class PbsScheduler(BatchScheduler):
     name = "pbs"
     title = "PBS"
     settings = PbsSettings
+    mistakes = staticmethod(mistakes)
+    directives = staticmethod(directives)
+    submit = staticmethod(queue.submit)
+    state = staticmethod(queue.state)
     options = OPTIONS
     launcher = "tm"
     example = EXAMPLE
@@ -71,7 +70,7 @@ class PbsScheduler(BatchScheduler):
         devices |= dict.fromkeys(others)
         if others and any(group.gpus for group in description.tasks.values()):
             devices |= ask_gpus(others, _argv_on(env, lines), env)
-        asked = self._settings(description).tasks_per_node
+        asked = self.settings_in(description).tasks_per_node
         hosts = [
             Host(name=name, slots=asked or count, gpus=devices[name])
             for name, count in slots.items()
@@ -83,7 +82,7 @@ class PbsScheduler(BatchScheduler):
         return FileStarter(description.python, own_names(env), argv_on, env)
 
     def expected(self, description: Description) -> Allocation:
-        pbs = self._settings(description)
+        pbs = self.settings_in(description)
         count, each = chunks(description, pbs)
         devices = gpus_of_chunk(description, pbs, each) or None
         return self.granted(description, placeholders(count, each, devices))
@@ -92,22 +91,8 @@ class PbsScheduler(BatchScheduler):
         each = -(-tasks // hosts)
         return f"ask for them: `-l select={hosts}:ncpus={each}:mpiprocs={each}` of qsub"
 
-    def mistakes(self, description: Description) -> Iterator[Mistake]:
-        return mistakes(description, self._settings(description))
-
     def is_inside(self, env: Mapping[str, str]) -> bool:
         return bool(env.get("PBS_JOBID") and env.get("PBS_NODEFILE"))
-
-    def directives(
-        self, description: Description, launcher: LauncherCommand
-    ) -> Iterator[str]:
-        return directives(description, self._settings(description), launcher)
-
-    def submit(self, script: Path, ask: Ask) -> str:
-        return queue.submit(script, ask)
-
-    def state(self, job: str, ask: Ask) -> JobState:
-        return queue.state(job, ask)
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # SIGTERM, and after kill_delay SIGKILL.
@@ -142,9 +127,6 @@ class PbsScheduler(BatchScheduler):
 
     def array_index(self, env: Mapping[str, str]) -> str | None:
         return env.get("PBS_ARRAY_INDEX") or env.get("PBS_ARRAYID")
-
-    def _settings(self, description: Description) -> PbsSettings:
-        return settings_of(description, self, PbsSettings)
 
 
 def granted(env: Mapping[str, str]) -> list[str]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.model import Allocation, Description, Host, Interpreter
@@ -21,12 +20,9 @@ from tfcluster.schedulers.base import (
     BatchScheduler,
     JobPhase,
     JobState,
-    LauncherCommand,
     gpus_of_all,
     placeholders,
-    settings_of,
 )
-from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
@@ -55,6 +51,10 @@ class SgeScheduler(BatchScheduler):
     name = "sge"
     title = "Grid Engine"
     settings = SgeSettings
+    mistakes = staticmethod(contradictions)
+    directives = staticmethod(directives)
+    submit = staticmethod(queue.submit)
+    is_inside = staticmethod(is_inside)
     options = OPTIONS
     launcher = "qrsh"
     example = EXAMPLE
@@ -71,23 +71,9 @@ class SgeScheduler(BatchScheduler):
         return f"ask for them: `-pe NAME {tasks}` of qsub"
 
     def expected(self, description: Description) -> Allocation:
-        slots = sge_slots(description, self._settings(description))
+        slots = sge_slots(description, self.settings_in(description))
         hosts = placeholders(1, slots, gpus_of_all(description))
         return self.granted(description, hosts)
-
-    def mistakes(self, description: Description) -> Iterator[Mistake]:
-        return contradictions(description, self._settings(description))
-
-    def is_inside(self, env: Mapping[str, str]) -> bool:
-        return is_inside(env)
-
-    def directives(
-        self, description: Description, launcher: LauncherCommand
-    ) -> Iterator[str]:
-        return directives(description, self._settings(description), launcher)
-
-    def submit(self, script: Path, ask: Ask) -> str:
-        return queue.submit(script, ask)
 
     def state(self, job: str, ask: Ask) -> JobState:
         state = job_state(job, ask(("qstat", "-j", job, "-xml")))
@@ -150,13 +136,10 @@ class SgeScheduler(BatchScheduler):
     def harmless_signals(self, description: Description) -> frozenset[signal.Signals]:
         """SIGUSR1, which -notify sends before a suspension, unless s_rt is set, which
         sends it at its limit."""
-        sge = self._settings(description)
+        sge = self.settings_in(description)
         words = (*sge.resources, *sge.options)
         limited = any(word.startswith("s_rt") for word in words)
         return frozenset() if limited else frozenset({signal.SIGUSR1})
-
-    def _settings(self, description: Description) -> SgeSettings:
-        return settings_of(description, self, SgeSettings)
 
 
 def ask_gpus(

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers.base import (
-    Ask,
     BatchScheduler,
-    JobState,
-    LauncherCommand,
     Requeuing,
     gpus_of_all,
     placeholders,
-    settings_of,
 )
-from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.queries import asker
 from tfcluster.schedulers.slurm import gpus, queue
 from tfcluster.schedulers.slurm.controller import Controller
@@ -49,6 +43,11 @@ class SlurmScheduler(BatchScheduler, Requeuing):
     name = "slurm"
     title = "Slurm"
     settings = SlurmSettings
+    mistakes = staticmethod(contradictions)
+    directives = staticmethod(directives)
+    submit = staticmethod(queue.submit)
+    state = staticmethod(queue.state)
+    is_inside = staticmethod(is_inside)
     options = OPTIONS
     launcher = "srun"
     example = EXAMPLE
@@ -67,27 +66,10 @@ class SlurmScheduler(BatchScheduler, Requeuing):
         )
 
     def expected(self, description: Description) -> Allocation:
-        asked = slurm_request(description, self._settings(description))
+        asked = slurm_request(description, self.settings_in(description))
         gpus = asked.gpus_per_node or gpus_of_all(description)
         hosts = placeholders(asked.nodes or 1, asked.tasks_per_node, gpus)
         return self.granted(description, hosts)
-
-    def mistakes(self, description: Description) -> Iterator[Mistake]:
-        return contradictions(description, self._settings(description))
-
-    def is_inside(self, env: Mapping[str, str]) -> bool:
-        return is_inside(env)
-
-    def directives(
-        self, description: Description, launcher: LauncherCommand
-    ) -> Iterator[str]:
-        return directives(description, self._settings(description), launcher)
-
-    def submit(self, script: Path, ask: Ask) -> str:
-        return queue.submit(script, ask)
-
-    def state(self, job: str, ask: Ask) -> JobState:
-        return queue.state(job, ask)
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # The launcher replaces the batch shell (exec), so the signal reaches it.
@@ -110,7 +92,7 @@ class SlurmScheduler(BatchScheduler, Requeuing):
         found = nodes(env)
         has_gpus = gpus.has_gpus(env) or Controller(env).has_gpus()
         devices = _devices(found, env) if has_gpus else {}
-        asked = self._settings(description).tasks_per_node
+        asked = self.settings_in(description).tasks_per_node
         hosts = [
             Host(name=node.name, slots=asked or node.slots, gpus=devices.get(node.name))
             for node in found
@@ -150,9 +132,6 @@ class SlurmScheduler(BatchScheduler, Requeuing):
 
     def requeue(self, env: Mapping[str, str]) -> str | None:
         return Controller(env).requeue()
-
-    def _settings(self, description: Description) -> SlurmSettings:
-        return settings_of(description, self, SlurmSettings)
 
 
 def _devices(
