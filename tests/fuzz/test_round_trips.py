@@ -26,7 +26,7 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server import messages
 from tfcluster.runtime.parameter_server.messages import Message
-from tfcluster.schedulers.sge.hostfile import slots_by_host
+from tfcluster.schedulers.sge.job import slots_by_host
 from tfcluster.schedulers.slurm.variables import counts
 
 _few = settings(max_examples=40, deadline=None)

@@ -8,8 +8,8 @@ from tfcluster import host_patterns
 from tfcluster.errors import ConfigError, StartError
 from tfcluster.host_patterns import HostlistError
 from tfcluster.schedulers import gpus as sge_gpus
-from tfcluster.schedulers.sge import GPU_VARIABLES, hostfile, job
-from tfcluster.schedulers.sge.hostfile import HostfileError
+from tfcluster.schedulers.sge import GPU_VARIABLES, job
+from tfcluster.schedulers.sge.job import HostfileError
 from tfcluster.schedulers.slurm import gpus as slurm_gpus
 from tfcluster.schedulers.slurm import variables
 
@@ -40,7 +40,7 @@ def _slurm(data: bytes) -> None:
 
 
 def _hostfile(data: bytes) -> None:
-    slots = hostfile.slots_by_host(text_of(data))
+    slots = job.slots_by_host(text_of(data))
     assert all(count > 0 for count in slots.values())
     assert not any(name.startswith("-") for name in slots)
 
@@ -90,7 +90,7 @@ TARGETS = (
         lambda: bytes_of(
             "h1 4 all.q@h1 UNDEFINED\nh2.x.y 2 all.q@h2 0,1:0,2\nh1 1 b.q@h1\n"
         ),
-        (hostfile,),
+        (job,),
         (HostfileError,),
         (b" 4 ", b"\n", b"all.q@h1", b"UNDEFINED"),
         most_bytes=1 << 18,

@@ -10,9 +10,8 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.schedulers import sge, slurm, times
 from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerError
-from tfcluster.schedulers.sge import accounting, qmaster
+from tfcluster.schedulers.sge import qmaster
 from tfcluster.schedulers.sge import queue as sge_queue
-from tfcluster.schedulers.sge import state as sge_state
 from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm import queue as slurm_queue
 
@@ -51,7 +50,7 @@ def _submitted(scheduler: BatchScheduler, data: bytes) -> None:
             parse()
         except SchedulerError:
             errors += 1
-    accounting.verdict(answer.stdout)
+    sge_queue.verdict(answer.stdout)
     if errors == 2:
         raise SchedulerError("none of them fits")
 
@@ -122,7 +121,7 @@ TARGETS = (
             *bytes_of("0\n" + _QSTAT, '0\nYour job 12 ("x") has been submitted\n'),
             *(b"0\n" + answer for answer in _recorded("sge/answers")),
         ],
-        (sge_queue, sge_state, accounting),
+        (sge_queue,),
         (SchedulerError,),
         (*_XML, b"exit_status 1\n", b"=====\n", b"failed 25\n"),
     ),

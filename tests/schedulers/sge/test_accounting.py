@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.base import CommandAnswer, JobPhase
-from tfcluster.schedulers.sge.accounting import verdict
+from tfcluster.schedulers.sge.queue import verdict
 from tfcluster.submit.job import QueuedJob
 from tfcluster.submit.job_status import ask_state, ended
 

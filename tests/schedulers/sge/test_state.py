@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
-from tfcluster.schedulers.sge.state import job_state
+from tfcluster.schedulers.sge.queue import job_state
 
 ANSWERS = Path(__file__).parent / "answers"
 """Recorded with `qstat -j JOB -xml`; usage records and paths are removed."""

@@ -14,11 +14,7 @@ from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
 from tfcluster.host_patterns import host_name_problem
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers import gpus
-from tfcluster.schedulers.base import (
-    BatchScheduler,
-    SchedulerError,
-    placeholders,
-)
+from tfcluster.schedulers.base import BatchScheduler, SchedulerError, placeholders
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
 from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.pbs import queue

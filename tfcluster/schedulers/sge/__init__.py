@@ -9,35 +9,30 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.model import Allocation, Description, Host, Interpreter
 from tfcluster.schedulers import gpus, process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.base import (
-    Ask,
-    BatchScheduler,
-    JobPhase,
-    JobState,
-    gpus_of_all,
-    placeholders,
-)
+from tfcluster.schedulers.base import BatchScheduler, gpus_of_all, placeholders
 from tfcluster.schedulers.own_host import is_one_of, own_names
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
-from tfcluster.schedulers.sge.accounting import verdict
-from tfcluster.schedulers.sge.job import (
-    granted_slots,
-    is_inside,
-)
+from tfcluster.schedulers.sge.job import granted_slots, is_inside
 from tfcluster.schedulers.sge.programs import find_program
 from tfcluster.schedulers.sge.qmaster import Qmaster
 from tfcluster.schedulers.sge.qrsh import QrshChannel, meaning, qrsh_argv, shielded
-from tfcluster.schedulers.sge.request import contradictions, sge_slots
-from tfcluster.schedulers.sge.script import OPTIONS, directives
-from tfcluster.schedulers.sge.settings import ADVICE, EXAMPLE, SYNONYMS, SgeSettings
-from tfcluster.schedulers.sge.state import job_state
+from tfcluster.schedulers.sge.settings import (
+    ADVICE,
+    EXAMPLE,
+    OPTIONS,
+    SYNONYMS,
+    SgeSettings,
+    contradictions,
+    directives,
+    sge_slots,
+)
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
@@ -54,6 +49,7 @@ class SgeScheduler(BatchScheduler):
     mistakes = staticmethod(contradictions)
     directives = staticmethod(directives)
     submit = staticmethod(queue.submit)
+    state = staticmethod(queue.state)
     is_inside = staticmethod(is_inside)
     options = OPTIONS
     launcher = "qrsh"
@@ -74,12 +70,6 @@ class SgeScheduler(BatchScheduler):
         slots = sge_slots(description, self.settings_in(description))
         hosts = placeholders(1, slots, gpus_of_all(description))
         return self.granted(description, hosts)
-
-    def state(self, job: str, ask: Ask) -> JobState:
-        state = job_state(job, ask(("qstat", "-j", job, "-xml")))
-        if state.phase is not JobPhase.GONE:
-            return state
-        return replace(state, reason=verdict(ask(("qacct", "-j", job)).stdout))
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # With -notify, the launcher gets SIGUSR2 first.

@@ -18,12 +18,7 @@ from tfcluster.schedulers.slurm import gpus, queue
 from tfcluster.schedulers.slurm.controller import Controller
 from tfcluster.schedulers.slurm.request import contradictions, slurm_request
 from tfcluster.schedulers.slurm.script import OPTIONS, directives
-from tfcluster.schedulers.slurm.settings import (
-    ADVICE,
-    EXAMPLE,
-    SYNONYMS,
-    SlurmSettings,
-)
+from tfcluster.schedulers.slurm.settings import ADVICE, EXAMPLE, SYNONYMS, SlurmSettings
 from tfcluster.schedulers.slurm.srun import meaning, own_words, step_environ
 from tfcluster.schedulers.slurm.starter import SrunStarter
 from tfcluster.schedulers.slurm.variables import (

@@ -6,14 +6,12 @@ Pure. Saves the Description's settings, not those of ssh_config.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
+from tfcluster.description_json import from_plain, to_plain
 from tfcluster.errors import ContactLostError
 from tfcluster.model import Description, HostEntry, Interpreter, Ssh
-
-_PATHS = ("identity_file", "config_file", "known_hosts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +34,17 @@ class SavedSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        ssh = asdict(self.ssh)
-        for key in _PATHS:
-            ssh[key] = None if ssh[key] is None else str(ssh[key])
-        return {
-            "hosts": [asdict(entry) for entry in self.hosts],
-            "ssh": ssh,
-            "python": self.python,
-            "timeout_given": self.timeout_given,
-        }
+        saved: dict[str, Any] = to_plain(self)
+        return saved
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> SavedSettings:
         """The inverse of ``to_json``. Raises ContactLostError for other input."""
         try:
-            ssh = dict(found["ssh"])
-            for key in _PATHS:
-                ssh[key] = None if ssh[key] is None else Path(ssh[key])
-            return cls(
-                tuple(map(_host, found["hosts"])),
-                Ssh(**ssh),
-                _interpreter(found["python"]),
-                bool(found["timeout_given"]),
-            )
+            saved: SavedSettings = from_plain(cls, found)
         except (KeyError, TypeError, ValueError) as error:
             raise ContactLostError(
                 "the record does not say how to reach the hosts",
                 hint="their agents stop everything when their lease ends",
             ) from error
-
-
-def _host(entry: Mapping[str, Any]) -> HostEntry:
-    python = entry.get("python")
-    own = None if python is None else _interpreter(python)
-    return HostEntry(**{**entry, "python": own})
-
-
-def _interpreter(value: Any) -> Interpreter:
-    """The interpreter; older versions saved a path or a name as text."""
-    return (value,) if isinstance(value, str) else tuple(map(str, value))
+        return saved
