@@ -224,8 +224,6 @@ class Description:
     runtime: Runtime
     hosts: tuple[HostEntry, ...]
     ssh: Ssh
-    sections: Mapping[str, Mapping[str, Any]]
-    """Scheduler -> the settings in its section, as JSON types."""
     launcher: str
     ports: PortRange | None
     """The ports for tasks; None: the agents choose the ports."""
@@ -233,6 +231,8 @@ class Description:
     start_timeout_s: float
     progress_timeout_s: float | None
     grace_s: float
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Scheduler -> the settings in its section, as JSON types."""
     spread: bool = False
     """Whether each host gets one task before any host gets a second one."""
     expose: str = "run"
