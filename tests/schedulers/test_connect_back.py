@@ -14,16 +14,16 @@ import pytest
 
 from tfcluster.schedulers import connect_back
 from tfcluster.schedulers.agent_bundle import agent_argv
-from tfcluster.schedulers.connect_back import Caller, Reception, Refused, greet
+from tfcluster.schedulers.connect_back import Caller, CallerReception, Refused, greet
 
 SOON_S = 20.0
 TOKEN = b"t" * 32
 
 
 @contextmanager
-def reception() -> Iterator[tuple[Reception, SimpleQueue[Caller]]]:
+def reception() -> Iterator[tuple[CallerReception, SimpleQueue[Caller]]]:
     callers: SimpleQueue[Caller] = SimpleQueue()
-    listening = Reception(callers.put)
+    listening = CallerReception(callers.put)
     try:
         yield listening, callers
     finally:
@@ -140,6 +140,6 @@ def test_it_listens_on_a_port_that_srun_may_use() -> None:
     with socket.create_server(("", 0)) as taken:
         busy = taken.getsockname()[1]
         ports = range(busy, busy + 20)
-        listening = Reception(lambda caller: None, ports)
+        listening = CallerReception(lambda caller: None, ports)
         listening.close()
     assert listening.port in ports[1:]

@@ -89,7 +89,7 @@ class Caller:
     connection: socket.socket
 
 
-class Reception:
+class CallerReception:
     """Listens for processes of the job, until it is closed.
 
     ``arrived`` is called from threads, with each process that knows the token.

@@ -22,7 +22,7 @@ from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
 from tfcluster.schedulers import gpus, process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.connect_back import Caller, Reception
+from tfcluster.schedulers.connect_back import Caller, CallerReception
 from tfcluster.schedulers.connected_channel import ConnectedChannel
 from tfcluster.schedulers.own_host import is_one_of
 from tfcluster.schedulers.process_channel import ProcessChannel
@@ -53,7 +53,7 @@ class FileStarter:
         self._argv_on = argv_on
         self._env = env
         self._lock = threading.Lock()
-        self._reception: Reception | None = None
+        self._reception: CallerReception | None = None
         self._awaited: dict[str, SimpleQueue[Caller]] = {}
 
     def start_agent(self, host: Host) -> AgentChannel:
@@ -95,7 +95,7 @@ class FileStarter:
         """The program that connects to us from a host."""
         with self._lock:
             if self._reception is None:
-                self._reception = Reception(self._arrived)
+                self._reception = CallerReception(self._arrived)
             self._awaited[name] = SimpleQueue()
             return self._reception.program(name)
 

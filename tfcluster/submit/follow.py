@@ -71,7 +71,9 @@ def follow(
         signals: list[Interrupt] = []
         stack.enter_context(interrupts(signals.append))
         while True:
-            watch = _Watch(job, asker(environ), environ, display, signals, stays, last)
+            watch = _JobWatch(
+                job, asker(environ), environ, display, signals, stays, last
+            )
             code = watch.run()
             again = watch.requeued()
             if again is None:
@@ -79,7 +81,7 @@ def follow(
             job = again
 
 
-class _Watch:
+class _JobWatch:
     """Follows one run of a job, between reads of the run's logs."""
 
     def __init__(

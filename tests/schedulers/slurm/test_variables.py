@@ -6,7 +6,7 @@ import pytest
 
 from tfcluster.errors import ConfigError, StartError
 from tfcluster.schedulers.slurm.variables import (
-    Node,
+    SlurmNode,
     counts,
     is_inside,
     nodes,
@@ -165,9 +165,9 @@ def test_components_of_a_heterogeneous_job() -> None:
         }
     )
     assert found == (
-        Node(name="big1", slots=2, group=0),
-        Node(name="small1", slots=1, group=1),
-        Node(name="small2", slots=1, group=1),
+        SlurmNode(name="big1", slots=2, group=0),
+        SlurmNode(name="small1", slots=1, group=1),
+        SlurmNode(name="small2", slots=1, group=1),
     )
 
 
@@ -182,7 +182,7 @@ def test_a_node_of_two_components_counts_once_with_all_its_slots() -> None:
             "SLURM_TASKS_PER_NODE_HET_GROUP_1": "3",
         }
     )
-    assert found == (Node(name="a", slots=5, group=0),)
+    assert found == (SlurmNode(name="a", slots=5, group=0),)
 
 
 def test_a_component_without_nodes_is_refused() -> None:

@@ -14,7 +14,7 @@ from tests.schedulers.ssh.server import USER
 from tfcluster.model import HostEntry, Ssh
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import parse
-from tfcluster.schedulers.ssh.connect import Connections, open_session
+from tfcluster.schedulers.ssh.connect import SshConnections, open_session
 from tfcluster.schedulers.ssh.route import Sources, route
 from tfcluster.schedulers.starting import is_readable
 
@@ -31,7 +31,7 @@ def opened(site: Site, host: str, command: str) -> SshChannel:
         me=USER,
     )
     way = route(HostEntry(host=host), sources)
-    transport = Connections().open(way)
+    transport = SshConnections().open(way)
     session = open_session(transport, way)
     session.exec_command(command)
     return SshChannel("python", session, transport.close)

@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.errors import ExitCode, HostError
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import HostKey, Stage, Tried
+from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
 from tfcluster.schedulers.ssh.known_hosts import KnownKey
 from tfcluster.schedulers.ssh.route import Route
 
@@ -45,13 +45,13 @@ def test_no_connection(error: OSError, said: str) -> None:
 
 
 def test_how_far_it_came() -> None:
-    said = {errors.stuck(ROUTE, stage).message for stage in Stage}
-    assert len(said) == len(Stage)
-    assert "stuck after: banner" in errors.stuck(ROUTE, Stage.BANNER).message
+    said = {errors.stuck(ROUTE, stage).message for stage in SshStage}
+    assert len(said) == len(SshStage)
+    assert "stuck after: banner" in errors.stuck(ROUTE, SshStage.BANNER).message
 
 
 def test_turned_away() -> None:
-    found = errors.dropped(ROUTE, Stage.TCP, "end of file", 3)
+    found = errors.dropped(ROUTE, SshStage.TCP, "end of file", 3)
     assert "ended the connection after tcp, 3 times: end of file" in found.message
     assert "MaxStartups" in (found.hint or "")
 

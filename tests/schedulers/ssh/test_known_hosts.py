@@ -11,8 +11,8 @@ import pytest
 
 from tests.schedulers.ssh.server import keygen
 from tfcluster.schedulers.ssh.known_hosts import (
+    KeyVerdict,
     KnownKey,
-    Verdict,
     fingerprint,
     known_keys,
     verdict,
@@ -93,16 +93,16 @@ def test_hashed_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (_line("a"), Verdict.TRUSTED),
-        (_line("a", OTHER) + _line("a"), Verdict.TRUSTED),
-        ("", Verdict.UNKNOWN),
-        (_line("b"), Verdict.UNKNOWN),
-        (_line("a", OTHER), Verdict.CHANGED),
-        (_line("a") + _line("*", marker="@revoked "), Verdict.REVOKED),
-        (_line("a") + _line("a", OTHER, "@revoked "), Verdict.TRUSTED),
+        (_line("a"), KeyVerdict.TRUSTED),
+        (_line("a", OTHER) + _line("a"), KeyVerdict.TRUSTED),
+        ("", KeyVerdict.UNKNOWN),
+        (_line("b"), KeyVerdict.UNKNOWN),
+        (_line("a", OTHER), KeyVerdict.CHANGED),
+        (_line("a") + _line("*", marker="@revoked "), KeyVerdict.REVOKED),
+        (_line("a") + _line("a", OTHER, "@revoked "), KeyVerdict.TRUSTED),
     ],
 )
-def test_verdicts(text: str, expected: Verdict) -> None:
+def test_verdicts(text: str, expected: KeyVerdict) -> None:
     assert verdict(_found(text, "a"), KEY)[0] is expected
 
 

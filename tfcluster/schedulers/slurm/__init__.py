@@ -22,7 +22,7 @@ from tfcluster.schedulers.slurm.settings import ADVICE, EXAMPLE, SYNONYMS, Slurm
 from tfcluster.schedulers.slurm.srun import meaning, own_words, step_environ
 from tfcluster.schedulers.slurm.starter import SrunStarter
 from tfcluster.schedulers.slurm.variables import (
-    Node,
+    SlurmNode,
     is_inside,
     nodes,
     require_one_launcher,
@@ -130,7 +130,7 @@ class SlurmScheduler(BatchScheduler, Requeuing):
 
 
 def _devices(
-    found: tuple[Node, ...], env: Mapping[str, str]
+    found: tuple[SlurmNode, ...], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
     """The job's GPUs on each node, from a step that runs there. Raises StartError."""
     devices: dict[str, tuple[str, ...] | None] = {}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from tfcluster.schedulers.connect_back import Caller, Reception
+from tfcluster.schedulers.connect_back import Caller, CallerReception
 from tfcluster.schedulers.connected_channel import ConnectedChannel
 from tfcluster.schedulers.process_channel import LAST_WORDS_BYTES
 from tfcluster.schedulers.slurm.channel import STEP_END_S, explained
@@ -46,7 +46,7 @@ class GroupStep:
         self._callers: dict[str, Caller] = {}
         self._connected: set[str] = set()
         self._ending = False
-        self._reception = Reception(self._arrived, ports)
+        self._reception = CallerReception(self._arrived, ports)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as we do
         try:
             self._process = subprocess.Popen(

@@ -13,7 +13,7 @@ from tfcluster.schedulers.slurm.channel import StepChannel
 from tfcluster.schedulers.slurm.controller import Controller
 from tfcluster.schedulers.slurm.group_step import GroupStep
 from tfcluster.schedulers.slurm.srun import group_argv, srun_argv
-from tfcluster.schedulers.slurm.variables import Node
+from tfcluster.schedulers.slurm.variables import SlurmNode
 from tfcluster.schedulers.starting import AgentChannel
 
 MOST_ALONE = 16
@@ -30,7 +30,7 @@ class SrunStarter:
     def __init__(
         self,
         python: Interpreter,
-        nodes: Mapping[str, Node],
+        nodes: Mapping[str, SlurmNode],
         env: Mapping[str, str],
     ) -> None:
         self._python = python

@@ -22,7 +22,7 @@ _STALE = "start a new shell, or `unset ${!SLURM_@}`, if this shell is not inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class SlurmNode:
     """A node of the job."""
 
     name: str
@@ -50,7 +50,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
     )
 
 
-def nodes(environ: Mapping[str, str]) -> tuple[Node, ...]:
+def nodes(environ: Mapping[str, str]) -> tuple[SlurmNode, ...]:
     """The job's nodes, or those of the step that we are in, in the order of the job.
 
     Raises ConfigError if a variable is invalid or contradicts another one, and
@@ -105,7 +105,7 @@ def counts(text: str) -> list[int]:
     return found
 
 
-def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
+def _group(environ: Mapping[str, str], group: int | None) -> list[SlurmNode]:
     suffix = "" if group is None else f"_HET_GROUP_{group}"
     key, text = _first(
         environ, f"SLURM_JOB_NODELIST{suffix}", f"SLURM_NODELIST{suffix}"
@@ -122,12 +122,16 @@ def _group(environ: Mapping[str, str], group: int | None) -> list[Node]:
     slots = _slots(environ, f"SLURM_TASKS_PER_NODE{suffix}", names)
     wanted = gpus_per_task(environ, suffix)
     return [
-        Node(name=name, slots=each, group=group, gpus=each and wanted and each * wanted)
+        SlurmNode(
+            name=name, slots=each, group=group, gpus=each and wanted and each * wanted
+        )
         for name, each in zip(names, slots, strict=True)
     ]
 
 
-def _of_step(environ: Mapping[str, str], found: tuple[Node, ...]) -> tuple[Node, ...]:
+def _of_step(
+    environ: Mapping[str, str], found: tuple[SlurmNode, ...]
+) -> tuple[SlurmNode, ...]:
     """Those of the job's nodes that the step has; all of them outside of a step."""
     if not is_in_step(environ):
         return found
@@ -176,16 +180,18 @@ def _broken(environ: Mapping[str, str], key: str, problem: str) -> ConfigError:
     return ConfigError([Problem(f"{key}={environ[key]!r}", problem, _STALE)])
 
 
-def _merged(found: list[Node]) -> tuple[Node, ...]:
-    """One Node per name: two components of a job can share a node."""
-    by_name: dict[str, Node] = {}
+def _merged(found: list[SlurmNode]) -> tuple[SlurmNode, ...]:
+    """One SlurmNode per name: two components of a job can share a node."""
+    by_name: dict[str, SlurmNode] = {}
     for node in found:
         known = by_name.get(node.name)
         if known is None:
             by_name[node.name] = node
         elif known.slots is not None and node.slots is not None:
             total = known.slots + node.slots
-            by_name[node.name] = Node(name=node.name, slots=total, group=known.group)
+            by_name[node.name] = SlurmNode(
+                name=node.name, slots=total, group=known.group
+            )
     return tuple(by_name.values())
 
 

@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import HostKey, Stage, Tried
+from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
 from tfcluster.schedulers.ssh.keys import Keys
-from tfcluster.schedulers.ssh.known_hosts import KnownKey, Verdict, known_keys, verdict
+from tfcluster.schedulers.ssh.known_hosts import (
+    KeyVerdict,
+    KnownKey,
+    known_keys,
+    verdict,
+)
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route
 
@@ -56,13 +61,13 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 class _TurnedAway(Exception):
     """The host ended the connection before the key exchange; a retry may help."""
 
-    def __init__(self, stage: Stage, said: str) -> None:
+    def __init__(self, stage: SshStage, said: str) -> None:
         super().__init__(said)
         self.stage = stage
         self.said = said
 
 
-class Connections:
+class SshConnections:
     """Opens connections; connections to jump hosts are shared."""
 
     def __init__(self) -> None:
@@ -212,12 +217,12 @@ def _greet(transport: paramiko.Transport, route: Route) -> None:
         transport.start_client(timeout=route.timeout_s)
         shown = transport.get_remote_server_key()
     except (paramiko.SSHException, EOFError, OSError) as error:
-        stage = Stage.BANNER if transport.remote_version else Stage.TCP
+        stage = SshStage.BANNER if transport.remote_version else SshStage.TCP
         if time.monotonic() >= deadline - 0.05:
             raise errors.stuck(route, stage) from error
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
             raise errors.dropped(route, stage, _said(error), 1) from error
-        if route.proxy_command and stage is Stage.TCP:
+        if route.proxy_command and stage is SshStage.TCP:
             raise errors.proxy_ended(route, _said(error)) from error
         raise _TurnedAway(stage, _said(error)) from error
     _check(route, HostKey(shown.get_name(), shown.asbytes()), keys)
@@ -247,11 +252,11 @@ def _prefer(transport: paramiko.Transport, keys: tuple[KnownKey, ...]) -> None:
 
 def _check(route: Route, shown: HostKey, keys: tuple[KnownKey, ...]) -> None:
     found, known = verdict(keys, shown.blob)
-    if found is Verdict.TRUSTED:
+    if found is KeyVerdict.TRUSTED:
         return
     if known is None:
         raise errors.unknown_key(route, shown)
-    if found is Verdict.REVOKED:
+    if found is KeyVerdict.REVOKED:
         raise errors.revoked_key(route, shown, known)
     raise errors.changed_key(route, shown, known)
 
@@ -283,8 +288,8 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
             accepted = _offered(transport, route.user)
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= deadline - 0.05:
-            raise errors.stuck(route, Stage.KEYS) from error
-        raise errors.dropped(route, Stage.KEYS, _said(error), 1) from error
+            raise errors.stuck(route, SshStage.KEYS) from error
+        raise errors.dropped(route, SshStage.KEYS, _said(error), 1) from error
     raise errors.denied(
         route,
         Tried(accepted, tuple(refused), tuple(keys.locked), tuple(keys.unusable)),
@@ -310,8 +315,8 @@ def open_session(transport: paramiko.Transport, route: Route) -> paramiko.Channe
         raise errors.no_session(route, error.text) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
         if transport.is_active():
-            raise errors.stuck(route, Stage.AUTH) from error
-        raise errors.dropped(route, Stage.AUTH, _said(error), 1) from error
+            raise errors.stuck(route, SshStage.AUTH) from error
+        raise errors.dropped(route, SshStage.AUTH, _said(error), 1) from error
 
 
 def _said(error: BaseException) -> str:

@@ -23,7 +23,7 @@ _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 _CANNOT_EXECUTE, _NO_COMMAND, _CSH_FAILED = 126, 127, 1
 
 
-class Stage(Enum):
+class SshStage(Enum):
     """How far a connection has come; the value is the last completed step."""
 
     NOTHING = ""
@@ -86,7 +86,7 @@ def unreachable(route: Route, error: OSError) -> HostError:
     return HostError(f"{route.name}: cannot connect to {where}: {error}")
 
 
-def stuck(route: Route, stage: Stage) -> HostError:
+def stuck(route: Route, stage: SshStage) -> HostError:
     """The error that the host sent nothing more after we connected."""
     return HostError(
         f"{route.name}: {_who(route)} port {route.port} sent nothing for "
@@ -94,11 +94,11 @@ def stuck(route: Route, stage: Stage) -> HostError:
     )
 
 
-def dropped(route: Route, stage: Stage, said: str, attempts: int) -> HostError:
+def dropped(route: Route, stage: SshStage, said: str, attempts: int) -> HostError:
     """The error that the host ended the connection on every attempt."""
     times = f", {attempts} times" if attempts > 1 else ""
     hint = None
-    if stage is Stage.TCP:
+    if stage is SshStage.TCP:
         hint = "too many connections at once? see MaxStartups in its sshd_config"
     return HostError(
         f"{route.name}: {_who(route)} port {route.port} ended the connection after "

@@ -18,7 +18,7 @@ from functools import lru_cache
 from tfcluster.schedulers.ssh.config import matches_host
 
 
-class Verdict(Enum):
+class KeyVerdict(Enum):
     TRUSTED = "trusted"
     UNKNOWN = "unknown"
     CHANGED = "changed"
@@ -53,21 +53,23 @@ def known_keys(files: Iterable[tuple[str, str]], name: str) -> tuple[KnownKey, .
     return tuple(key for each in listed for key in each.keys_of(plain))
 
 
-def verdict(keys: Iterable[KnownKey], blob: bytes) -> tuple[Verdict, KnownKey | None]:
+def verdict(
+    keys: Iterable[KnownKey], blob: bytes
+) -> tuple[KeyVerdict, KnownKey | None]:
     """Whether to trust a host that presents ``blob``, and the decisive key."""
     other: KnownKey | None = None
     trusted: KnownKey | None = None
     for key in keys:
         if key.revoked:
             if key.blob == blob:
-                return Verdict.REVOKED, key
+                return KeyVerdict.REVOKED, key
         elif key.blob == blob:
             trusted = trusted or key
         else:
             other = other or key
     if trusted is not None:
-        return Verdict.TRUSTED, trusted
-    return (Verdict.CHANGED, other) if other else (Verdict.UNKNOWN, None)
+        return KeyVerdict.TRUSTED, trusted
+    return (KeyVerdict.CHANGED, other) if other else (KeyVerdict.UNKNOWN, None)
 
 
 def fingerprint(blob: bytes) -> str:

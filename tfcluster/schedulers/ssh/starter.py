@@ -20,7 +20,7 @@ from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.command import remote_command
 from tfcluster.schedulers.ssh.config import Directive, parse
-from tfcluster.schedulers.ssh.connect import Connections, answers, open_session
+from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route, Sources, route
 from tfcluster.schedulers.ssh.saved_settings import SavedSettings
@@ -40,7 +40,7 @@ class SshStarter:
     sources: Sources
     """The sources for the routes of hosts that a scheduler has named."""
     python: Interpreter
-    connections: Connections
+    connections: SshConnections
 
     def start_agent(self, host: Host) -> SshChannel:
         way = self.routes.get(host.name) or route(
@@ -74,7 +74,7 @@ def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
         name: route(entry, sources)
         for name, entry in zip(host_names(memory.hosts), memory.hosts, strict=True)
     }
-    return SshStarter(routes, sources, memory.python, Connections())
+    return SshStarter(routes, sources, memory.python, SshConnections())
 
 
 def _command(host: str, python: Interpreter) -> bytes:
