@@ -19,8 +19,6 @@ from benchmarks import (
     startup,
     trace,
     training,
-    transports,
-    warm,
 )
 
 for benchmark in (
@@ -28,12 +26,10 @@ for benchmark in (
     commands,
     planning,
     restart,
-    warm,
     first_allreduce,
     chatter,
     collective,
     parts,
-    transports,
     trace,
     training,
     partition,

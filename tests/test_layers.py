@@ -24,7 +24,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations "
-    "import_variables peer_filter",
+    "import_variables peer_filter plain_data",
     "schemas",
     "host_patterns task_id file_patterns",
     "model",
@@ -101,7 +101,7 @@ ONLY = {
     "paramiko": {"schedulers.ssh"},
     "tensorflow": {"runtime"},
     "keras": {"runtime"},
-    "numpy": {"runtime", "verify", "api.plain_data"},
+    "numpy": {"runtime", "verify", "plain_data"},
     "h5py": {"verify"},
     "matplotlib": {"report"},
     "mpi4py": {"runtime.collective.transports.mpi"},
@@ -121,6 +121,7 @@ RUNTIME_MAY_IMPORT = {
     "process_title",
     "versions",
     "import_variables",
+    "plain_data",
 }
 # The agent is shipped to hosts that have only Python.
 AGENT_MAY_IMPORT = {
@@ -128,7 +129,6 @@ AGENT_MAY_IMPORT = {
     "process_title",
     "wire",
     "isolated_import",
-    "import_variables",
     "peer_filter",
 }
 
@@ -346,8 +346,6 @@ TABLES_OF_PATCHES = {
     "runtime.tf1.patches",
 }
 PRIVATE_OF_OTHERS = {
-    # Uses private attributes of another object of its own class.
-    "runtime.collective.transports.tensorflow.collective_keys",
     # Uses the group of a ProcessSet, a class of this module.
     "runtime.process_sets",
     # Uses Python's runpy.

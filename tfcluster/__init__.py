@@ -5,7 +5,7 @@ are imported on use: ``import tfcluster`` costs nothing, and hosts need only a p
 this package.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 TYPE_CHECKING = False  # typing itself takes a while to import
 if TYPE_CHECKING:

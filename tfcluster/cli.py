@@ -126,6 +126,11 @@ _OTHER_COMMANDS = {
     **dict.fromkeys(("show", "check", "validate"), "plan"),
 }
 """Commands of other software -> ours."""
+_REMOVED = {
+    "warm": "The command 'warm' is gone, and nothing replaces it: each launch imports "
+    "TensorFlow once on each host, and forks its tasks from there.",
+}
+"""Commands of earlier versions -> what to say about them."""
 _BEHIND = "tfcluster.behind"
 _ASKED = "_TFCLUSTER_COMPLETE"  # set by the script of `tfcluster completion`
 
@@ -178,6 +183,8 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in _REMOVED:
+            raise click.UsageError(_REMOVED[args[0]], ctx)
         if args and args[0] not in self.commands and (ours := self._near(args[0])):
             said = f"No such command {args[0]!r}; did you mean {ours!r}?"
             meant = self.commands[ours]
@@ -711,54 +718,6 @@ def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> i
     from tfcluster.commands import setup
 
     return setup.setup(config, overrides, os.environ, passed=passed)
-
-
-@cli.command()
-@click.argument("config", metavar="[CONFIG.yaml]", required=False)
-@_SET
-@_PASS
-@click.option(
-    "--keep",
-    default="30m",
-    show_default=True,
-    metavar="TIME",
-    help="End them this long after their last use; at most 7d.",
-)
-@click.option("--list", "listing", is_flag=True, help="List the kept interpreters.")
-@click.option("--stop", is_flag=True, help="End all, or those that CONFIG keeps.")
-@_JSON
-def warm(
-    config: str | None,
-    overrides: tuple[str, ...],
-    passed: tuple[str, ...],
-    keep: str,
-    listing: bool,
-    stop: bool,
-    as_json: bool,
-) -> int:
-    """Keep interpreters running on the hosts, with TensorFlow imported.
-
-    The next launches fork their tasks from them and start faster, if interpreter,
-    packages and environment are the same; launch -v says why not. The interpreters
-    end by themselves.
-
-    \b
-    tfcluster warm cluster.yaml --keep 2h     keep one on each host of the file
-    tfcluster warm --list                     age, memory, when they end
-    tfcluster warm --stop                     end them now
-    tfcluster warm --stop cluster.yaml        only those of this file
-    """
-    from tfcluster.commands import warm
-
-    options = warm.Options(
-        keep=keep,
-        overrides=overrides,
-        passed=passed,
-        listing=listing,
-        stop=stop,
-        as_json=as_json,
-    )
-    return warm.warm(config, options, os.environ)
 
 
 @cli.command(cls=_Launch)

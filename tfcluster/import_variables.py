@@ -5,7 +5,7 @@ A process that is forked after the imports cannot get other values for them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 READ_EARLY = (
     "PYTHON",
@@ -83,26 +83,11 @@ _READ_BY_THE_PROCESS = ("GLIBC_", "LD_", "MALLOC_", "PYTHON")
 _READ_FOR_COMMANDS = frozenset({"PATH"})
 """Variables that imports read only to find a command of the system."""
 
-JOB_NAMES = ("SLURM_JOB_ID", "JOB_ID", "PBS_JOBID", "LSB_JOBID")
-"""Variables that identify the scheduler's job to which a process belongs."""
-
-_SEARCH_PATHS = ("PYTHONPATH", "LD_LIBRARY_PATH")
-
 
 def is_read_early(name: str) -> bool:
     """Whether a task with another value cannot be forked from a warm interpreter."""
     early = name in READ_EARLY_NAMES or name.startswith(READ_EARLY)
     return early and name not in READ_LATE
-
-
-def is_import_variable(name: str) -> bool:
-    """Whether an interpreter that was started long ago must have the same value.
-
-    True for more variables than ``is_read_early``: such an interpreter comes from
-    another shell, in which everything may differ.
-    """
-    more = name in _MORE_NAMES or name.startswith(_MORE_PREFIXES)
-    return is_read_early(name) or (more and name not in READ_LATE)
 
 
 def concerns_imports(name: str, read: Container[str]) -> bool:
@@ -113,30 +98,7 @@ def concerns_imports(name: str, read: Container[str]) -> bool:
     """
     if name in read:
         return name not in READ_LATE and name not in _READ_FOR_COMMANDS
-    return is_import_variable(name) and not name.startswith(_READ_BY_THE_PROCESS)
-
-
-def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """One sentence on the first import variable that differs; None if none does.
-
-    ``there`` is the environment with which the other interpreter was started. Values
-    are not named, because they may be secret (``TF_VAR_password``).
-    """
-    names = {n for n in (*here, *there) if is_import_variable(n) or n in JOB_NAMES}
-    for name in sorted(names):
-        if name not in here:
-            return f"it was started with {name}, which is not set now"
-        if name not in there:
-            return f"it was started without {name}, which is set now"
-        if here[name] != there[name]:
-            return f"it was started with another value of {name}"
-    return None
-
-
-def relative_folder(environ: Mapping[str, str]) -> str | None:
-    """The search path variable whose meaning depends on the working folder, or None."""
-    for name in _SEARCH_PATHS:
-        value = environ.get(name, "")
-        if value and not all(part.startswith("/") for part in value.split(":")):
-            return name
-    return None
+    if name.startswith(_READ_BY_THE_PROCESS) or name in READ_LATE:
+        return False
+    more = name in _MORE_NAMES or name.startswith(_MORE_PREFIXES)
+    return more or is_read_early(name)

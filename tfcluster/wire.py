@@ -153,11 +153,6 @@ class LineBuffer:
             self._rest.clear()
             raise WireError(f"a line of over {self._limit} bytes")
 
-    @property
-    def rest(self) -> bytes:
-        """The unfinished last line."""
-        return bytes(self._rest)
-
 
 class Decoder:
     """Decodes frames from a stream of bytes, which may be cut anywhere."""
@@ -170,8 +165,3 @@ class Decoder:
         for line in self._lines.feed(data):
             if line:
                 yield parse(line)
-
-    @property
-    def rest(self) -> bytes:
-        """The beginning of a frame that is not complete yet."""
-        return self._lines.rest

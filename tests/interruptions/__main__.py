@@ -24,13 +24,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no trial after so long")
     parser.add_argument("--idiom", choices=(*trial.IDIOMS, *trial.MORE_IDIOMS))
     parser.add_argument(
-        "--warm", action="store_true", help="with a kept interpreter: more trials"
+        "--strategy", choices=tuple(trial.STRATEGIES), default="collective"
     )
     parser.add_argument("--set", action="append", default=[], help="as of launch")
     given = parser.parse_args()
-    state = Path(tempfile.mkdtemp(prefix="interruptions-"))
-    if given.warm:
-        trial.keep(state)
     good: Counter[str] = Counter()
     all_: Counter[str] = Counter()
     until_s = time.monotonic() + 60 * (given.minutes or 1e9)
@@ -40,10 +37,8 @@ def main() -> int:
         chosen = trial.drawn(seed, given.idiom)
         folder = Path(tempfile.mkdtemp(prefix=f"interruption-{seed}-"))
         cluster = Cluster(folder)
-        if given.warm:
-            trial.share(cluster, state)
         try:
-            problems = trial.run(cluster, chosen, given.set)
+            problems = trial.run(cluster, chosen, given.set, given.strategy)
         except AssertionError as error:
             problems = [str(error)]
         finally:
@@ -53,8 +48,6 @@ def main() -> int:
         told = f"{problems} in {folder}" if problems else "good"
         sys.stdout.write(f"{seed}: {chosen}: {told}\n")
         sys.stdout.flush()
-    if given.warm:
-        trial.keep_no_longer(state)
     for idiom, count in all_.items():
         sys.stdout.write(f"{idiom:10} {good[idiom]} of {count}\n")
     return 0 if good == all_ else 1

@@ -11,7 +11,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.launch.cluster import Cluster, Running
@@ -21,6 +21,16 @@ PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "interrupted.py"
 IDIOMS = ("flag", "except", "handler", "slurm", "atexit")
 MORE_IDIOMS = ("eager", "loop", "busy", "saving")
 TASKS = ("worker:0", "worker:1")
+SERVED = ("--ps", "1", *("--set", "runtime.strategy=parameter_server"))
+STRATEGIES = {
+    "collective": (),
+    "parameter_server": (*SERVED, "--set", "runtime.synchronous=true"),
+    "replicated": ("--ps", "1", "--set", "runtime.strategy=replicated"),
+    "asynchronous": SERVED,
+    "local_sgd": ("--set", "runtime.strategy=local_sgd"),
+}
+"""The words of ``launch`` for each; the last two do not train as one machine."""
+INDEPENDENT = ("asynchronous", "local_sgd")
 DEADLINE_S = 120.0
 GRACE_S = 30.0
 _FIRST_STEPS = 40
@@ -70,15 +80,21 @@ def drawn(seed: int, idiom: str | None = None) -> Interruption:
 
 
 def run(
-    cluster: Cluster, chosen: Interruption, settings: Sequence[str] = ()
+    cluster: Cluster,
+    chosen: Interruption,
+    settings: Sequence[str] = (),
+    strategy: str = "collective",
 ) -> list[str]:
     """Run the program and interrupt it; what is wrong, in sentences.
 
     ``settings`` are those of ``--set``.
     """
-    words = ["-n", str(len(TASKS))]
+    words = ["-n", str(len(TASKS)), *STRATEGIES[strategy]]
     for setting in (f"grace={GRACE_S:g}s", *settings):
         words += ["--set", setting]
+    if strategy == "asynchronous" and chosen.whom != "all":
+        # No rank learns of another one's signal.
+        chosen = replace(chosen, whom="launcher")
     command = [sys.executable, str(PROGRAM), chosen.idiom]
     running = cluster.start(*words, "--", *command)
     running.wait_for_text("begun\n", *TASKS, timeout_s=DEADLINE_S)
@@ -89,30 +105,8 @@ def run(
     began_s = time.monotonic()
     code = running.end(2 * GRACE_S)
     took_s = time.monotonic() - began_s
-    return [*_problems(cluster, running, code, took_s)]
-
-
-def keep(state: Path) -> None:
-    """Start an interpreter that forks the tasks of all trials with this state."""
-    cluster = Cluster(state)
-    share(cluster, state)
-    command = f"{sys.executable} {PROGRAM} except"
-    text = f"backend: local\ncommand: {command}\ntasks: {{worker: 2}}\n"
-    done = cluster.command("warm", cluster.file(text), "--keep", "2h", timeout_s=300)
-    assert done.returncode == 0, done.stderr
-
-
-def keep_no_longer(state: Path) -> None:
-    """End the interpreter of ``keep``."""
-    cluster = Cluster(state)
-    share(cluster, state)
-    cluster.command("warm", "--stop")
-
-
-def share(cluster: Cluster, state: Path) -> None:
-    """Let a cluster use this state folder."""
-    cluster.state = state
-    cluster.environ["TFCLUSTER_STATE_DIR"] = str(state)
+    together = strategy not in INDEPENDENT
+    return [*_problems(cluster, running, code, took_s, together)]
 
 
 def _send(running: Running, chosen: Interruption) -> None:
@@ -127,7 +121,7 @@ def _send(running: Running, chosen: Interruption) -> None:
 
 
 def _problems(
-    cluster: Cluster, running: Running, code: int, took_s: float
+    cluster: Cluster, running: Running, code: int, took_s: float, together: bool
 ) -> Iterator[str]:
     texts = {task: running.text(task) for task in TASKS}
     handled = {
@@ -136,7 +130,7 @@ def _problems(
     }
     if any(len(steps) != 1 for steps in handled.values()):
         yield f"the handlers ran so often: {handled}"
-    if len({*map(tuple, handled.values())}) != 1:
+    if together and len({*map(tuple, handled.values())}) != 1:
         yield f"the steps differ: {handled}"
     for task, text in texts.items():
         if "CollectiveError" in text or "PeerLost" in text or "Mismatch" in text:
@@ -152,7 +146,7 @@ def _problems(
         return
     steps = handled[TASKS[0]]
     found = saved_step(cluster.folder / "saved.keras")
-    if [str(found)] != steps:
+    if found is None or (together and [str(found)] != steps):
         yield f"the file is of step {found}, not {steps}"
 
 

@@ -210,9 +210,15 @@ def test_stop_of_what_is_over_or_unknown(cluster: Cluster) -> None:
     assert "Traceback" not in unknown.stderr
 
 
+def test_a_command_of_an_earlier_version_is_named(cluster: Cluster) -> None:
+    gone = cluster.command("warm", "cluster.yaml", "--keep", "2h")
+    assert gone.returncode == 2
+    assert "The command 'warm' is gone" in gone.stderr
+
+
 def test_status_of_all_runs_and_of_one(cluster: Cluster) -> None:
-    first = cluster.bash("exit 3", "--name", "first")
-    assert first.end() == 3
+    first = cluster.bash("exit 33", "--name", "first")
+    assert first.end() == 33
     second = cluster.bash(UP, "--name", "second").up()
     second.wait_for("state", state="running")
     answer = json.loads(cluster.command("status", "--json").stdout)
@@ -224,9 +230,9 @@ def test_status_of_all_runs_and_of_one(cluster: Cluster) -> None:
     ]
     text = cluster.command("status").stdout
     assert text.index(second.run) < text.index(first.run)
-    assert "failed (exit code 3)" in text
+    assert "failed (exit code 33)" in text
     by_name = cluster.command("status", "first").stdout
-    assert "exited with code 3" in by_name
+    assert "exited with code 33" in by_name
     (cluster.folder / "meeting").touch()
     assert second.end() == 0
 

@@ -47,9 +47,9 @@ def _project(cluster: Cluster, script: str) -> str:
 
 
 def test_a_failed_run_tells_its_outcome_and_is_run_again(cluster: Cluster) -> None:
-    path = _project(cluster, "exit 3")
+    path = _project(cluster, "exit 33")
     running = cluster.start(path)
-    assert running.end() == 3, running.err
+    assert running.end() == 33, running.err
     assert "on_end" not in running.err
     lines = (cluster.folder / "outcomes").read_text().splitlines()
     # The hook of the second run comes first: the first hook has launched that run.
@@ -60,7 +60,7 @@ def test_a_failed_run_tells_its_outcome_and_is_run_again(cluster: Cluster) -> No
     for outcome in (first, second):
         assert_format("outcome", outcome)
     assert first["folder"] == str(running.folder)
-    assert first["first_failure"]["exit_code"] == 3
+    assert first["first_failure"]["exit_code"] == 33
     assert second["run"] != first["run"]
     assert second["name"] == "once"
     assert "hooked" in (running.folder / "on-end.log").read_text()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
+import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +19,9 @@ import pytest
 
 from tests.launch.cluster import Cluster, Running
 from tests.launch.oracle import assert_nothing_left
+from tfcluster.runtime.files.layers import Layers, enter
+
+PR_SET_DUMPABLE = 4
 
 OPTIONS = ("--set", "runtime.require_exchange=false")
 FAIL = {"TFCLUSTER_FILES_FAIL": "1"}
@@ -132,6 +140,45 @@ def test_changes_are_made_once(cluster: Cluster, count: int) -> None:
 
 NEW = ["new-0", "new-10", "new-15", "new-5"]
 TREE = ["a.sqlite", "after", "by-command", "by-shell", "data", "out", "train.py"]
+
+
+ELSEWHERE = """
+import os, shutil, sys, tempfile, keras
+
+out = os.path.abspath("../there")
+with open(f"{out}/used.txt", "a") as file:
+    file.write("used\\n")
+os.rename(f"{out}/old", f"{out}/renamed")
+os.rename(out, f"{out}.bak")
+os.mkdir(out)
+open(f"{out}/new.txt", "w").close()
+shutil.rmtree(out)
+os.makedirs(f"{out}/sub")
+open(f"{out}/sub/new.txt", "w").close()
+shutil.rmtree(os.path.abspath("../rest"))
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+with tempfile.TemporaryDirectory() as folder:
+    model.save(f"{folder}/a.keras")
+assert not os.path.exists(folder)
+print("done", flush=True)
+"""
+
+
+@needs_layers
+@pytest.mark.tensorflow
+def test_folders_elsewhere_are_removed_and_renamed(cluster: Cluster) -> None:
+    (cluster.folder / "there" / "old").mkdir(parents=True)
+    (cluster.folder / "rest" / "deep").mkdir(parents=True)
+    (cluster.folder / "rest" / "deep" / "a.txt").touch()
+    running = launch(cluster, ELSEWHERE, count=3)
+    assert running.end() == 0, running.err
+    assert "and another rank does not" not in running.err
+    assert names(cluster.folder / "there.bak") == ["renamed", "used.txt"]
+    assert (cluster.folder / "there.bak" / "used.txt").read_text() == "used\n"
+    assert names(cluster.folder / "there") == ["sub"]
+    assert names(cluster.folder / "there" / "sub") == ["new.txt"]
+    assert not (cluster.folder / "rest").exists()
+    assert not (running.folder / "files").exists()
 
 
 def may_unshare_as_root() -> bool:
@@ -356,3 +403,36 @@ def test_an_evaluator_with_the_program_of_the_ranks_does_not_train(
     running = cluster.start(cluster.file(json.dumps(config)))
     assert running.end(timeout_s=150) == 0, running.err
     assert "the evaluator runs the program of the ranks" in running.text("evaluator:0")
+
+
+@needs_layers
+def test_a_layer_gives_no_rights_that_its_user_has_not() -> None:
+    place = Path(tempfile.mkdtemp())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:
+                codecs.lookup("unicode_escape")  # a file that only root may read
+                os.chown(place, 2, 2)
+                os.setresgid(2, 2, 2)
+                os.setresuid(2, 2, 2)
+                # Otherwise /proc/self is still root's.
+                ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+            layers = Layers(f"{place}/0", (f"{place}/0.files",))
+            assert layers.can_cover("/etc")
+            enter(helps=False)
+            layers.cover("/etc")
+            layers.cover(str(place))
+            (place / "ours").write_text("")
+            with pytest.raises(PermissionError):
+                Path("/etc/tfcluster-test").write_text("")
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    try:
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        shutil.rmtree(place)

@@ -140,9 +140,9 @@ def test_what_a_program_prints_cannot_steer_or_forge(cluster: Cluster) -> None:
 def test_a_failing_program_cannot_steer_through_its_last_words(
     cluster: Cluster,
 ) -> None:
-    script = r"printf '\033]0;owned\007\033[2Jlast\nError: \033[31mred\n'; exit 3"
+    script = r"printf '\033]0;owned\007\033[2Jlast\nError: \033[31mred\n'; exit 33"
     running = cluster.bash(script)
-    assert running.end() == 3
+    assert running.end() == 33
     for text in (
         running.out,
         running.err,

@@ -183,9 +183,9 @@ def test_quiet_shows_the_result_alone(cluster: Cluster) -> None:
 
 
 def test_quiet_still_shows_a_failure(cluster: Cluster) -> None:
-    command = ("--", "bash", "-c", "echo cause; exit 3")
+    command = ("--", "bash", "-c", "echo cause; exit 33")
     running = cluster.start("-q", "-n", "1", *COUNT[:2], *command)
-    assert running.end() == 3
+    assert running.end() == 33
     assert "first failure: worker:0" in running.err
     assert "| cause" in running.err
 

@@ -26,7 +26,7 @@ def _age(folder: Path, days: float) -> None:
 
 def test_list_and_clean(cluster: Cluster) -> None:
     runs = {}
-    for name, script in (("old", "exit 3"), ("new", "true")):
+    for name, script in (("old", "exit 33"), ("new", "true")):
         running = cluster.bash(script, "--name", name)
         running.end()
         runs[name] = running.folder
@@ -49,7 +49,7 @@ def test_list_and_clean(cluster: Cluster) -> None:
         live.run,
         runs["new"].name,
     ]
-    assert "failed (exit code 3)" in cluster.command("list").stdout
+    assert "failed (exit code 33)" in cluster.command("list").stdout
     assert "and 1 older" in text.stderr
 
     said = cluster.command("clean", "--dry-run")

@@ -46,21 +46,23 @@ def test_success_is_0(cluster: Cluster) -> None:
     assert_nothing_left(running)
 
 
-def test_a_task_that_exits_3_is_3_and_is_named_everywhere(cluster: Cluster) -> None:
+def test_the_code_of_a_task_is_passed_on_and_the_task_is_named_everywhere(
+    cluster: Cluster,
+) -> None:
     running = cluster.bash(
-        "[ $TFCLUSTER_TASK = worker:1 ] || exec sleep 60; echo bad; exit 3", count=2
+        "[ $TFCLUSTER_TASK = worker:1 ] || exec sleep 60; echo bad; exit 33", count=2
     )
-    assert running.end() == 3
+    assert running.end() == 33
     log = str(running.log("worker:1"))
-    assert "first failure: worker:1 on localhost: exited with code 3" in running.err
+    assert "first failure: worker:1 on localhost: exited with code 33" in running.err
     assert "  | bad\n" in running.err
     assert f"  log: {log}\n" in running.err
     expected = {
         "task": "worker:1",
         "host": "localhost",
-        "exit_code": 3,
+        "exit_code": 33,
         "signal": None,
-        "cause": "exited with code 3",
+        "cause": "exited with code 33",
         "log_tail": ["bad"],
     }
     first = running.status()["first_failure"]
@@ -70,8 +72,8 @@ def test_a_task_that_exits_3_is_3_and_is_named_everywhere(cluster: Cluster) -> N
 
 
 def test_status_has_the_shape_of_the_contract(cluster: Cluster) -> None:
-    running = cluster.bash("exit 3")
-    assert running.end() == 3
+    running = cluster.bash("exit 33")
+    assert running.end() == 33
     status = running.status()
     assert list(status)[:10] == [
         "schema",
@@ -102,7 +104,7 @@ def test_status_has_the_shape_of_the_contract(cluster: Cluster) -> None:
     host, _, port = task["address"].rpartition(":")
     assert host == "127.0.0.1"
     assert port.isdecimal()
-    assert (status["exit_code"], task["exit_code"]) == (3, 3)
+    assert (status["exit_code"], task["exit_code"]) == (33, 33)
     assert status["started"] <= status["ended"]
     assert_nothing_left(running)
 

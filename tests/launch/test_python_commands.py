@@ -28,7 +28,7 @@ WAITS = """\
 import signal, sys
 def obey(number, frame):
     print("obeyed", number, flush=True)
-    sys.exit(3)
+    sys.exit(33)
 signal.signal(signal.SIGTERM, obey)
 print("up", flush=True)
 signal.pause()

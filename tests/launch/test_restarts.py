@@ -14,7 +14,7 @@ from tests.launch.oracle import assert_nothing_left
 def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> None:
     script = (
         "echo attempt $TFCLUSTER_ATTEMPT; [ $TFCLUSTER_ATTEMPT = 2 ] && exit 0; "
-        "[ $TFCLUSTER_RANK = 0 ] && exit 3; exec sleep 60"
+        "[ $TFCLUSTER_RANK = 0 ] && exit 33; exec sleep 60"
     )
     running = cluster.bash(script, "--set", "restart.max=2", count=2)
     assert running.end() == 0
@@ -40,7 +40,7 @@ def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> Non
 def test_a_restart_waits_for_its_backoff(cluster: Cluster) -> None:
     """Nothing runs meanwhile, and Ctrl-C ends the wait."""
     options = ("--set", "restart.max=2", "--set", "restart.backoff=5m")
-    running = cluster.bash("exit 3", *options)
+    running = cluster.bash("exit 33", *options)
     running.wait_for_err("restarting all tasks in 5m (restart 1 of 2)")
     running.signal(signal.SIGINT)
     assert running.end() == 130
@@ -67,7 +67,7 @@ if os.fork() == 0:
     os._exit(0)
 while not os.path.exists(folder + '/pid'):
     time.sleep(0.01)
-sys.exit(3)
+sys.exit(33)
 """
 
 
@@ -97,7 +97,7 @@ def test_only_the_failed_task_starts_again_where_asked(cluster: Cluster) -> None
         "echo attempt $TFCLUSTER_ATTEMPT; "
         'if [ $TFCLUSTER_RANK = 0 ]; then until [ -e "$MEETING" ]; do sleep 0.02; done;'
         " exit 0; fi;"
-        '[ $TFCLUSTER_ATTEMPT = 1 ] || exit 3; touch "$MEETING"'
+        '[ $TFCLUSTER_ATTEMPT = 1 ] || exit 33; touch "$MEETING"'
     )
     running = cluster.bash(
         script,

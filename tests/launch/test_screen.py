@@ -15,15 +15,15 @@ UP = "echo up; until [ -e meeting ]; do sleep 0.02; done"
 
 def test_the_run_id_comes_first_and_the_table_last(cluster: Cluster) -> None:
     terminal = Terminal()
-    script = "echo hello; [ $TFCLUSTER_RANK = 1 ] && sleep 0.1 && exit 3; sleep 60"
+    script = "echo hello; [ $TFCLUSTER_RANK = 1 ] && sleep 0.1 && exit 33; sleep 60"
     running = terminal.launch(cluster, *plain(count=3), "--", "bash", "-c", script)
-    assert running.end() == 3
+    assert running.end() == 33
     terminal.close()
     rows = terminal.rows()
     assert rows[0] == f"run {running.run}"
     table = next(i for i, row in enumerate(rows) if row.startswith("task  "))
     assert rows[table + 1].startswith("worker:0  localhost  stopped ")
-    assert rows[table + 2].startswith("worker:1  localhost  failed, exit 3 ")
+    assert rows[table + 2].startswith("worker:1  localhost  failed, exit 33 ")
     assert rows[table + 2].endswith("<- first failure")
     assert rows[table + 4 :][0].startswith("first failure: worker:1 on localhost")
     assert sum(row.startswith("worker:0 | hello") for row in rows) == 1
@@ -72,28 +72,28 @@ def test_live_text_fits_any_terminal(
 
 
 def test_no_color_is_honoured(cluster: Cluster) -> None:
-    script = "echo up; sleep 0.3; exit 3"
+    script = "echo up; sleep 0.3; exit 33"
     terminal = Terminal()
     words = [*plain(count=1), "--", "bash", "-c", script]
     running = terminal.launch(cluster, *words, NO_COLOR="1")
-    assert running.end() == 3
+    assert running.end() == 33
     terminal.close()
     assert "\x1b[3" not in terminal.text
     assert "\x1b[1m" not in terminal.text
     colourful = Terminal()
     running = colourful.launch(cluster, *words)
-    assert running.end() == 3
+    assert running.end() == 33
     colourful.close()
     assert "\x1b[31m" in colourful.text
 
 
 def test_without_a_terminal_there_are_plain_lines(cluster: Cluster) -> None:
-    running = cluster.bash("echo hello; sleep 0.5; exit 3", count=2)
-    assert running.end() == 3
+    running = cluster.bash("echo hello; sleep 0.5; exit 33", count=2)
+    assert running.end() == 33
     assert "\x1b" not in running.out + running.err
     assert "\r" not in running.out + running.err
     assert running.err.startswith(f"run {running.run}\n")
-    assert "task      host       end              time" in running.err
+    assert "task      host       end               time" in running.err
 
 
 def test_a_long_stop_says_for_whom_it_waits(cluster: Cluster) -> None:

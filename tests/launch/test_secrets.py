@@ -52,11 +52,11 @@ class Spy:
 def test_a_secret_is_in_no_command_line_and_no_file(
     cluster: Cluster, key: Path
 ) -> None:
-    script = '[ "$API_KEY" = "$(cat key)" ] && echo right; sleep 0.3; exit 3'
+    script = '[ "$API_KEY" = "$(cat key)" ] && echo right; sleep 0.3; exit 33'
     config = cluster.file(f"{CONFIG}command: [bash, -c, '{script}']\n")
     with Spy() as spy:
         running = cluster.start(config)
-        assert running.end() == 3
+        assert running.end() == 33
     assert running.text("worker:0") == running.text("worker:1") == "right\n"
     assert any(word.startswith("tfcluster: agent") for word in spy.seen)
     assert not [word for word in spy.seen if CANARY in word]

@@ -176,13 +176,13 @@ def test_sigterm_in_any_phase_is_143(cluster: Cluster, phase: str) -> None:
 
 def test_sigterm_during_the_stop_of_a_failed_run_kills(cluster: Cluster) -> None:
     script = (
-        "trap '' TERM; [ $TFCLUSTER_RANK = 0 ] && exit 3; while :; do sleep 1; done"
+        "trap '' TERM; [ $TFCLUSTER_RANK = 0 ] && exit 33; while :; do sleep 1; done"
     )
     running = cluster.bash(script, count=2)
     running.wait_for("state", state="stopping")
     running.signal(signal.SIGTERM)
     code, seconds = running.end_timed()
-    assert (code, seconds < allow_s(2)) == (3, True)
+    assert (code, seconds < allow_s(2)) == (33, True)
     assert running.report()["first_failure"]["task"] == "worker:0"
     assert_nothing_left(running)
 
@@ -214,7 +214,7 @@ def void(_: object) -> None:
     """Ignore the result of a call made for its effect."""
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [0, 33])
 def test_a_reader_that_leaves_is_survived(cluster: Cluster, code: int) -> None:
     script = (
         f"for i in {{1..2000}}; do echo line $i; done; sleep 0.3; echo x; exit {code}"
@@ -236,9 +236,9 @@ def test_closed_standard_streams_are_survived(cluster: Cluster) -> None:
         for descriptor in (0, 1, 2):
             os.close(descriptor)
 
-    words = [*plain(count=1), "--", "bash", "-c", "echo hello; exit 3"]
+    words = [*plain(count=1), "--", "bash", "-c", "echo hello; exit 33"]
     running = cluster.start(*words, prepare=close_all)
-    assert running.end() == 3
+    assert running.end() == 33
     running.adopt(cluster.run_ids()[0])
     assert running.text("worker:0") == "hello\n"
     assert_nothing_left(running)

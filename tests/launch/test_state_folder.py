@@ -39,10 +39,10 @@ def test_a_run_survives_the_removal_of_its_record(cluster: Cluster) -> None:
 
 
 def test_a_failure_is_reported_without_a_record(cluster: Cluster) -> None:
-    running = cluster.bash(UP + "; exit 3").up()
+    running = cluster.bash(UP + "; exit 33").up()
     shutil.rmtree(cluster.state)
     (cluster.folder / "meeting").touch()
-    assert running.end() == 3
+    assert running.end() == 33
     assert "first failure: worker:0 on localhost: exited with code 3" in running.err
     assert "  | down" in running.err
     assert_nothing_runs(cluster)

@@ -19,7 +19,7 @@ def wait_for(path):
         time.sleep(0.01)
 if os.environ['TFCLUSTER_RANK'] == '0':
     wait_for(os.environ['MEETING'])
-    sys.exit(3)
+    sys.exit(33)
 """
 OBEY = """
 def on_term(number, frame):
@@ -48,7 +48,7 @@ def test_tasks_get_one_sigterm_and_their_grace(cluster: Cluster) -> None:
     running = cluster.python(FAIL_OR_WORK + OBEY + WORK, *meeting(cluster), count=3)
     running.wait_for_text("up", "worker:1", "worker:2")
     (cluster.folder / "meeting").touch()
-    assert running.end() == 3
+    assert running.end() == 33
     for task in ("worker:1", "worker:2"):
         assert running.text(task) == "up\nTERM\nsaved\n"
     report = running.report()
@@ -62,7 +62,7 @@ def test_a_task_that_ignores_term_is_killed_after_the_grace(cluster: Cluster) ->
     running = cluster.python(FAIL_OR_WORK + IGNORE + WORK, *options, count=2)
     running.wait_for_text("up", "worker:1")
     (cluster.folder / "meeting").touch()
-    assert running.end() == 3
+    assert running.end() == 33
     stopping = running.found("task", task="worker:1", state="stopping")[0]["t"]
     stopped = running.found("task", task="worker:1", state="stopped")[0]
     assert stopped["signal"] == "SIGKILL"

@@ -65,13 +65,13 @@ def spans(trace: Trace, name: str, row: str) -> list[dict[str, Any]]:
 
 def test_a_run_without_recorded_steps(cluster: Cluster) -> None:
     """Also while it runs: start-up, attempts; in one line, how to get steps."""
-    running = cluster.bash("echo up; while ! [ -e go ]; do sleep 0.05; done; exit 3")
+    running = cluster.bash("echo up; while ! [ -e go ]; do sleep 0.05; done; exit 33")
     running.up()
     before = traced(running)
     assert before.facts["state"] == "running"
     assert before.names(task(before, "worker:0"), "task") == ["attempt 0", "spawn"]
     (cluster.folder / "go").touch()
-    assert running.end() == 3
+    assert running.end() == 33
     done = cluster.command("trace")
     assert done.returncode == 0, done.stderr
     assert "--trace" in done.stderr.splitlines()[0]
@@ -89,7 +89,7 @@ def test_a_run_without_recorded_steps(cluster: Cluster) -> None:
         "spawn",
         "failure",
     ]
-    assert rows["task"][0]["args"]["exit_code"] == 3
+    assert rows["task"][0]["args"]["exit_code"] == 33
 
 
 def test_a_traced_run_that_recorded_nothing(cluster: Cluster) -> None:

@@ -33,6 +33,28 @@ def test_a_program_that_never_reports_steps_is_not_watched() -> None:
     assert progress.stalled(66.0) == (W0,)
 
 
+def test_a_program_whose_steps_nobody_counts_is_watched_by_its_cpu_time() -> None:
+    progress = Progress(60.0)
+    progress.started(W0, 0.0, reports=True)
+    progress.uses(W0, 0, {"cpu_s": 40.0})
+    assert progress.stalled(61.0) == ()
+    progress.uses(W0, 0, {"cpu_s": 100.0})
+    assert progress.stalled(122.0) == ()
+    progress.uses(W0, 0, {"cpu_s": 100.2})  # of threads that wait
+    assert progress.stalled(183.0) == ()  # One measurement may be too old.
+    progress.uses(W0, 0, {"cpu_s": 100.3})
+    assert progress.stalled(181.0) == ()
+    assert progress.stalled(183.0) == (W0,)
+
+
+def test_a_program_that_has_made_a_step_is_not_watched_by_its_cpu_time() -> None:
+    progress = Progress(60.0)
+    progress.started(W0, 0.0, reports=True)
+    progress.step(W0, {"step": 1}, 50.0)
+    progress.uses(W0, 0, {"cpu_s": 100.0})
+    assert progress.stalled(111.0) == (W0,)
+
+
 def test_ended_tasks_and_new_attempts_begin_anew() -> None:
     progress = Progress(60.0)
     progress.started(W0, 0.0, reports=True)

@@ -97,7 +97,7 @@ class History:
             TaskSettled(task, attempt),
         )
 
-    def obey(self, *tasks: TaskId) -> list[Action]:
+    def obey(self, *tasks: TaskId, signal: str = "SIGTERM") -> list[Action]:
         """End tasks that were told to stop; they leave nothing behind."""
         actions: list[Action] = []
         for task in tasks:
@@ -107,8 +107,8 @@ class History:
                     task=task,
                     attempt=attempt,
                     code=None,
-                    signal="SIGTERM",
-                    cause="ended by SIGTERM",
+                    signal=signal,
+                    cause=f"ended by {signal}",
                     stopped=True,
                 ),
                 TaskSettled(task, attempt),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.lifecycle.histories import CHIEF, W0, W1, History, plan, started
-from tfcluster.lifecycle.codes import run_code
+from tfcluster.lifecycle.shutdown import run_code
 from tfcluster.lifecycle.step import NOTHING_EXCHANGED
 from tfcluster.lifecycle.types import Plan, TaskExited, TaskSettled
 from tfcluster.states import TaskState
@@ -116,14 +116,17 @@ def test_a_code_of_an_attempt_that_was_got_over_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("codes", "expected"),
     [
-        ({3}, 3),
+        ({33}, 33),
         ({1}, 1),
         ({125}, 125),
-        ({3, 5}, 1),
-        ({3, None}, 1),
+        ({33, 35}, 1),
+        ({33, None}, 1),
         ({0}, 1),
         ({None}, 1),
-        # These codes have a special meaning to schedulers or shells.
+        # These codes have a meaning to tfcluster, schedulers or shells.
+        ({2}, 1),
+        ({3}, 1),
+        ({8}, 1),
         ({75}, 1),
         ({99}, 1),
         ({100}, 1),
@@ -142,6 +145,6 @@ def test_a_code_of_all_tasks_is_passed_on(
 def test_a_victims_code_does_not_count() -> None:
     history = History(plan(W0, W1))
     history.up()
-    ended(history, W0, 3)
+    ended(history, W0, 33)
     history.feed(TaskExited(task=W1, attempt=0, code=1, cause="lost", victim=True))
-    assert finished(history) == 3
+    assert finished(history) == 33

@@ -147,14 +147,14 @@ def test_an_evaluator_that_fails_is_only_a_warning() -> None:
 def test_the_first_failure_ends_the_run_servers_last() -> None:
     history = History(plan(CHIEF, W0, PS))
     history.up()
-    assert stopped(history.exits(W0, 3)) == []
+    assert stopped(history.exits(W0, 33)) == []
     assert stopped(history.judged()) == [(CHIEF, "TERM")]
     assert stopped(history.obey(CHIEF)) == [(PS, "TERM")]
     assert closing(history.obey(PS))
     history.closed()
-    assert history.code == 3
+    assert history.code == 33
     assert history.verdict is not None
-    assert (history.verdict.task, history.verdict.exit_code) == (W0, 3)
+    assert (history.verdict.task, history.verdict.exit_code) == (W0, 33)
     assert history.task_states(CHIEF)[-1] is TaskState.STOPPED
 
 
@@ -596,6 +596,20 @@ def test_the_first_ctrl_c_says_what_a_second_one_does() -> None:
     history.up()
     says = [a.text for a in history.feed(Interrupted(ExitCode.INTERRUPTED))[:1]]  # type: ignore[union-attr]  # the first action is a Say, or the test fails
     assert "again" in says[0]
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_tasks_killed_after_the_grace_are_named(interrupts: int) -> None:
+    history = History(plan(W0, W1))
+    history.up()
+    for _ in range(interrupts):
+        history.feed(Interrupted(ExitCode.INTERRUPTED))
+    history.obey(W0)
+    says = [a.text for a in history.obey(W1, signal="SIGKILL") if isinstance(a, Say)]
+    by_grace = interrupts == 1
+    assert ["killed after 10 s (grace): worker:1." in text for text in says] == (
+        [True] if by_grace else []
+    )
 
 
 def test_a_second_interrupt_kills_servers_too() -> None:

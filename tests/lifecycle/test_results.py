@@ -61,13 +61,13 @@ def test_without_results_nothing_is_fetched() -> None:
 def test_results_of_a_failed_run_are_fetched() -> None:
     history = History(planned())
     history.up()
-    history.exits(W0, 3)
+    history.exits(W0, 33)
     history.judged()
     history.obey(W1)
     assert fetches(history) == [FetchResults(("h1", "h2"))]
     history.feed(ResultsFetched())
     history.closed()
-    assert history.code == 3
+    assert history.code == 33
 
 
 def test_a_host_that_is_lost_meanwhile_does_not_hold_up_the_end() -> None:

@@ -70,6 +70,18 @@ def test_a_plan_within_a_slurm_job_shows_its_nodes(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(("slots", "hosts"), [("2,1(x2)", True), ("3,1(x2)", False)])
+def test_ranks_on_several_hosts_have_no_private_files(
+    tmp_path: Path, slots: str, hosts: bool
+) -> None:
+    given = {**SLURM, "SLURM_TASKS_PER_NODE": slots}
+    words = ("--set", "runtime.files=private")
+    done = tfcluster(tmp_path, "slurm", given, "plan", *words)
+    assert done.returncode == 0
+    told = "in spite of 'files: private': they are on several hosts (node[8-9])"
+    assert (told in done.stderr) is hosts
+
+
 def test_tasks_are_spread_over_all_hosts(tmp_path: Path) -> None:
     given = {**SLURM, "SLURM_TASKS_PER_NODE": "8(x3)"}
     done = tfcluster(tmp_path, "slurm", given, "plan", "--json", more="spread: true\n")

@@ -7,18 +7,16 @@ import sys
 
 import pytest
 
-from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+from tfcluster.runtime.collective.transports.tensorflow.devices import (
     GROUP_KEYS,
     NAMED_KEYS,
+    identities,
     instance_key,
+    obstacle,
 )
 from tfcluster.runtime.collective.transports.tensorflow.failures import (
     reason_of,
     translated,
-)
-from tfcluster.runtime.collective.transports.tensorflow.gpus import (
-    identities,
-    obstacle,
 )
 
 
@@ -36,7 +34,7 @@ def test_keys_say_what_is_exchanged_and_count_nothing() -> None:
     assert instance_key([*words, "x"]) != key
     # Another process has a different hash seed.
     program = (
-        "from tfcluster.runtime.collective.transports.tensorflow.collective_keys "
+        "from tfcluster.runtime.collective.transports.tensorflow.devices "
         "import instance_key\n"
         f"print(instance_key({words!r}))"
     )

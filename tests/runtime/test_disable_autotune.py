@@ -10,6 +10,9 @@ import pytest
 from tests.runtime.ranks import ROOT
 
 PROGRAM = """
+import os
+import tempfile
+
 import tensorflow as tf
 from tfcluster.runtime.keras.data import disable_autotune
 
@@ -25,6 +28,22 @@ def of(dataset):
 print(of(doubled), of(doubled.with_options(asked)), doubled.options().autotune.enabled)
 passes = [sorted(int(x) for batch in doubled for x in batch) for _ in range(2)]
 print(passes[0] == passes[1] == [*range(0, 20, 2)])
+
+calls = []
+def called(x):
+    calls.append(x)
+    return x
+
+file = os.path.join(tempfile.mkdtemp(), "cache")
+cached = numbers.map(lambda x: tf.numpy_function(called, [x], tf.int64)).cache(file)
+for _ in range(2):
+    batches = iter(cached.batch(5))
+    # Nobody asks for the end of the data, but the cache is complete nevertheless.
+    next(batches), next(batches)
+    while not os.path.exists(f"{file}.index"):
+        pass
+    del batches
+print(len(calls))
 """
 
 
@@ -40,4 +59,4 @@ def test_an_iterator_ends_without_waiting_for_a_tuner() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["False True None", "True"]
+    assert done.stdout.splitlines() == ["False True None", "True", "10"]

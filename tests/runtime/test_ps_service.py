@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     PeerLostError,
 )
+from tfcluster.runtime.parameter_server import client
 from tfcluster.runtime.parameter_server.client import (
     OpenResult,
     ParameterServerClient,
@@ -31,8 +33,10 @@ from tfcluster.runtime.parameter_server.client import (
     Slices,
     Variable,
 )
+from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import MakeEngine, Service
+from tfcluster.runtime.signals import Signals
 
 Array = NDArray[Any]
 
@@ -156,6 +160,38 @@ def opened(
 
 def ones(factor: float = 1.0) -> list[Array]:
     return [np.full(v.shape, factor, np.float32) for v in MODEL]
+
+
+def test_a_handler_of_a_signal_may_exchange_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = Signals()
+    monkeypatch.setattr(client, "SIGNALS", ours)
+    monkeypatch.setattr(signal, "signal", signal.signal)
+    monkeypatch.setattr(signal, "getsignal", signal.getsignal)
+    before, found = signal.getsignal(signal.SIGUSR1), []
+    original = Connections.exchange
+
+    def interrupted(connections: Connections, requests: Any) -> Any:
+        if not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGUSR1)
+        return original(connections, requests)
+
+    sent: list[bool] = []
+    with cluster() as running:
+        servers = running.connect(0)
+        ours.install()
+        try:
+            signal.signal(
+                signal.SIGUSR1, lambda *_: found.append(servers.get("a note"))
+            )
+            monkeypatch.setattr(Connections, "exchange", interrupted)
+            servers.put("a note", "text")
+            assert found == ["text"]
+        finally:
+            monkeypatch.undo()
+            signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

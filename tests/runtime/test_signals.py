@@ -36,8 +36,9 @@ class Others:
         self.told.append((number, count))
         self.telling.set()
 
-    def meet(self, note: bytes) -> list[bytes] | None:
-        return self.answers.pop(0)(note)
+    def meet(self, note: Callable[[], bytes | None]) -> list[bytes] | None:
+        given = note()
+        return None if given is None else self.answers.pop(0)(given)
 
 
 def comes(note: bytes) -> list[bytes]:
@@ -164,6 +165,25 @@ def test_a_program_busy_with_something_else_is_interrupted(
     assert calls == [TERM]
 
 
+@pytest.mark.parametrize("nearness", [Nearness.ALONE, Nearness.CONNECTED])
+def test_no_handler_runs_while_a_function_is_traced(
+    signals: Signals, calls: list[int], nearness: Nearness
+) -> None:
+    asked: list[list[int]] = []
+
+    def is_tracing() -> bool:
+        asked.append(list(calls))
+        return len(asked) < 2
+
+    signals.is_tracing = is_tracing
+    signals.coordinate(Others([comes], nearness))
+    signal.raise_signal(TERM)
+    ours = threading.Event()
+    while not calls:
+        assert not ours.wait(0.01)
+    assert asked == [[], []]
+
+
 def test_another_ranks_signal_is_handled_once(
     signals: Signals, calls: list[int]
 ) -> None:
@@ -211,6 +231,37 @@ def test_a_signal_that_comes_during_a_meeting_is_for_the_next_one(
     with signals:
         pass
     assert calls == [TERM, USR1]
+
+
+def test_a_rank_that_waits_elsewhere_lets_the_others_go_on(
+    signals: Signals, calls: list[int]
+) -> None:
+    met = threading.Event()
+
+    def is_between(note: bytes) -> list[bytes]:
+        met.set()
+        return [note, bytes([*note[:2], 0, *note[3:]])]
+
+    signals.coordinate(Others([is_between] * 1000))
+    with signals.elsewhere():
+        signals.heard(TERM, 0)
+        assert met.wait(10)
+        assert calls == []
+
+
+def test_a_rank_goes_on_to_where_another_one_waits_elsewhere(
+    signals: Signals, calls: list[int]
+) -> None:
+    def waits_elsewhere(note: bytes) -> list[bytes]:
+        return [note, bytes([*note[:2], 2, *note[3:]])]
+
+    signals.coordinate(Others([waits_elsewhere, comes]))
+    with signals:
+        signal.raise_signal(TERM)
+    assert calls == []
+    with signals.elsewhere():
+        assert calls == []
+    assert calls == [TERM]
 
 
 def test_others_are_told_of_what_came_here(signals: Signals, calls: list[int]) -> None:
@@ -274,7 +325,7 @@ def test_a_signal_that_ends_the_process_waits_for_the_file(signals: Signals) -> 
 def test_a_group_meets_between_two_exchanges() -> None:
     def act(group: Group) -> list[bytes] | None:
         meet(group, Signature("first"))
-        found = group.meet(b"rank   %d" % group.rank)
+        found = group.meet(lambda: b"rank   %d" % group.rank)
         meet(group, Signature("second"))
         assert group.completed == 2
         return found
@@ -287,7 +338,7 @@ def test_an_exchange_goes_on_after_it_has_heard_of_a_meeting() -> None:
     def act(group: Group) -> list[bytes] | None:
         heard: list[bytes] = []
         group.met = heard.extend
-        found = group.meet(b"a signal") if group.rank else None
+        found = group.meet(lambda: b"a signal") if group.rank else None
         meet(group, Signature("first"))
         assert found is None
         return heard

@@ -6,7 +6,6 @@ A job runs when a test first needs its results.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -58,8 +57,7 @@ class Outcomes:
     def ended(self, job: str) -> Ranks:
         """A job's results; its ranks must have ended with the expected status."""
         found = self.jobs[job]
-        killed = job in ("kill", "early")
-        expected = [0, 0, -9] if killed else [0] * len(found.exit_codes)
+        expected = [0, 0, -9] if job == "early" else [0] * len(found.exit_codes)
         assert found.exit_codes == expected, (job, found.outputs)
         return found
 
@@ -93,13 +91,8 @@ def _of_case(values: Values, name: str) -> Values:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("items")
-    pipe = folder / "pipe"
-    os.mkfifo(pipe)
     jobs = [
-        Job("calls", SIZE, PROGRAM, ("calls",), TRANSPORT),
-        Job("kill", SIZE, PROGRAM, ("kill",), TRANSPORT),
-        Job("late", 2, PROGRAM, ("late",), ALONE),
-        Job("broken", 2, PROGRAM, ("broken", str(pipe)), PATIENT),
+        Job("device", SIZE, PROGRAM, ("device",), TRANSPORT),
         Job("early", SIZE, PROGRAM, ("early",), PATIENT),
         Job("late_start", 2, PROGRAM, ("late_start",), WARNING),
         Job("late_init", 2, PROGRAM, ("late_init",), ALONE),
@@ -155,47 +148,7 @@ def test_after_an_op_it_is_too_late(outcomes: Outcomes) -> None:
 
 def test_a_rank_that_traces_again_trains_on(outcomes: Outcomes) -> None:
     assert_as_one_process(outcomes, "retraced")
-    # The ops are in the graph: Python does not see what they send.
-    assert all(int(rank["retraced/carried"]) == 0 for rank in outcomes.ranks)
     assert [int(rank["retraced/again"]) for rank in outcomes.ranks] == [0, 1, 0]
-
-
-def test_ops_in_a_graph_meet_after_one_rank_traces_again(
-    outcomes: Outcomes,
-) -> None:
-    total = sum(range(SIZE))
-    expected = [2 * SIZE * (total + SIZE * number) for number in range(6)]
-    for rank in outcomes.ranks:
-        assert rank["retraced_ops"].tolist() == expected
-
-
-def test_eager_ops_work(outcomes: Outcomes) -> None:
-    for rank in outcomes.ranks:
-        assert rank["eager"].tolist() == [6.0] * 5000
-
-
-def test_a_rank_that_does_not_come_in_time(outcomes: Outcomes) -> None:
-    first, last = outcomes.said("late")
-    ((kind, text),) = first["errors"]
-    assert kind == "CollectiveTimeoutError"
-    # The text depends on which of two connections notices it first.
-    assert text.startswith(
-        (
-            "a rank did not respond in time: rank 0 has waited 3 s",
-            "rank 0 has sent nothing for 3 s",
-        )
-    )
-    # The last rank waits for the first no longer than that, or sees it leave.
-    assert last["errors"][0][0] in ("CollectiveTimeoutError", "PeerLostError")
-
-
-def test_a_rank_that_fails_and_lives_on_is_not_waited_for(
-    outcomes: Outcomes,
-) -> None:
-    first, _ = outcomes.said("broken")
-    ((kind, text),) = first["errors"]
-    assert kind == "CollectiveError"
-    assert "out of memory" in text
 
 
 def test_a_rank_that_dies_before_the_first_op_is_named(outcomes: Outcomes) -> None:
@@ -223,31 +176,10 @@ def test_a_rank_that_is_late_for_the_first_op_is_named(outcomes: Outcomes) -> No
     )
 
 
-def test_the_communication_hint_is_taken(outcomes: Outcomes) -> None:
-    for rank in outcomes.ranks:
-        assert rank["hint/ring"].tolist() == rank["hint/auto"].tolist() == [3.0] * 5000
-
-
-def test_a_dtype_without_an_op_is_refused(outcomes: Outcomes) -> None:
-    said = "TensorFlow's collective ops do not support string"
-    assert all(str(rank["refused"]) == said for rank in outcomes.ranks)
-
-
-def test_a_rank_that_is_killed_is_named(outcomes: Outcomes) -> None:
-    first, second = outcomes.said("kill")
-    for rank in (first, second):
-        assert len(rank["errors"]) == 2
-        for kind, text in rank["errors"]:
-            assert kind == "PeerLostError"
-            assert text.startswith("rank 2 has left")
-
-
 def test_a_model_of_two_dtypes(outcomes: Outcomes) -> None:
     assert_as_one_process(outcomes, "mixed")
     one, _ = outcomes.case("mixed")
     assert {value.dtype.name for value in one.values()} == {"float32", "float64"}
-    # The ops are in the graph: Python does not see what they send.
-    assert all(int(rank["mixed/carried"]) == 0 for rank in outcomes.ranks)
 
 
 @pytest.mark.parametrize("axis", range(4))
@@ -266,23 +198,10 @@ def test_uneven_tensors_along_any_axis(outcomes: Outcomes, axis: int) -> None:
 @pytest.mark.parametrize("case", ["few_rows", "many_rows"])
 def test_embeddings_of_few_and_of_many_rows(outcomes: Outcomes, case: str) -> None:
     assert_as_one_process(outcomes, case)
-    assert all(int(rank[f"{case}/carried"]) == 0 for rank in outcomes.ranks)
-
-
-def test_dtypes_are_carried_or_left_to_the_host(outcomes: Outcomes) -> None:
-    items = 20_000
-    for rank in outcomes.said("calls"):
-        # The program itself compares each result with numpy's.
-        assert rank["float32 sum"] == rank["int32 product"] == 4 * items
-        assert rank["float64 sum"] == rank["int64 max"] == 8 * items
-        for left in ("float32 max", "float16 sum", "uint8 sum", "complex64 sum"):
-            assert rank[left] == 0
-        assert rank["small"] == rank["gathered"] == 0
-        assert rank["in a function"] == 6.0
 
 
 def test_tensorflow_knows_each_rank_by_its_task(outcomes: Outcomes) -> None:
-    assert [rank["own device"] for rank in outcomes.said("calls")] == [
+    assert [rank["own device"] for rank in outcomes.said("device")] == [
         f"/job:{task}/device:CPU:0"
         for task in (
             "chief/replica:0/task:0",
@@ -297,18 +216,16 @@ def test_hints_are_those_that_tensorflow_compares_with() -> None:
     program = """
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
-from tfcluster.runtime.collective.transports.base import ReduceOp
-from tfcluster.runtime.collective.transports.tensorflow import ops
+from tfcluster.runtime.collective.transports.tensorflow import devices
 
 kinds = tf.distribute.experimental.CommunicationImplementation
-for kind, hint in (kinds.NCCL, ops.NCCL), (kinds.RING, ops.RING):
+for kind, hint in (kinds.NCCL, devices.NCCL), (kinds.RING, devices.RING):
     with tf.Graph().as_default() as graph:
         collective_ops.all_reduce_v2(
             tf.constant(1.0), 2, 1, 1, communication_hint=kind.value
         )
-        ops.all_reduce(tf.constant(1.0), ops.Devices(1, 2, "", hint), 1, ReduceOp.SUM)
     reduced = [op for op in graph.get_operations() if op.type == "CollectiveReduceV2"]
-    print(*(op.get_attr("communication_hint").decode() for op in reduced))
+    print(reduced[0].get_attr("communication_hint").decode(), hint)
 """
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

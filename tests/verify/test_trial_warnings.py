@@ -18,7 +18,7 @@ class Noted:
 
 def test_notes_of_the_launcher_are_no_causes() -> None:
     notes = (
-        "localhost: the kept interpreter with pid 7 is not used: it ends now",
+        "node1: swept 3 leftover processes",
         "stopping all tasks",
         "warning: running as root; your program will, too",
         "warning: ps:0: the program uses TensorFlow's server of this ps",

@@ -128,34 +128,12 @@ class Channel:
         if not data:
             self._end("end of file")
             return
-        self.feed(data)
-
-    def feed(self, data: bytes) -> None:
-        """Take ``data`` as if the other side had just sent it."""
         try:
             for frame in self._decoder.feed(data):
                 self.on_frame(frame)
         except WireError as error:
             self.stop_reading()
             self.on_garbage(str(error))
-
-    @property
-    def rest(self) -> bytes:
-        """The beginning of a frame that is not complete yet."""
-        return self._decoder.rest
-
-    def release(self) -> None:
-        """Close our ends, which another process now has."""
-        self._closed = True
-        self.stop_reading()
-        self._loop.unwatch(self._out)
-        os.close(self._in)
-        os.close(self._out)
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The descriptors from which it reads and to which it writes."""
-        return self._in, self._out
 
     def _end(self, cause: str) -> None:
         self.stop_reading()

@@ -26,8 +26,6 @@ class Open:
     heartbeat_s: float
     grace_s: float
     witness: str | None
-    warm: object
-    """The warm interpreters that the launcher expects to need; checked on use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,30 +128,6 @@ class Warm:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """Start an interpreter that outlives this agent, or renew one that fits."""
-
-    key: str
-    argv: tuple[str, ...]
-    env: Mapping[str, str | None]
-    prepend: Mapping[str, str]
-    keep_s: float
-    purpose: str
-    strategy: str
-    ends_at_logout: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListKept:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class EndKept:
-    purpose: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
     task: str
     attempt: int
@@ -200,9 +174,6 @@ Request = (
     | Results
     | Prepare
     | Warm
-    | Keep
-    | ListKept
-    | EndKept
     | Start
     | Stop
     | Stacks
@@ -231,9 +202,6 @@ class _Keys:
         if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             return value
         raise WireError(f"{self._frame['type']!r} frame: {key!r} must be {wanted}")
-
-    def anything(self, key: str) -> object:
-        return self._frame.get(key)
 
     def text(self, key: str) -> str:
         return self.get(key, str, "a string")
@@ -320,7 +288,6 @@ def _open(keys: _Keys) -> Open:
         heartbeat_s=keys.seconds("heartbeat_s"),
         grace_s=keys.seconds("grace_s"),
         witness=keys.optional_text("witness"),
-        warm=keys.anything("warm"),
     )
 
 
@@ -375,19 +342,6 @@ def _warm(keys: _Keys) -> Warm:
     )
 
 
-def _keep(keys: _Keys) -> Keep:
-    return Keep(
-        key=keys.text("key"),
-        argv=keys.texts("argv"),
-        env=keys.env("env"),
-        prepend=keys.folders("prepend"),
-        keep_s=keys.seconds("keep_s"),
-        purpose=keys.text("purpose"),
-        strategy=keys.text("strategy"),
-        ends_at_logout=keys.flag("ends_at_logout"),
-    )
-
-
 def _start(keys: _Keys) -> Start:
     return Start(
         task=keys.text("task"),
@@ -423,9 +377,6 @@ _READERS: Mapping[str, Callable[[_Keys], Request]] = {
     "returned": lambda keys: Returned(keys.text("path"), keys.text("digest")),
     "prepare": _prepare,
     "warm": _warm,
-    "keep": _keep,
-    "list_kept": lambda keys: ListKept(),
-    "end_kept": lambda keys: EndKept(keys.optional_text("purpose")),
     "start": _start,
     "stop": lambda keys: Stop(
         keys.texts("tasks"), keys.seconds("grace_s"), keys.signal("signal")

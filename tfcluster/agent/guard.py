@@ -15,7 +15,6 @@ from contextlib import suppress
 
 from tfcluster.agent import exit_codes, open_files
 from tfcluster.agent.constants import OPEN_FILES
-from tfcluster.agent.proc import Process
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.process_title import set_title
@@ -30,7 +29,6 @@ IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
 
 _RUN = b"run "
 _CLEAN = b"clean"
-_KEPT = b"kept "
 
 
 class GuardSocket:
@@ -57,10 +55,6 @@ class GuardSocket:
     def send_run(self, run: str) -> None:
         self._write(_RUN + run.encode("utf-8", "surrogateescape"))
 
-    def send_kept(self, process: Process) -> None:
-        """Say that this descendant of ours outlives the run."""
-        self._write(_KEPT + f"{process.pid} {process.start_time}".encode())
-
     def send_clean(self) -> None:
         """Say that everything is stopped and the exit that follows is intended."""
         self._write(_CLEAN)
@@ -83,12 +77,12 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     agent = os.fork()
     if agent == 0:
         ours.close()
-        become_agent(serve, GuardSocket(theirs, guard))
+        _become_agent(serve, GuardSocket(theirs, guard))
     theirs.close()
-    return watch(agent, ours)
+    return _watch(agent, ours)
 
 
-def become_agent(
+def _become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
 ) -> NoReturn:
     """Run ``serve`` and exit with what it returns."""
@@ -113,7 +107,7 @@ def _own_session() -> None:
         os.setsid()
 
 
-def watch(agent: int, guard_socket: socket.socket) -> int:
+def _watch(agent: int, guard_socket: socket.socket) -> int:
     """Wait for the agent, a child, and clean up after it. Returns the exit code.
 
     All signals of ``AWAITED`` must be blocked.
@@ -128,10 +122,10 @@ def watch(agent: int, guard_socket: socket.socket) -> int:
     os.dup2(null, 1)
     os.close(null)
     status = _wait_for(agent)
-    run, clean, kept = _heard(guard_socket)
+    run, clean = _heard(guard_socket)
     if clean and os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
-    killed = sweep(run, kept=kept)
+    killed = sweep(run)
     clear_away(run)
     sys.stderr.write(
         f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
@@ -159,9 +153,8 @@ def _reap(agent: int) -> int | None:
             return status if pid else None
 
 
-def _heard(guard_socket: socket.socket) -> tuple[str | None, bool, list[Process]]:
+def _heard(guard_socket: socket.socket) -> tuple[str | None, bool]:
     run, clean, data = None, False, b""
-    kept = []
     guard_socket.setblocking(False)
     with suppress(OSError):
         while part := guard_socket.recv(4096):
@@ -169,11 +162,8 @@ def _heard(guard_socket: socket.socket) -> tuple[str | None, bool, list[Process]
     for line in data.split(b"\n")[:-1]:
         if line.startswith(_RUN):
             run = line[len(_RUN) :].decode("utf-8", "surrogateescape")
-        if line.startswith(_KEPT):
-            pid, start = map(int, line[len(_KEPT) :].split())
-            kept.append(Process(pid, "", "S", 0, pid, pid, start))
         clean = clean or line == _CLEAN
-    return run, clean, kept
+    return run, clean
 
 
 def _words(status: int) -> str:

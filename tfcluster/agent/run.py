@@ -15,17 +15,7 @@ from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.frames import (
-    EndKept,
-    Keep,
-    ListKept,
-    Prepare,
-    Request,
-    Stacks,
-    Start,
-    Stop,
-    Warm,
-)
+from tfcluster.agent.frames import Prepare, Request, Stacks, Start, Stop, Warm
 from tfcluster.agent.listening import Listening
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
@@ -44,21 +34,6 @@ from tfcluster.agent.task import Task
 from tfcluster.agent.tasks import RunServices, Tasks
 from tfcluster.agent.warm_interpreters import WarmInterpreters
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from tfcluster.agent.kept.agent_link import NewEnd
-    from tfcluster.agent.kept.keeping import Keeping
-    from tfcluster.agent.kept.servers import Servers
-    from tfcluster.agent.proc import Process
-
-
-def _servers(lent: NewEnd | None, channel: Channel) -> Servers | None:
-    if lent is None:
-        return None
-    from tfcluster.agent.kept.servers import Servers
-
-    return Servers(lent, lambda text: channel.send("note", text=text, detail=True))
-
 
 class Run:
     """Everything in a run that has processes."""
@@ -70,11 +45,7 @@ class Run:
         backlog: ConsoleQueue,
         run: str,
         fault: Callable[[str], None],
-        lent: NewEnd | None = None,
-        spare: Callable[[Process], None] = lambda process: None,
     ) -> None:
-        """``lent`` has the forks of a kept interpreter for this run. ``spare`` is
-        called with processes that outlive the run."""
         self._channel = channel
         self._fault = fault
         self.adopts_orphans = adopt_orphans()
@@ -95,12 +66,7 @@ class Run:
         )
         self._children = Children(deaths)
         self._tasks = Tasks(shared)
-        self._servers = _servers(lent, channel)
-        self._warmer = WarmInterpreters(
-            shared, self._tasks, self._children, self._servers
-        )
-        self._keeping: Keeping | None = None
-        self._shared, self._spare = shared, spare
+        self._warmer = WarmInterpreters(shared, self._tasks, self._children)
         self._preparation = Preparation(shared, self._tasks.foreign)
         self._guard = PortGuard(loop, channel, self._tree)
         self._tasks.on_server = self._guard.serves
@@ -123,9 +89,6 @@ class Run:
             case Prepare():
                 if not closing:
                     self._preparation.start(request)
-            case Keep() | ListKept() | EndKept():
-                if not closing:
-                    self._keeper().obey(request)
             case Stop():
                 self._tasks.stop(request)
             case Stacks(names):
@@ -138,38 +101,18 @@ class Run:
                 self._tasks.ended(child)
                 or self._warmer.ended(child.pid, child.status)
                 or self._preparation.ended(child.pid, child.status)
-                or (self._servers is not None and self._servers.ended(child.pid))
-                or (self._keeping is not None and self._keeping.ended(child.pid))
             )
         )
 
     def stop_all(self, grace_s: float) -> None:
         self._preparation.close()
         self._warmer.close()
-        if self._servers is not None:
-            self._servers.close()
-        if self._keeping is not None:
-            self._keeping.close()
         self._tasks.stop_all(grace_s)
 
     @property
     def over(self) -> bool:
         """Whether no task and no interpreter is left; the rest can be swept."""
-        servers = self._servers is None or self._servers.over
-        return (
-            self._tasks.over
-            and self._warmer.over
-            and self._preparation.over
-            and servers
-        )
-
-    def _keeper(self) -> Keeping:
-        if self._keeping is None:
-            # Only agents of the command ``warm`` need it, and all must start fast.
-            from tfcluster.agent.kept.keeping import Keeping
-
-            self._keeping = Keeping(self._shared, self._spare)
-        return self._keeping
+        return self._tasks.over and self._warmer.over and self._preparation.over
 
     def _noticed(self, notice: Notice) -> None:
         match notice:

@@ -52,32 +52,21 @@ from tfcluster.agent.run import Run
 from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
 from tfcluster.agent.tasks import swept_keys
 from tfcluster.process_title import set_title
-from tfcluster.wire import PROTOCOL, Frame, WireError, encode
+from tfcluster.wire import PROTOCOL, Frame, WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from tfcluster.agent.kept.agent_link import NewEnd
-    from tfcluster.agent.kept.handover import Taken
     from tfcluster.agent.result_sender import ResultSender
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
 
-def serve(guard_socket: GuardSocket, lent: NewEnd | None = None) -> int:
-    """Serve the launcher on standard input and output. Returns an exit code.
-
-    With ``lent``, this agent takes the place of an older one, if both agree.
-    """
+def serve(guard_socket: GuardSocket) -> int:
+    """Serve the launcher on standard input and output. Returns an exit code."""
     ends = _take_standard_streams()
     loop = Loop()
     backlog = ConsoleQueue()
     channel = Channel(loop, ends, backlog)
-    supervisor = Supervisor(loop, channel, backlog, guard_socket, lent)
-    if lent is not None:
-        data = lent.agree()
-        if data is None:
-            guard_socket.send_clean()
-            return exit_codes.CLOSED
-        supervisor.begin_instead(data)
+    supervisor = Supervisor(loop, channel, backlog, guard_socket)
     # The guard blocked them until there were handlers.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     while not supervisor.ended:
@@ -88,8 +77,7 @@ def serve(guard_socket: GuardSocket, lent: NewEnd | None = None) -> int:
             if supervisor.closing:
                 raise
             supervisor.fault(_one_line(error))
-    if supervisor.clean:
-        guard_socket.send_clean()
+    guard_socket.send_clean()
     return supervisor.code
 
 
@@ -102,19 +90,10 @@ class Supervisor:
         channel: Channel,
         backlog: ConsoleQueue,
         guard_socket: GuardSocket,
-        lent: NewEnd | None = None,
     ) -> None:
         self.code = exit_codes.CLOSED
         self.closing = False
         self.ended = False
-        self.clean = True
-        """Whether nothing is left behind, as far as we know."""
-        self._lent = lent
-        self._successor: Taken | None = None
-        """The agent that continues in our place."""
-        self._for_successor: list[Frame] = []
-        self._alone = False
-        self._kept: list[Process] = []
         self._loop = loop
         self._channel = channel
         self._backlog = backlog
@@ -127,7 +106,6 @@ class Supervisor:
         self._heard = loop.awake()
         self._swept = 0
         self._others = False
-        self._guardless = False
         channel.on_frame = self._frame
         channel.on_end = self._hung_up
         channel.on_garbage = self.fault
@@ -139,12 +117,8 @@ class Supervisor:
 
     def _frame(self, frame: Frame) -> None:
         self._heard = self._loop.awake()
-        if self._successor is not None:
-            self._for_successor.append(frame)
-            return
         request = parse_request(frame)
         if isinstance(request, Open):
-            self._for_successor = [frame]
             self._open(request)
         elif request is not None:
             self._obey(request)
@@ -197,13 +171,6 @@ class Supervisor:
             raise WireError(f"{request.run!r} cannot mark the processes of a run")
         self._opened = request
         self._guard_socket.send_run(request.run)
-        notes: list[tuple[str, bool]] = []
-        if request.warm and self._may_hand_over(request):
-            self._successor = self._find_successor(request, notes)
-            if self._successor is not None:
-                # Frames that have come together with this one are collected first.
-                self._loop.post(self._hand_over)
-                return
         set_title(f"tfcluster: agent {request.run}", "tfcluster-agent")
         self._channel.send(
             "hello",
@@ -231,16 +198,8 @@ class Supervisor:
             )
             return
         self._run = Run(
-            self._loop,
-            self._channel,
-            self._backlog,
-            request.run,
-            self.fault,
-            self._lent,
-            self._spare,
+            self._loop, self._channel, self._backlog, request.run, self.fault
         )
-        for text, detail in notes:
-            self._channel.send("note", text=text, detail=detail)
         if not self._run.adopts_orphans:
             self._channel.send(
                 "note",
@@ -282,9 +241,6 @@ class Supervisor:
             self.close(self._grace_s, exit_codes.LEASE_ENDED)
 
     def _signal(self, signum: int) -> None:
-        if self._successor is not None and signum in FORWARDED:
-            self._successor.old_end.forward(signum)
-            return
         if signum == signal.SIGCHLD:
             if self._run is not None:
                 self._run.reap()
@@ -298,84 +254,13 @@ class Supervisor:
     def _guard_died(self) -> None:
         # The tasks are unharmed, so the run continues, only without this safety net.
         self._loop.unwatch(self._guard_socket.fileno())
-        if self._successor is not None:
-            self._successor.old_end.guard_died(self._guard_socket.guard)
-        else:
-            self._note_dead_guard(self._guard_socket.guard)
-
-    def _note_dead_guard(self, guard: int) -> None:
-        if not self.closing and not self._guardless:
-            self._guardless = True
+        if not self.closing:
             self._channel.send(
                 "note",
                 text="the guard process died; if the agent is also "
                 "killed, tasks may keep running",
-                guard=guard,
+                guard=self._guard_socket.guard,
             )
-
-    # --- another agent ---------------------------------------------------------------
-
-    def begin_instead(self, data: bytes) -> None:
-        """Begin with the data that the agent whose place we take has read."""
-        assert self._lent is not None  # for mypy
-        self._lent.watch(self._loop, self._note_dead_guard, self._predecessor_died)
-        self._loop.post(lambda: self._channel.feed(data))
-
-    def _predecessor_died(self) -> None:
-        # As if we had been killed, and our guard cleaned up: nobody waits for more.
-        self._channel.send("note", text="stopping all tasks: the first agent died")
-        self.close(0.0, exit_codes.LEASE_ENDED)
-
-    def _may_hand_over(self, request: Open) -> bool:
-        may = self._lent is None and not self._alone
-        return may and request.protocol == PROTOCOL
-
-    def _find_successor(
-        self, request: Open, notes: list[tuple[str, bool]]
-    ) -> Taken | None:
-        """A new agent from a kept interpreter that fits, or None and the reason."""
-        from tfcluster.agent.kept import places
-
-        if not places.sockets(os.environ):
-            return None  # the usual case, in which the rest need not be imported
-        from tfcluster.agent.kept.handover import take, wanted
-
-        base, package = dict(os.environb), _package()
-        needs = wanted(request.warm, base, package)
-        streams = (*self._channel.ends, 2)
-        return take(
-            needs,
-            request.run,
-            streams,
-            package,
-            lambda text, detail: notes.append((text, detail)),
-        )
-
-    def _hand_over(self) -> None:
-        """Give our place to the successor; from now on only wait for its end."""
-        assert self._successor is not None  # for mypy
-        data = b"".join(map(encode, self._for_successor)) + self._channel.rest
-        try:
-            self._successor.old_end.go(self._successor.about, data)
-        except (OSError, WireError):
-            # It has died in the meantime: continue as if there had been none.
-            frames, self._for_successor = self._for_successor, []
-            self._successor, self._opened, self._alone = None, None, True
-            for frame in frames:
-                self._frame(frame)
-            return
-        self._channel.release()
-        set_title("tfcluster: agent, waits", "tfcluster-waits")
-        self._successor.old_end.watch(self._loop, self._successor_ended)
-
-    def _successor_ended(self, code: int, clean: bool) -> None:
-        self.code, self.clean = code, clean
-        self._end()
-
-    def _spare(self, process: Process) -> None:
-        """Keep this process when everything else is swept."""
-        self._kept.append(process)
-        self._guard_socket.send_kept(process)
 
     # --- the end --------------------------------------------------------------------
 
@@ -446,7 +331,7 @@ class Supervisor:
         def find() -> list[Process]:
             if self._run is not None:
                 self._run.reap()
-            return belongings(proc.snapshot(), run, me, kept=self._kept)
+            return belongings(proc.snapshot(), run, me)
 
         kill_until_gone(self._loop, find, self._all_swept)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tfcluster.agent import proc
@@ -42,13 +42,10 @@ def belongings(
     run: str | None,
     agent: int,
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
-    kept: Collection[Process] = (),
 ) -> list[Process]:
     """Live processes of the run: descendants of ``agent``, and marked processes whose
-    own agent is dead. Never ``agent`` itself or its ancestors, nor interpreters that
-    are ``kept`` beyond the run or their descendants."""
-    still = [p.pid for p in kept if table.get(p.pid, p).start_time == p.start_time]
-    spared = proc.ancestors(table, agent) | proc.family(table, still)
+    own agent is dead. Never ``agent`` itself or its ancestors."""
+    spared = proc.ancestors(table, agent)
     descendants = proc.family(table, [agent])
     found = []
     for process in table.values():
@@ -82,16 +79,11 @@ def _mark(
     return marks.get(AGENT, "") if marks.get(RUN) == run else None
 
 
-def sweep(
-    run: str | None,
-    *,
-    patience_s: float = GUARD_SWEEP_S,
-    kept: Collection[Process] = (),
-) -> list[Process]:
+def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process]:
     """SIGKILL the run's processes, wait for their end, and return them."""
     killed: dict[int, Process] = {}
     deadline = time.monotonic() + patience_s
-    while alive := belongings(proc.snapshot(), run, os.getpid(), kept=kept):
+    while alive := belongings(proc.snapshot(), run, os.getpid()):
         for process in alive:
             send(process, signal.SIGKILL)
             killed[process.pid] = process

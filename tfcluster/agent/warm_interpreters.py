@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -38,10 +38,6 @@ from tfcluster.wire import (
     encode,
     parse,
 )
-
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from tfcluster.agent.kept.servers import Servers
 
 _READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
@@ -76,8 +72,6 @@ class _Interpreter:
     asked: dict[int, _Request] = field(default_factory=dict)
     writing: bool = False
     closed: bool = False  # by us
-    kept: Mapping[str, object] | None = None
-    """What is known about the kept interpreter that forked it, if one did."""
 
     @property
     def alive(self) -> bool:
@@ -102,17 +96,10 @@ class _Interpreter:
 class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
-    def __init__(
-        self,
-        shared: RunServices,
-        tasks: Tasks,
-        children: Children,
-        servers: Servers | None = None,
-    ) -> None:
+    def __init__(self, shared: RunServices, tasks: Tasks, children: Children) -> None:
         self._shared = shared
         self._tasks = tasks
         self._children = children
-        self._servers = servers
         self._interpreters: dict[str, _Interpreter] = {}
         self._requests = 0
         self.on_begun: Callable[[Task], None] = lambda task: None
@@ -145,18 +132,15 @@ class WarmInterpreters:
         self._shared.capture.add(stream, read_end, request.log, source=None)
         base = self._shared.base
         env = with_folders_first(base, request.env, request.prepend)
-        program = Program(request.argv, environment(base, env), request.cwd)
         began = self._shared.loop.now()
         interpreter = _Interpreter(request, stream, began, ours)
         try:
-            if self._lend(interpreter, program, write_end):
-                ours.close()
-                return interpreter
             number = theirs.fileno()
             words = [str(number)]
             if request.wrapped:
                 words.append(str(os.getpid()))
-            program = Program((*request.argv, *words), program.env, request.cwd)
+            argv = (*request.argv, *words)
+            program = Program(argv, environment(base, env), request.cwd)
             # A wrapper may close descriptors, but hardly ever its standard input.
             stdin = number if request.wrapped else subprocess.DEVNULL
             interpreter.pid = spawn(program, write_end, number, stdin=stdin)
@@ -168,17 +152,6 @@ class WarmInterpreters:
             os.close(write_end)
             theirs.close()
         return interpreter
-
-    def _lend(self, interpreter: _Interpreter, program: Program, output: int) -> bool:
-        """Use a fork of a kept interpreter, if one fits."""
-        if self._servers is None or interpreter.request.wrapped:
-            return False
-        server = self._servers.take(program, output)
-        if server is None:
-            return False
-        interpreter.end, interpreter.pid = server.end, server.pid
-        interpreter.kept = self._servers.kept
-        return True
 
     def fork(self, request: Start) -> None:
         """Fork a task once the imports are done. A failure is reported."""
@@ -340,8 +313,8 @@ class WarmInterpreters:
         if kind == "ready" and not interpreter.ready:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
-            key, kept = interpreter.request.key, interpreter.kept
-            self._shared.reports.send("warmed", key=key, seconds=seconds, kept=kept)
+            key = interpreter.request.key
+            self._shared.reports.send("warmed", key=key, seconds=seconds)
             self._write(interpreter)
         elif kind == "unfit":
             interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
-from tfcluster.api import plain_data, rank_program
+from tfcluster import plain_data
+from tfcluster.api import rank_program
 from tfcluster.api.function_source import FunctionSource, locate, require_fitting
 from tfcluster.api.launching import IMPORTING, begin
 from tfcluster.api.outcome import Outcome

@@ -20,7 +20,7 @@ from tfcluster.errors import ConfigError, Problem
 from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Begun, Prepared, check, prepare
-from tfcluster.launcher.preflight import command_warnings, idle_hosts
+from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
@@ -308,6 +308,7 @@ def _show_plan(
     for warning in (
         *command_warnings(prepared.specs, environ, programs=here),
         *idle_hosts(description, hosts, prepared.specs),
+        *shared_files(description, prepared.specs),
     ):
         _say(warning)
     cores = {"localhost": len(os.sched_getaffinity(0))}

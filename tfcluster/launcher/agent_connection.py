@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tfcluster import __version__
@@ -241,13 +241,11 @@ def open_agent(
     threads: ChannelThreads,
     *,
     witness: str | None = None,
-    warm: Sequence[Frame] = (),
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
     ``witness`` is the path of a file of this run. The agent says whether it sees that
-    file, that is, whether the host shares our files. ``warm`` has the warm interpreters
-    that we expect to need; the agent may take kept ones.
+    file, that is, whether the host shares our files.
     """
     nonce = secrets.token_hex(16)
     contact = AgentConnection(
@@ -264,7 +262,6 @@ def open_agent(
             "heartbeat_s": HEARTBEAT_S,
             "grace_s": grace_s,
             "witness": witness,
-            "warm": list(warm),
         }
     )
     return contact

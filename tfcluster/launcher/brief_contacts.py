@@ -70,9 +70,6 @@ class BriefContacts:
             return item
         return None
 
-    def is_open(self, host: str) -> bool:
-        return host in self._contacts
-
     def send(self, host: str, frame: Frame) -> None:
         """Queue a frame for a host that is open."""
         self._contacts[host].send(frame)

@@ -34,7 +34,6 @@ from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.kept_interpreters import taken_lines
 from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
@@ -454,8 +453,6 @@ class Driver:
                 return
             for warning in machine_warnings(machines):
                 self._say(warning)
-            for line in taken_lines(hosts.kept()):
-                self._say(line)
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
                 self._say(f"transport: {choice.transport}, because {choice.reason}")

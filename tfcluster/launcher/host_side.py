@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.agent_connection import AgentConnection
@@ -47,8 +46,6 @@ class HostSide:
     warm: set[str] = field(default_factory=set)
     """The keys of its warm interpreters, including those that are starting."""
     warming: set[str] = field(default_factory=set)
-    kept: dict[str, Any] | None = None
-    """What is known about the kept interpreter that it took, if it took one."""
     ready: bool = False
     failed: bool = False
     """Whether it was noted as a host that cannot be prepared."""

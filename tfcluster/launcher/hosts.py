@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 from tfcluster import __version__
 from tfcluster.compose import WARM, warm_specs
@@ -43,7 +42,6 @@ from tfcluster.launcher.host_stages import (
     not_noted,
 )
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
-from tfcluster.launcher.kept_interpreters import hints
 from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
@@ -107,7 +105,6 @@ class Hosts:
                 self._post,
                 self._threads,
                 witness=str(self._job.witness),
-                warm=hints(self._job, host),
             )
         except TfclusterError as error:
             self._post(Unopened(host.name, error))
@@ -403,8 +400,6 @@ class Hosts:
                 side.ports = ports
             case "warmed":
                 side.warming.discard(key_of(frame))
-                if isinstance(frame.get("kept"), dict):
-                    side.kept = frame["kept"]
             case "cold":
                 return self._cold(side, frame)
             case "wants":
@@ -560,11 +555,6 @@ class Hosts:
             if side.machine:
                 names.setdefault(side.machine, []).append(name)
         return {name: same[0] for same in names.values() if same[1:] for name in same}
-
-    def kept(self) -> dict[str, dict[str, Any]]:
-        """Host -> the kept interpreter that it took, for hosts that took one."""
-        sides = self._sides.items()
-        return {name: side.kept for name, side in sides if side.kept is not None}
 
     def shares_files(self, host: str) -> bool:
         """Whether logs that are written on a host are visible here."""

@@ -38,6 +38,7 @@ from tfcluster.launcher.preflight import (
     require_keras_backend,
     require_open_files,
     require_scripts,
+    shared_files,
 )
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.requeue import is_due, requeue
@@ -162,6 +163,7 @@ def check(
         notes=(
             *filter(None, (note,)),
             *idle_hosts(description, prepared.allocation, prepared.specs),
+            *shared_files(description, prepared.specs),
         ),
     )
 

@@ -74,6 +74,16 @@ def idle_hosts(
     yield said + f"{fit} (`spread: true` gives each host one task first)"
 
 
+def shared_files(description: Description, specs: Iterable[TaskSpec]) -> Iterator[str]:
+    """A warning if the ranks are to have files of their own, but cannot have them."""
+    hosts = [spec.place.host.name for spec in specs if spec.place.rank is not None]
+    if description.runtime.files == "private" and len(set(hosts)) > 1:
+        yield (
+            f"warning: all ranks write the same files, in spite of 'files: private': "
+            f"they are on several hosts ({fold(sorted(set(hosts)))})"
+        )
+
+
 def require_open_files(specs: Iterable[TaskSpec]) -> None:
     """Raise ResourceError if the limit of open files is too low for these tasks.
 

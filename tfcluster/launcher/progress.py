@@ -27,6 +27,10 @@ _STEP = (
 )
 _USAGE = ("rss_bytes", "max_rss_bytes", "cpu_s", "processes")
 _GPU = ("gpu", "busy", "memory_bytes", "memory_total_bytes")
+_BUSY_SHARE = 0.02
+"""A task that uses this share of a core is at work; one that waits uses less."""
+_MEASUREMENTS = 2
+"""So many are needed to say that a task computes nothing: they may be rare."""
 _MOST_METRICS = 32
 _MOST_GPUS = 64
 _NAME_CHARS = 64
@@ -41,6 +45,10 @@ class _TaskProgress:
     reports: bool
     """Whether the task is expected to report steps, or has done so."""
     attempt: int = 0
+    cpu_s: float | None = None
+    """The CPU time that the task had used by ``since``."""
+    measured: int = 0
+    """How often its usage has been measured since."""
     latest: dict[str, Any] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     """What the task uses, as its agent has measured it."""
@@ -86,8 +94,7 @@ class Progress:
         if found := metrics(report):
             latest["metrics"] = found
         if latest.get("step") != entry.latest.get("step"):
-            entry.since = now
-            entry.reports = True
+            entry.since, entry.reports = now, True
         entry.latest = latest
 
     def epoch(
@@ -127,6 +134,7 @@ class Progress:
         if "cpu_s" in known:
             # The value of the task's first process alone may be smaller.
             known["cpu_s"] = max(known["cpu_s"], entry.usage.get("cpu_s", 0.0))
+            entry.measured += 1
         entry.usage = {**entry.usage, **known}
 
     def unwatch(self) -> None:
@@ -134,13 +142,19 @@ class Progress:
         self._timeout_s = None
 
     def stalled(self, now: float) -> tuple[TaskId, ...]:
-        """The tasks that have made no step for longer than the timeout."""
+        """The tasks that have made no step for longer than the timeout.
+
+        Not those that have never made a step, and compute: there may be steps that
+        nobody counts, in a program of which nothing is divided.
+        """
         if self._timeout_s is None:
             return ()
         return tuple(
             task
             for task, entry in self._tasks.items()
-            if entry.reports and now - entry.since > self._timeout_s
+            if entry.reports
+            and now - entry.since > self._timeout_s
+            and not _computes(entry, now)
         )
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
@@ -154,6 +168,20 @@ class Progress:
     def attempts(self) -> dict[str, int]:
         """The current attempt of each task."""
         return {str(task): entry.attempt for task, entry in self._tasks.items()}
+
+
+def _computes(entry: _TaskProgress, now: float) -> bool:
+    """Whether a task may have computed something all the time without a step.
+
+    If so, the time begins anew.
+    """
+    used_s, past_s = entry.usage.get("cpu_s"), entry.cpu_s or 0.0
+    if "step" in entry.latest or used_s is None:
+        return False
+    if used_s - past_s < _BUSY_SHARE * (now - entry.since):
+        return entry.measured < _MEASUREMENTS
+    entry.since, entry.cpu_s, entry.measured = now, used_s, 0
+    return True
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:

@@ -54,9 +54,9 @@ class RunOutput:
         self._environ = environ
         self._display = display
         self._job = job
-        self._everything = display.everything or is_debugging(environ)
-        self._echo = Echo(has_gpus or self._has_gpus, everything=self._everything)
-        folds = is_terminal(sys.stdout, environ) and not self._everything
+        everything = display.everything or is_debugging(environ)
+        self._echo = Echo(has_gpus or self._has_gpus, everything=everything)
+        folds = is_terminal(sys.stdout, environ) and not everything
         self._folding = LineFolding(tasks if folds and not display.only else ())
         self._next_live_s = 0.0
 
@@ -130,11 +130,6 @@ class RunOutput:
 
     def say(self, text: str) -> None:
         self._screen.say(text)
-
-    def detail(self, text: str) -> None:
-        """Say something that is usually left out."""
-        if self._everything:
-            self._screen.say(text)
 
     def live(
         self,

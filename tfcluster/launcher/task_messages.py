@@ -100,8 +100,7 @@ class TaskFrames:
         """
         match frame["type"]:
             case "note":
-                detail = frame.get("detail") is True
-                self._note(_of_host(host, _text(frame, "text")), detail=detail)
+                self._note(_of_host(host, _text(frame, "text")))
                 return [AgentAskedToStop(host)] if frame.get("signal") == "TERM" else []
             case "swept":
                 self._swept(host, frame)
@@ -270,12 +269,9 @@ class TaskFrames:
         if count:
             self._show.say(f"{host}: swept {count} leftover processes")
 
-    def _note(self, text: str, *, detail: bool = False) -> None:
+    def _note(self, text: str) -> None:
         self._journal.event("note", text=text)
-        if detail:
-            self._show.detail(text)
-        else:
-            self._show.say(text)
+        self._show.say(text)
 
     def _task(self, host: str, frame: Frame) -> TaskId:
         try:

@@ -5,10 +5,10 @@ Either the user interrupts it, up to three times, or a deadline passes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.codes import run_code
 from tfcluster.lifecycle.failures import fail, judge
 from tfcluster.lifecycle.transitions import (
     Result,
@@ -37,6 +37,15 @@ from tfcluster.lifecycle.types import (
 )
 from tfcluster.states import RunState, TaskState
 
+_FIRST_OF_SIGNALS = 128
+"""A shell's exit code of this or more means that a signal killed its command."""
+_TAKEN = frozenset({*ExitCode, 99, 100, 126, 127})
+"""Exit codes of tasks that are never passed on.
+
+They are the launcher's own, or make schedulers and scripts requeue or give up. 99: Grid
+Engine requeues the job; 100: Grid Engine puts the job into the error state; 126, 127: a
+shell could not execute its command.
+"""
 _WORDS = {
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.HANGUP: "the terminal hung up",
@@ -124,6 +133,21 @@ def fetch(state: State) -> Result:
     if state.plan.hurried and state.interrupted in _OF_SCHEDULER and not in_time:
         return state, [FetchResults(hosts, "the scheduler ends the job")]
     return replace(state, fetching=True), [FetchResults(hosts)]
+
+
+def too_late(state: State) -> list[Action]:
+    """Say that tasks did not end by themselves when they were told to."""
+    if not state.killed or state.interrupted is None:
+        return []
+    names = sorted(str(task) for task in state.killed)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return [
+        Say(
+            f"warning: killed after {state.plan.grace_s:g} s (grace): "
+            f"{', '.join(names[:8])}{more}. What they had not saved by then is lost, "
+            "and a file that they were writing may be incomplete"
+        )
+    ]
 
 
 def leave_results(state: State) -> Result:
@@ -245,3 +269,13 @@ def outcome(state: State) -> tuple[int, RunState]:
     if state.interrupted is not None:
         return state.interrupted, RunState.STOPPED
     return ExitCode.OK, RunState.SUCCEEDED
+
+
+def run_code(codes: Collection[int | None]) -> int:
+    """The tasks' own exit code if there is only one and it can be passed on, else 1."""
+    if len(codes) != 1:
+        return ExitCode.TASK_FAILED
+    (code,) = codes
+    if not code or code in _TAKEN or code >= _FIRST_OF_SIGNALS:
+        return ExitCode.TASK_FAILED
+    return code

@@ -36,6 +36,7 @@ from tfcluster.lifecycle.shutdown import (
     stop_expired,
     stop_gently,
     stopped_elsewhere,
+    too_late,
 )
 from tfcluster.lifecycle.transitions import (
     BACKOFF,
@@ -254,6 +255,8 @@ def _(event: TaskExited, state: State) -> Result:
         word = TaskState.STOPPED
     else:
         word = TaskState.SUCCEEDED if good else TaskState.FAILED
+    if event.stopped and event.signal == "SIGKILL" and not state.killing:
+        state = replace(state, killed=state.killed | {event.task})
     cause = event.cause
     if role is Role.SERVER and event.code == 0 and not event.stopped:
         cause = "exited before training ended"
@@ -428,7 +431,9 @@ def _due_in_ending(state: State) -> Result:
         if any_alive(state, Role.TRAINING, Role.EVALUATOR):
             return state, []
         state = replace(state, stage=Stage.SERVERS)
-        return stop(state, Role.SERVER, mark=ClearDeadline(EVALUATOR))
+        told = too_late(state)
+        state, more = stop(state, Role.SERVER, mark=ClearDeadline(EVALUATOR))
+        return state, [*told, *more]
     if state.stage is Stage.SERVERS:
         if any_alive(state, Role.SERVER):
             return state, []

@@ -445,6 +445,8 @@ class State:
     """Lost hosts whose tasks may still run; a restart waits for their leases."""
     signal: str = "TERM"
     killing: bool = False
+    killed: frozenset[TaskId] = frozenset()
+    """Tasks that had to be killed at the end of the grace of an interrupted run."""
     success: bool = False
     exchanged: frozenset[TaskId] = frozenset()
     """Tasks that have exchanged something, in any of their attempts."""

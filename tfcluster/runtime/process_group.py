@@ -26,6 +26,7 @@ from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.exit_status import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
+from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.tracer import tracer
 from tfcluster.vocabulary import RANKED_TYPES
 
@@ -198,14 +199,13 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
         [described.addresses[rank] for rank in ranks] if len(ranks) > 1 else [""],
         timeout_s=_timeout_s(described),
     )
-    # A rank could wait for this one in an exchange of that group.
-    SIGNALS.coordinate(None)
     if len(ranks) > 1:
         transport.join()
     found = Group(
         transport,
         on_failure=lambda error: reporter().failure(str(error)),
         tracer=tracer(),
+        section=SIGNALS.elsewhere,
     )
     atexit.register(found.close)
     return found
@@ -263,12 +263,27 @@ def _group_of(context: Context) -> Group:
         tracer=tracer(),
     )
     reporter().on_waiting(ranks.waiting)
-    if monitor is not None and not context.parameter_servers:
-        # With ps tasks, ranks also wait for each other there.
+    if monitor is not None and not _waits_unseen(context):
         ranks.met, monitor.told = SIGNALS.heard_in, SIGNALS.heard
+        SIGNALS.say_late = lambda name: reporter().warning(
+            f"{name}: all ranks run the script's handler together, as soon as rank "
+            f"{context.rank} has done what it does at {program_line() or 'present'}"
+        )
         SIGNALS.coordinate(ranks)
     atexit.register(_leave_at_exit, ranks)
     return ranks
+
+
+def _waits_unseen(context: Context) -> bool:
+    """Whether ranks may wait for each other where ``SIGNALS`` cannot see it.
+
+    Asynchronous ranks wait for notes at a ps, and sessions of TensorFlow 1 for values.
+    """
+    served = context.strategy is not Strategy.COLLECTIVE and context.parameter_servers
+    independent = context.strategy is Strategy.PARAMETER_SERVER and (
+        not context.options.synchronous
+    )
+    return bool(served) and (independent or program_kind.is_tf1_script())
 
 
 def _generation(context: Context) -> int:

@@ -9,12 +9,16 @@ save the model or set a flag, as on one machine, and never runs within an exchan
 
 A program that is busy with something else for a while, such as a loop of its own, is
 interrupted where it is, provided that all ranks are between the same exchanges.
+
+A rank may also wait for others elsewhere: in a group of some ranks, or at a parameter
+server. There it cannot learn that another one meets, and a thread meets for it.
 """
 
 from __future__ import annotations
 
 import _thread
 import inspect
+import math
 import os
 import signal
 import struct
@@ -39,6 +43,8 @@ SHARED = (
     signal.SIGXCPU,
 )
 """What people and schedulers send. The order is that in which handlers are called."""
+_LOOK_S = 0.05
+"""How often a thread looks whether this rank waits elsewhere, while one is noted."""
 _IDLE_S = 1.0
 """A program is busy with something else if no function has ended for this long."""
 _JOIN_S = 3.0
@@ -48,8 +54,16 @@ _ECHO_S = 10.0
 within this time: a launcher sends it to all ranks, also to those on other hosts."""
 _AGAIN_S = 2.0
 """If a signal comes again after this time, its handler runs without the other ranks."""
+_TRACE_S = 5.0
+"""How long a handler waits for the end of a function's tracing: there, it could read
+no variable."""
+_SAY_S = 3.0
+"""After this time, the user is told why a handler has not run yet."""
 _NOTE = struct.Struct(">HBxI")
-"""The signals, as bits; whether this rank is idle; the functions since the exchange."""
+"""The signals, as bits; what the rank does; the functions since the exchange."""
+_BETWEEN, _IDLE, _ELSEWHERE = range(3)
+"""A rank is between two functions, or busy with something else for a while, or it waits
+for other ranks elsewhere."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -83,10 +97,12 @@ class Peers(Protocol):
         """Tell all ranks of a signal; ``count`` is as in ``Signals.heard``."""
         ...
 
-    def meet(self, note: bytes) -> list[bytes] | None:
+    def meet(self, note: Callable[[], bytes | None]) -> list[bytes] | None:
         """Every rank's note if all have called this; None if some are in an exchange.
 
-        Waits for all ranks. Raises CollectiveError if they cannot meet.
+        Waits for all ranks. ``note`` is called when no thread of this rank exchanges or
+        meets; if it returns None, this returns None. Raises CollectiveError if they
+        cannot meet.
         """
         ...
 
@@ -111,6 +127,9 @@ class Signals:
         """The main thread; 0 before ``install``."""
         self._depth = 0
         """How many sections the main thread is in."""
+        self._elsewhere = 0
+        """How many threads wait for other ranks elsewhere."""
+        self._counting = threading.Lock()
         self._meeting = False
         self._nudging = False
         self._completed = 0
@@ -119,6 +138,11 @@ class Signals:
         self._ended_at = 0.0
         self._awaits = 0
         """After how many of them the ranks meet again."""
+        self.is_tracing: Callable[[], bool] = lambda: False
+        """Whether the thread that calls this is tracing a function."""
+        self.say_late: Callable[[str], None] = lambda name: None
+        """Called by a thread, with the name of a signal whose handler cannot run yet,
+        because the main thread is busy outside of all sections."""
         self._set, self._get = signal.signal, signal.getsignal
         self._changing = threading.RLock()
         """Held while a handler is changed, or called by a signal of our own."""
@@ -163,7 +187,8 @@ class Signals:
     def _leave(self) -> None:
         """In a forked child, which is no rank, handlers run at once."""
         self._peers, self._depth, self._meeting = None, 0, False
-        self._changing = threading.RLock()
+        self._changing, self._counting = threading.RLock(), threading.Lock()
+        self._elsewhere = 0
         self._main = _thread.get_ident()
         self._nudging = False
         for each in (self._noted, self._own, self._nudges):
@@ -197,6 +222,37 @@ class Signals:
         self._ended_at = time.monotonic()
         if self._noted and kind is None:
             self._meet(idle=False)
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """A section in which this rank may wait for others, but not with all of them.
+
+        It does not count as one that has ended, since other ranks may not have it.
+        """
+        is_main = _thread.get_ident() == self._main
+        self._depth += is_main
+        self._wait_elsewhere(1)
+        try:
+            yield
+        finally:
+            self._wait_elsewhere(-1)
+            self._depth -= is_main
+        if is_main and self._noted and not self._depth:
+            self._meet(idle=self._is_idle)
+
+    @property
+    def _ought_to_wait(self) -> bool:
+        now = time.monotonic()
+        waited_s = now - min(self._noted.values(), default=now)
+        return waited_s < _TRACE_S and self.is_tracing()
+
+    @property
+    def _is_idle(self) -> bool:
+        return time.monotonic() - self._ended_at > _IDLE_S
+
+    def _wait_elsewhere(self, more: int) -> None:
+        with self._counting:
+            self._elsewhere += more
 
     def _since_exchange(self) -> int:
         """How many sections have ended since the last exchange, on any thread."""
@@ -235,15 +291,15 @@ class Signals:
         """The handler in Python of all shared signals."""
         if number in self._nudges:
             self._nudges.discard(number)
-            is_idle = time.monotonic() - self._ended_at > _IDLE_S
             if self._noted and not self._depth:
-                self._meet(idle=is_idle)
+                self._meet(idle=self._is_idle)
             return
         if time.monotonic() < self._echoes.pop(number, 0.0):
             return
         since = self._noted.get(number)
         may_run = self._meeting or not self._depth
-        if may_run and self._nearness is Nearness.ALONE:
+        alone = self._nearness is Nearness.ALONE and not self._ought_to_wait
+        if may_run and alone:
             self._forget(number)
             self._call(number, frame)
         elif since is None or number not in self._own:
@@ -277,11 +333,23 @@ class Signals:
     def _follow(self) -> None:
         """While a signal is noted, tell others of ours and wake the main thread."""
         told: set[tuple[int, int]] = set()
+        nudge_at = time.monotonic() + _IDLE_S
+        say_at = time.monotonic() + _SAY_S
         while self._nudging:
             while self._noted:
                 self._tell(told)
-                time.sleep(_IDLE_S)
-                if self._noted and not self._depth:
+                time.sleep(_LOOK_S)
+                if self._elsewhere:
+                    self._meet_for_main()
+                if time.monotonic() < nudge_at:
+                    continue
+                nudge_at = time.monotonic() + _IDLE_S
+                waits = self._noted and not self._depth
+                if waits and time.monotonic() >= say_at:
+                    say_at = math.inf
+                    with suppress(Exception):
+                        self.say_late(signal.Signals(min(self._noted)).name)
+                if waits:
                     self._nudge()
             self._nudging = False
             if self._noted:  # One was noted just now, which has started no thread.
@@ -313,7 +381,7 @@ class Signals:
 
     def _meet(self, *, idle: bool) -> None:
         """Meet the other ranks, and call the handlers if all are at the same point."""
-        while self._noted:
+        while self._noted and not self._ought_to_wait:
             peers, nearness = self._peers, self._nearness
             waited_s = time.monotonic() - min(self._noted.values())
             if nearness is Nearness.CONNECTING and waited_s < _JOIN_S:
@@ -324,7 +392,8 @@ class Signals:
             ours = self._since_exchange()
             if ours < self._awaits and not idle:
                 return
-            notes = self._met(peers, _NOTE.pack(_bits(self._noted), idle, ours))
+            state = _IDLE if idle else _BETWEEN
+            notes = self._met(peers, _NOTE.pack(_bits(self._noted), state, ours))
             if notes is None:
                 return
             if not notes:
@@ -332,8 +401,10 @@ class Signals:
                 return
             self.heard_in(notes)
             points = [_NOTE.unpack(note) for note in notes]
+            if any(point[1] == _ELSEWHERE for point in points):
+                return
             last = self._awaits = max(point[2] for point in points)
-            if all(point[2] == last or point[1] for point in points):
+            if all(point[2] == last or point[1] == _IDLE for point in points):
                 self._call_all(_numbers(notes))
             elif ours < last:
                 return  # This rank goes on to where another one waits.
@@ -343,12 +414,25 @@ class Signals:
         self._meeting = True
         self._depth += 1
         try:
-            return peers.meet(note)
+            return peers.meet(lambda: note)
         except CollectiveError:
             return []
         finally:
             self._depth -= 1
             self._meeting = False
+
+    def _meet_for_main(self) -> None:
+        """Meet the other ranks while this one waits elsewhere, so that they go on."""
+
+        def note() -> bytes | None:
+            if not self._noted or not self._elsewhere:
+                return None
+            return _NOTE.pack(_bits(self._noted), _ELSEWHERE, 0)
+
+        peers = self._peers
+        if peers is not None and peers.nearness is Nearness.CONNECTED:
+            with suppress(CollectiveError):
+                self.heard_in(peers.meet(note) or [])
 
     @property
     def _nearness(self) -> Nearness:

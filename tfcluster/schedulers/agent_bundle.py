@@ -55,6 +55,7 @@ SHIPPED = (
     "task_id.py",
     "vocabulary.py",
     "peer_filter.py",
+    "plain_data.py",
     "process_title.py",
     "versions.py",
     "runtime",

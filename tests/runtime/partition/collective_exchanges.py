@@ -17,7 +17,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tests.runtime.ranks import in_threads
-from tfcluster.runtime.collective.transports.tensorflow.ops import (
+from tfcluster.runtime.collective.transports.tensorflow.devices import (
     RING,
     Devices,
     Groups,

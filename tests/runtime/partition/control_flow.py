@@ -221,7 +221,7 @@ def _case_by_the_data(x: Any, n: Any) -> Any:
 def _branch_in_a_loop(x: Any, n: Any) -> Any:
     def body(t: Any, a: Any) -> Any:
         return t + 1, tf.cond(
-            tf.reduce_sum(a) > 0, lambda: a - tf.reduce_mean(a, 0), lambda: a + 1.0
+            tf.reduce_sum(a) > 0.1, lambda: a - tf.reduce_mean(a, 0), lambda: a + 1.0
         )
 
     return _loop(lambda t, a: t < n, body, 0, x)

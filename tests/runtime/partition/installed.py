@@ -11,15 +11,22 @@ from tensorflow.python.eager.polymorphic_function.concrete_function import (
     ConcreteFunction,
 )
 
+from tests.runtime.partition.effect_order import races
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
 
 
 @contextmanager
 def simulated_ranks(size: int, *, strict: bool = True) -> Iterator[Hook]:
-    """Divide all functions that run within among ``size`` ranks of this process."""
+    """Divide all functions that run within among ``size`` ranks of this process.
+
+    No two ops of a program may race.
+    """
     with installed(Hook(Ranks(size, tuple(range(size))), strict=strict)) as hook:
         yield hook
+        for program in hook.programs:
+            if program.written is not None:
+                assert races(program.written.definitions[0]) == []
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.partition.simulated import SIZES
 from tfcluster.runtime.partition.functions import parsed
-from tfcluster.runtime.partition.graph import Graph
+from tfcluster.runtime.partition.graph import Graph, Node
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
 
@@ -170,6 +170,40 @@ def _waits_with_a_constant() -> list[Array]:
         return tf.reduce_mean(x)
 
     return [*_run(function, [count]), *seen]
+
+
+def test_loops_over_datasets_wait_for_each_other() -> None:
+    total = tf.Variable(0.0)
+    data = tf.data.Dataset.from_tensor_slices(np.ones((6, 3), np.float32)).batch(2)
+
+    @tf.function(input_signature=[ROWS])  # type: ignore[untyped-decorator]
+    def function(x: Any) -> Any:
+        for batch in data:
+            total.assign_add(tf.reduce_sum(batch))
+        found = 0.0
+        for _ in data:
+            found += total
+        return found + tf.reduce_sum(x)
+
+    traced = function.get_concrete_function()
+    inputs = [tf.zeros((4, 3)), *traced.captured_inputs]
+    graph = specialise(
+        parsed(traced.function_def), [Argument.of(each) for each in inputs]
+    )
+    writes, reads = (node for node in graph.nodes if node.type == "While")
+    assert writes in _before(reads)
+
+
+def _before(node: Node) -> set[Node]:
+    """All nodes that a node waits for."""
+    found, todo = set[Node](), [node]
+    while todo:
+        one = todo.pop()
+        for each in (*one.controls, *(value.node for value in one.inputs)):
+            if each not in found:
+                found.add(each)
+                todo.append(each)
+    return found
 
 
 def _run(function: Any, variables: list[Any]) -> list[Array]:

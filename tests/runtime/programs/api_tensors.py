@@ -215,7 +215,14 @@ def check_slices():
         combined("average", whole),
         "float32",
     )
-    refuses(ValueError, "support max", lambda: tfc.allreduce(slices, op=tfc.Max))
+    whole_numbers = tf.IndexedSlices(
+        tf.fill([1, 2], 5 * RANK), tf.constant([0]), [1, 2]
+    )
+    found = tfc.allreduce(whole_numbers)
+    assert found.values.numpy().tolist() == [[5 * r / SIZE] * 2 for r in range(SIZE)]
+    unsupported = NotImplementedError
+    refuses(unsupported, "support max", lambda: tfc.allreduce(slices, op=tfc.Max))
+    refuses(unsupported, "scaled", lambda: tfc.allreduce(slices, postscale_factor=2.0))
 
 
 def check_factors_of_doubles_are_exact():

@@ -30,7 +30,7 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.collective.transports.tensorflow import (
     transport as tensorflow_transport,
 )
-from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+from tfcluster.runtime.collective.transports.tensorflow.devices import (
     GROUP_KEYS,
 )
 from tfcluster.runtime.partition import exchange

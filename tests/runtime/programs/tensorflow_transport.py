@@ -2,9 +2,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Calls over the tensorflow transport, on every rank; the last line is JSON.
 
-    tensorflow_transport.py DEED [PIPE]
+    tensorflow_transport.py DEED
 
-DEED: calls, kill, late, broken, early, late_start, late_init, configured or strategy.
+DEED: device, early, late_start, late_init, configured or strategy.
 
 The caller sets TF_CONFIG and the other variables.
 """
@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,89 +24,25 @@ import tensorflow as tf
 import tfcluster.runtime as tfc
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import ReduceOp, Signature
-from tfcluster.runtime.collective.collectives import allgather_bytes, reduce_arrays
-from tfcluster.runtime.collective.transports.tensorflow import (
-    transport as tensorflow_transport,
-)
-
-# Lets small arrays use the path that is meant for large ones.
-tensorflow_transport._DIRECT_BYTES = 1 << 14
+from tfcluster.runtime.collective.collectives import reduce_arrays
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
 ROWS = 5000
-DTYPES = ["bool", "float16", "float32", "float64", "complex64", "complex128"]
-DTYPES += [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 found: dict[str, Any] = {}
-
-
-def transport() -> Any:
-    return process_group.group()._transport
 
 
 def monitor() -> Any:
     return process_group.group()._monitor
 
 
-def carried(act):
-    """What ``act`` returns, and the number of bytes sent by TensorFlow's ops."""
-    before = transport().carried_bytes
-    result = act()
-    return result, transport().carried_bytes - before
+def reduced(array):
+    signature = Signature("reduce sum")
+    return reduce_arrays(process_group.group(), [array], ReduceOp.SUM, signature)[0]
 
 
-def reduced(array, op=ReduceOp.SUM):
-    return reduce_arrays(
-        process_group.group(), [array], op, Signature(f"reduce {op.value}")
-    )[0]
-
-
-def calls():
+def device():
     found["own device"] = tf.constant(1.0).device
-    for dtype in DTYPES:
-        for op in (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX):
-            if dtype.startswith("complex") and op is not ReduceOp.SUM:
-                continue
-            ranks = [np.random.RandomState(r) for r in range(SIZE)]
-            values = [(rng.randint(-9, 10, ROWS * 4)).astype(dtype) for rng in ranks]
-            expected = values[0]
-            for value in values[1:]:
-                ufunc = {"sum": np.add, "product": np.multiply}.get(op.value)
-                ufunc = ufunc or getattr(np, f"{op.value}imum")
-                expected = ufunc(expected, value)
-            result, count = carried(lambda op=op, v=values[RANK]: reduced(v, op))
-            assert result.dtype == expected.dtype, (dtype, op)
-            assert np.array_equal(result, expected), (dtype, op)
-            found[f"{dtype} {op.value}"] = count
-    small, found["small"] = carried(lambda: reduced(np.ones(8, np.float32)))
-    assert small.tolist() == [SIZE] * 8
-    lengths = [0, 40_001, 7][:SIZE]
-    data = [bytes([r + 1]) * lengths[r] for r in range(SIZE)]
-    gathered, found["gathered"] = carried(
-        lambda: allgather_bytes(process_group.group(), data[RANK], Signature("gather"))
-    )
-    assert gathered == data
-    own = np.full(ROWS * 4, RANK + 1.0, np.float32)
-    in_graph = tf.function(
-        lambda: tf.numpy_function(lambda: reduced(own), [], tf.float32), autograph=False
-    )
-    total = in_graph()
-    found["in a function"] = float(total[0])
-
-
-def kill():
-    """The last rank is killed while the others wait for it in an op."""
-    reduced(np.ones(ROWS, np.float32))
-    if RANK == SIZE - 1:
-        agree = process_group.group()._agree
-
-        def agree_and_die(*words):
-            agree(*words)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        vars(process_group.group())["_agree"] = agree_and_die
-    report(lambda: reduced(np.ones(ROWS, np.float32)))
-    report(lambda: reduced(np.ones(ROWS, np.float32)))
 
 
 def early():
@@ -134,38 +69,6 @@ def late_start():
         vars(monitor())["_say"] = say_and_tell
         told.wait(50)
     found["total"] = float(reduced((tf.ones(ROWS) + 1.0).numpy())[0])
-
-
-def late():
-    """The last rank does not call an op that all ranks have agreed on."""
-    tfc.init()
-    reduced(np.ones(ROWS, np.float32))
-    if RANK == SIZE - 1:
-        agree = process_group.group()._agree
-
-        def agree_and_wait(*words):
-            agree(*words)
-            transport().allgather(b"")  # until the others disconnect
-
-        vars(process_group.group())["_agree"] = agree_and_wait
-    report(lambda: reduced(np.ones(ROWS, np.float32)))
-
-
-def broken():
-    """The last rank fails in an exchange, but stays alive until the others are done."""
-    tfc.init()
-    reduced(np.ones(ROWS, np.float32))
-    if RANK == SIZE - 1:
-        agree = process_group.group()._agree
-
-        def agree_and_fail(*words):
-            agree(*words)
-            raise tfc.CollectiveError("out of memory")
-
-        vars(process_group.group())["_agree"] = agree_and_fail
-    report(lambda: reduced(np.ones(ROWS, np.float32)))
-    # Opening a pipe blocks until the other end is opened.
-    Path(sys.argv[2]).open("r" if RANK == SIZE - 1 else "w").close()
 
 
 def report(act):
@@ -209,8 +112,7 @@ def strategy():
         return mirrored.reduce("SUM", each, axis=None)
 
     for step in range(3):
-        ours, count = carried(lambda s=step: reduced(np.full(ROWS, s + RANK, "f4")))
-        assert count
+        ours = reduced(np.full(ROWS, step + RANK, "f4"))
         assert ours[0] == sum(step + rank for rank in range(SIZE))
         total = theirs(tf.fill([ROWS], float(step * 10 + RANK)))
         assert float(total[0]) == sum(step * 10 + rank for rank in range(SIZE))

@@ -17,39 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfcluster.runtime as tfc
-from tfcluster.runtime import process_group
-from tfcluster.runtime.collective import ReduceOp
-from tfcluster.runtime.collective.transports.tensorflow import (
-    transport as tensorflow_transport,
-)
-from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
-    instance_key,
-)
-
-# Lets small arrays use the path that is meant for large ones.
-tensorflow_transport._DIRECT_BYTES = 1 << 14
 
 RANK = int(os.environ["TFCLUSTER_RANK"])
 SIZE = int(os.environ["TFCLUSTER_SIZE"])
 found: dict[str, Any] = {}
 
 
-def carried():
-    """The bytes sent by TensorFlow's collective ops that Python has called so far."""
-    return (
-        transport().carried_bytes if process_group.is_initialized() and SIZE > 1 else 0
-    )
-
-
-def transport() -> Any:
-    return process_group.group()._transport
-
-
-def keep(name, model, before):
+def keep(name, model):
     for number, value in enumerate(model.get_weights()):
         found[f"{name}/w{number}"] = value
-    if SIZE > 1:
-        found[f"{name}/carried"] = carried() - before
 
 
 def mixed_dtypes():
@@ -67,9 +43,8 @@ def mixed_dtypes():
         ]
     )
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
-    before = carried()
     model.fit(x, y, batch_size=20, epochs=2, verbose=0)
-    keep("mixed", model, before)
+    keep("mixed", model)
 
 
 def embedding(name, rows, words):
@@ -87,9 +62,8 @@ def embedding(name, rows, words):
         ]
     )
     model.compile(keras.optimizers.SGD(0.5), "mse")
-    before = carried()
     model.fit(x, y, batch_size=rows, epochs=2, shuffle=False, verbose=0)
-    keep(name, model, before)
+    keep(name, model)
 
 
 def retraced():
@@ -114,52 +88,12 @@ def retraced():
         )
         return loss
 
-    before = carried()
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(12)
     for number, (rows, labels) in enumerate(dataset.repeat(2)):
         again = RANK == 1 and number >= 3
         step(rows, labels, again)  # a new Python value causes a retrace
-    keep("retraced", model, before)
+    keep("retraced", model)
     found["retraced/again"] = np.array(sum(traces))
-
-
-def retraced_ops():
-    """The same with an op in the graph; its keys do not depend on a counter."""
-    from tfcluster.runtime.collective.transports.tensorflow import ops
-
-    group = transport().devices
-
-    def traced():
-        @tf.function
-        def step(value):
-            first, second = (instance_key(["retraced", each]) for each in range(2))
-            total = ops.all_reduce(value, group, first, ReduceOp.SUM, timeout_s=20)
-            return ops.all_reduce(total * 2, group, second, ReduceOp.SUM, timeout_s=20)
-
-        return step
-
-    step = traced()
-    values = []
-    for number in range(6):
-        if RANK == 1 and number == 3:
-            step = traced()
-            step.get_concrete_function(tf.TensorSpec([7], tf.float32))
-        values.append(float(step(tf.fill([5000], float(RANK + number)))[0]))
-    found["retraced_ops"] = np.array(values)
-    # The same op works eagerly.
-    key = instance_key(["eager"])
-    own = tf.fill([5000], float(RANK + 1))
-    total = ops.all_reduce(own, group, key, ReduceOp.SUM, timeout_s=20)
-    found["eager"] = total.numpy()
-    for hint in (ops.RING, "auto"):
-        key = instance_key(["hint", hint])
-        hinted = ops.Devices(group.key, group.size, group.own, hint)
-        total = ops.all_reduce(own, hinted, key, ReduceOp.MAX, timeout_s=20)
-        found[f"hint/{hint}"] = total.numpy()
-    try:
-        ops.all_reduce(tf.constant(["x"]), group, key, ReduceOp.SUM, timeout_s=20)
-    except TypeError as error:
-        found["refused"] = np.array(str(error))
 
 
 def gathered():
@@ -177,7 +111,6 @@ def gathered():
 # A rank that hangs shows its stack.
 faulthandler.dump_traceback_later(120, exit=True)
 if SIZE > 1:
-    retraced_ops()
     gathered()
 mixed_dtypes()
 embedding("few_rows", 2, 3)

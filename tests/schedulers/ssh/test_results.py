@@ -101,7 +101,7 @@ def test_results_are_here_when_a_run_has_ended(project: Project) -> None:
 def test_results_of_a_failed_run_and_a_newer_file_here(project: Project) -> None:
     (project.here / "model.keras").write_text("of here")
     future = time.time() + 3600
-    run = project.start(f"echo of there > model.keras; {UNTIL_GO}; exit 3")
+    run = project.start(f"echo of there > model.keras; {UNTIL_GO}; exit 33")
     run.up()
     os.utime(project.here / "model.keras", (future, future))
     done = project.fetch(run.run, "*.keras")
@@ -114,7 +114,7 @@ def test_results_of_a_failed_run_and_a_newer_file_here(project: Project) -> None
         "model.keras.from-one": "of there\n",
     }
     (project.there / "go").touch()
-    assert run.end() == 3
+    assert run.end() == 33
     assert "results from one: 0 files, 0 B; 1 unchanged" in run.err
     forced = project.fetch(run.run, "--force", "--json")
     assert forced.returncode == 0, forced.stderr

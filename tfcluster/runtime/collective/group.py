@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tfcluster.runtime.collective.packing import CollectiveCall
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -53,7 +53,7 @@ class Group:
     ``enter`` is called just before; it raises CollectiveError if this process must not
     take part. ``on_failure`` is called once with the error that ends the group.
     ``tracer`` records the exchanges; its clock must be ``clock``, which returns
-    seconds.
+    seconds. ``section`` is the section of signals around each exchange.
     """
 
     def __init__(
@@ -65,8 +65,10 @@ class Group:
         on_failure: Callable[[CollectiveError], None] = lambda error: None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer | None = None,
+        section: Callable[[], AbstractContextManager[None]] = lambda: SIGNALS,
     ) -> None:
         self._transport = transport
+        self._section = section
         self.tracer = tracer
         """Records what this process does; None if nothing is recorded."""
         self._how = type(transport).__name__.removesuffix("Transport").lower()
@@ -173,7 +175,7 @@ class Group:
         an error all later exchanges fail with it, except after a mismatch in the same
         exchange, which leaves all ranks in step.
         """
-        with SIGNALS, self._lock:
+        with self._section(), self._lock:
             self._raise_failure()
             if self._phase.inside:
                 raise CollectiveError(
@@ -244,15 +246,18 @@ class Group:
         if self._monitor is not None:
             self._monitor.tell({"type": "signal", "number": number, "count": count})
 
-    def meet(self, note: bytes) -> list[bytes] | None:
+    def meet(self, note: Callable[[], bytes | None]) -> list[bytes] | None:
         """See ``signals.Peers``. An error ends the group, without a report of it."""
         with self._lock:
             self._raise_failure()
+            given = note()
+            if given is None:
+                return None
             before = self._phase
             number = before.number + 1
             self._phase = Phase(number, "a signal", self._clock(), inside=True)
             try:
-                _, digests, notes = self._headers(number, _MEETING, note)
+                _, digests, notes = self._headers(number, _MEETING, given)
             except BaseException as error:
                 self._end(CollectiveError(f"{error!r}"), kind=type(error).__name__)
                 raise

@@ -1,29 +1,18 @@
-"""Sends Python objects between ranks, as JSON: received data is never executed.
+"""Sends Python objects between ranks, as plain data, which is never executed.
 
-Supported are None, booleans, numbers, strings, bytes, lists, tuples, dictionaries whose
-keys are supported, and numpy arrays and scalars of numbers and booleans.
+``tfcluster.plain_data`` lists the supported types.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import Any
 
-import numpy as np
-
+from tfcluster import plain_data
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
-from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.process_group import exchanged, rank, size
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
-
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-"""A value that ``json.dumps`` takes."""
-
-_TAG = "\0"
-_NUMERIC_KINDS = "biufc"
 
 
 def broadcast_object(
@@ -35,14 +24,15 @@ def broadcast_object(
 ) -> Any:
     """The object of rank ``root_rank``; the other ranks' objects are ignored.
 
-    The module's docstring lists the supported types. Instances of subclasses come back
-    as their base class, and arrays as new arrays of the same shape and dtype. ``name``
-    must be equal on all ranks; ``session`` is ignored. Raises TypeError on all ranks if
-    the object cannot be sent, ValueError if there is no such rank or this process is
-    not in ``process_set``, CollectiveMismatchError on all ranks if they call something
-    else, and another CollectiveError before ``init`` or if a rank is lost or late.
-    Follows ``broadcast_object`` of horovod/tensorflow/functions.py, but as JSON instead
-    of pickles: received data is never executed.
+    ``tfcluster.plain_data.PLAIN`` lists the supported types. Instances of subclasses
+    come back as their base class, and arrays as new arrays of the same shape and dtype.
+    ``name`` must be equal on all ranks; ``session`` is ignored. Raises TypeError on all
+    ranks if the object cannot be sent, ValueError if there is no such rank or this
+    process is not in ``process_set``, CollectiveMismatchError on all ranks if they call
+    something else, and another CollectiveError before ``init`` or if a rank is lost or
+    late.
+    Follows ``broadcast_object`` of horovod/tensorflow/functions.py, but without
+    pickles: received data is never executed.
     """
     if root_rank not in process_set.ranks:
         there = f"{size()} ranks" if process_set.process_set_id == 0 else process_set
@@ -93,80 +83,15 @@ def allgather_object(
 
 
 def _encoded(obj: object) -> bytes:
-    """``[null, data]``, or ``[error, null]`` for every rank to raise."""
+    """The object, or after a first byte of 1 an error for every rank to raise."""
     try:
-        return json.dumps([None, to_json(obj)]).encode()
+        return b"\0" + plain_data.packed(obj, "it")
     except (TypeError, RecursionError) as error:
-        return json.dumps([str(error), None]).encode()
+        return b"\1" + str(error).encode()
 
 
 def _decoded(data: bytes, sender: int) -> Any:
-    error, found = json.loads(data)
-    if error is not None:
-        raise TypeError(f"the object of rank {sender} cannot be sent: {error}")
-    return from_json(found)
-
-
-def to_json(value: object) -> Json:
-    """Convert to JSON's types. Raises TypeError for values that cannot be sent.
-
-    A type that JSON lacks becomes a dictionary whose key NUL has the type's name.
-    """
-    if value is None or type(value) in (bool, int, float, str):
-        return cast("Json", value)
-    if isinstance(value, list):
-        return [to_json(item) for item in value]
-    if isinstance(value, tuple):
-        return {_TAG: "tuple", "of": [to_json(item) for item in value]}
-    if isinstance(value, bytes):
-        return {_TAG: "bytes", "of": base64.b64encode(value).decode()}
-    if isinstance(value, dict):
-        if all(type(key) is str and key != _TAG for key in value):
-            return {key: to_json(item) for key, item in value.items()}
-        pairs: list[Json] = [
-            [to_json(key), to_json(item)] for key, item in value.items()
-        ]
-        return {_TAG: "dict", "of": pairs}
-    if isinstance(value, np.ndarray | np.generic):
-        return _array_to_json(value)
-    raise TypeError(
-        f"{type(value).__module__}.{type(value).__qualname__}; what can be sent are "
-        "None, booleans, numbers, strings, bytes, numpy arrays of numbers, and lists, "
-        "tuples and dictionaries of these"
-    )
-
-
-def _array_to_json(value: Array | np.generic) -> Json:
-    array = np.asarray(value)
-    if array.dtype.kind not in _NUMERIC_KINDS:
-        raise TypeError(f"a numpy array of dtype {array.dtype}")
-    return {
-        _TAG: "array" if isinstance(value, np.ndarray) else "scalar",
-        "dtype": array.dtype.str,
-        "shape": list(array.shape),
-        "of": base64.b64encode(array.tobytes()).decode(),
-    }
-
-
-def from_json(found: Json) -> Any:
-    """Undo ``to_json``; arrays are writeable copies.
-
-    Instances of subclasses come back as their base class.
-    """
-    if isinstance(found, list):
-        return [from_json(item) for item in found]
-    if not isinstance(found, dict):
-        return found
-    fields: dict[str, Any] = found
-    kind = fields.get(_TAG)
-    if kind is None:
-        return {key: from_json(item) for key, item in fields.items()}
-    if kind == "tuple":
-        return tuple(from_json(item) for item in fields["of"])
-    if kind == "dict":
-        return {from_json(key): from_json(item) for key, item in fields["of"]}
-    data = base64.b64decode(fields["of"])
-    if kind == "bytes":
-        return data
-    array = np.frombuffer(data, fields["dtype"]).reshape(fields["shape"]).copy()
-    return array if kind == "array" else array[()]
+    if data[:1] == b"\1":
+        reason = data[1:].decode()
+        raise TypeError(f"the object of rank {sender} cannot be sent: {reason}")
+    return plain_data.unpacked(data[1:])

@@ -56,21 +56,22 @@ def allreduce(
     dtype must be the same on all ranks; the result has the same. Only the number of
     rows of IndexedSlices may differ, and the result has the rows of all ranks. It is
     bitwise identical on all ranks. Half precision is summed in float32; the average of
-    integers is rounded down; for booleans Sum and Max are "or", Min and Product "and".
-    Values are multiplied by ``prescale_factor`` before and by ``postscale_factor``
-    afterwards; for integers in float64, rounded towards zero. ``sparse_as_dense``
-    converts IndexedSlices to a tensor first. The gradient of an average or sum is the
-    same operation on the gradients.
+    integers is rounded down, but that of IndexedSlices has floats, as in Horovod; for
+    booleans Sum and Max are "or", Min and Product "and". Values are multiplied by
+    ``prescale_factor`` before and by ``postscale_factor`` afterwards; for integers in
+    float64, rounded towards zero. ``sparse_as_dense`` converts IndexedSlices to a
+    tensor first. The gradient of an average or sum is the same operation on the
+    gradients.
 
     Raises ValueError if both ``average`` and ``op`` are given, if ``op`` is not a
-    ReduceOp, for IndexedSlices unless they are averaged or summed, for the gradient of
-    any other operation, and if this process is not in ``process_set``. Raises TypeError
-    for other dtypes, for averages and factors of booleans, Adasum of anything but
-    floats, Min and Max of complex numbers, and averages of IndexedSlices of integers.
-    Raises NotImplementedError for Adasum if the number of ranks is not a power of two,
-    CollectiveMismatchError on all ranks if they differ, and another CollectiveError
-    before ``init`` or if a rank is lost or late. In a graph, the op raises the errors
-    of the exchange when it runs.
+    ReduceOp, for the gradient of an operation other than an average or a sum, and if
+    this process is not in ``process_set``. Raises TypeError for other dtypes, for
+    averages and factors of booleans, Adasum of anything but floats, and Min and Max of
+    complex numbers. Raises NotImplementedError for IndexedSlices unless they are
+    averaged or summed without factors, and for Adasum if the number of ranks is not a
+    power of two; CollectiveMismatchError on all ranks if they differ, and another
+    CollectiveError before ``init`` or if a rank is lost or late. In a graph, the op
+    raises the errors of the exchange when it runs.
 
     Follows ``allreduce`` of horovod/tensorflow/__init__.py, whose ``device_dense``,
     ``device_sparse`` and ``ignore_name_scope`` have no effect here. Adasum is Maleki et
@@ -145,6 +146,9 @@ def _reduced(
         tensor if is_sparse(tensor) and not sparse_as_dense else as_tensor(tensor)
         for tensor in tensors
     ]
+    factors = (reduction.prescale, reduction.postscale)
+    if factors != (1.0, 1.0) and any(is_sparse(tensor) for tensor in chosen):
+        raise NotImplementedError(f"{what}: IndexedSlices cannot be scaled")
     results = reduce_tensors(Exchange(what, reduction, among=among), chosen, names)
     reduced.note(results)
     return results

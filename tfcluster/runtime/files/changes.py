@@ -15,6 +15,7 @@ from tfcluster.runtime.files.events import (
     EVENTS,
     Change,
     change_of,
+    is_shared,
     program_line,
 )
 from tfcluster.runtime.files.layers import Layers, is_below
@@ -23,6 +24,7 @@ from tfcluster.runtime.telemetry.agent_channel import reporter
 
 _COMMAND = "subprocess.Popen"
 """A command that may run after Python's function has returned."""
+_OF_A_FOLDER = ("os.rename", "os.rmdir")
 _PENDING = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
@@ -62,6 +64,8 @@ class Changes:
                 change = change_of(event, args, sys._getframe(1), self._work)
                 if change is not None:
                     self._begin(change)
+                    if event in _OF_A_FOLDER and self._layers is not None:
+                        self._layers.release(change.paths[0])
                     if event == "os.rename" and self._layers is not None:
                         self._layers.make_movable(change.paths[0])
                     if is_here and self._layers is not None and event != _COMMAND:
@@ -171,8 +175,9 @@ class Changes:
         real = f"{os.path.realpath(head)}/{tail}"
         try:
             line = program_line(sys._getframe(2)) or ""
-            self._begin(Change((real,), tail, line))
-            if self._layers is not None:
+            paths = (real,) if is_shared(real, self._work) else ()
+            self._begin(Change(paths, tail, line))
+            if paths and self._layers is not None:
                 with Path(self._saved).open("a") as file:
                     file.write(f"{real}\n")
             yield

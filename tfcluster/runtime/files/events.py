@@ -24,6 +24,8 @@ _PATHS: Mapping[str, Sequence[tuple[int, int | None]]] = {
     "os.link": ((1, 3),),
     "os.symlink": ((1, 2),),
     "os.truncate": ((0, None),),
+    # Before it opens folders, by which it then removes files.
+    "shutil.rmtree": ((0, 1),),
     "sqlite3.connect": ((0, None),),
 }
 """By event: the positions of a path and of the folder's descriptor that it is for."""
@@ -68,7 +70,7 @@ def change_of(
     paths: tuple[str, ...] = ()
     if event in _PATHS:
         found = [_absolute(args, *places) for places in _PATHS[event]]
-        paths = tuple(path for path in found if path and _is_shared(path, work))
+        paths = tuple(path for path in found if path and is_shared(path, work))
         if not paths:
             return None
     if _caller(frame) is None:
@@ -109,7 +111,7 @@ def temporary_folder() -> str:
     return tempfile.tempdir or next(filter(None, known), "/tmp")
 
 
-def _is_shared(path: str, work: str) -> bool:
+def is_shared(path: str, work: str) -> bool:
     """Whether other ranks may use the same path."""
     if "/__pycache__/" in path or path.startswith(tuple(f"{f}/" for f in _NO_FILES)):
         return False

@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from tfcluster.runtime.files import opener
 from tfcluster.runtime.files.events import temporary_folder
 
 _NEW_MOUNTS, _NEW_USERS = 0x20000, 0x10000000
+_DETACH = 2
 _REMOUNT, _BIND, _RECURSIVE, _SLAVE = 0x20, 0x1000, 0x4000, 0x80000
 _CAPABILITIES_VERSION = 0x20080522
 _OPTIONS = ("redirect_dir=on", "redirect_dir=off")
@@ -49,6 +51,8 @@ class Layers:
         self._place = ""
         self._open_paths = open_paths
         self._folders: list[str] = []
+        self._count = 0
+        """The number of layers that were mounted."""
         self._lock = threading.Lock()
 
     def can_cover(self, folder: str) -> bool:
@@ -85,6 +89,7 @@ class Layers:
         with self._lock:
             if not any(is_below(folder, known) for known in self._folders):
                 files = self._mount(folder)
+                self._count += 1
                 self._folders.append(folder)
                 with Path(f"{self._name}{LISTED}").open("a") as listing:
                     listing.write(json.dumps([files, folder]) + "\n")
@@ -111,17 +116,34 @@ class Layers:
         shutil.rmtree(path)
         Path(copy).rename(path)
 
+    def release(self, folder: str) -> None:
+        """Let a folder that has a layer be renamed or removed. Raises OSError.
+
+        The kernel refuses it while something is mounted there. Another layer must be
+        over the folder that it is in; that gets what this process sees.
+        """
+        with self._lock:
+            if folder not in self._folders:
+                return
+            self._folders.remove(folder)
+        copy = f"{self._place}/moved"
+        shutil.copytree(folder, copy, symlinks=True, dirs_exist_ok=True)
+        with _all_capabilities():
+            _checked(_libc.umount2(os.fsencode(folder), _DETACH))
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(copy, folder, symlinks=True, dirs_exist_ok=True)
+        shutil.rmtree(copy)
+
     def _mount(self, folder: str) -> str:
         """Mount a layer; returns the folder of its files."""
         inner = [path for path in _mount_points() if is_below(path, folder)]
         inner += [path for path in self._open_paths if is_below(path, folder)]
         here = os.getcwd()  # noqa: PTH109 - the text is needed
-        own = Path(self._place) / str(len(self._folders))
+        own = Path(self._place) / str(self._count)
         upper, work = own / "upper", own / "work"
         for each in (upper, work):
             each.mkdir(0o700, parents=True, exist_ok=True)
-        # The folder itself keeps its mode.
-        upper.chmod(Path(folder).stat().st_mode & 0o7777)
+        upper.chmod(_mode_for_us(folder))
         with ExitStack() as opened, _all_capabilities():
 
             def reach(path: str | Path) -> str:
@@ -138,6 +160,20 @@ class Layers:
         # Relative paths shall lead into the layer.
         os.chdir(here)
         return str(upper)
+
+
+def _mode_for_us(folder: str) -> int:
+    """The mode of a folder that is ours and gives us the same rights as ``folder``."""
+    found = Path(folder).stat()
+    mode = found.st_mode & 0o7777
+    if os.geteuid() in (0, found.st_uid):
+        return mode
+    rights = sum(right for right in (os.R_OK, os.W_OK, os.X_OK) if _may(folder, right))
+    return mode & ~stat.S_IRWXU | rights << 6
+
+
+def _may(path: str, right: int) -> bool:
+    return os.access(path, right, effective_ids=True)
 
 
 def _temporary() -> str:

@@ -66,7 +66,8 @@ class Session:
     def __post_init__(self) -> None:
         self._entered = 0
         self._warned: set[str] = set()
-        self._lock = threading.Lock()
+        # A handler of a signal may train or evaluate, too.
+        self._lock = threading.RLock()
         self._local = threading.local()
         self.step_rate = StepRate(self.reporter, self, tracer=self.group.tracer)
         self.group.steps = lambda: self.step_rate.steps

@@ -6,7 +6,8 @@ Numpy only. Thread-safe; one exchange happens at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -35,6 +36,7 @@ from tfcluster.runtime.parameter_server.sharding import (
     placed,
     pushed_part,
 )
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, tracer
 
 __all__ = [
@@ -186,7 +188,7 @@ class ParameterServerClient:
             servers=servers,
         )
         request = Message({"op": "open", "model": model, "facts": facts})
-        with self._lock:
+        with self._turn():
             # ps:0 decides which task defines the model, so one task gives all values.
             answers = self._request({0: request})
             defined = answers[0].header["do"] == "define"
@@ -218,7 +220,7 @@ class ParameterServerClient:
         CollectiveMismatchError if the ranks' gradients are of different kinds. Other
         steps follow Downpour SGD (Dean et al., 2012).
         """
-        with self._lock:
+        with self._turn():
             state = self._models[model]
             requests = {}
             for ps in state.used:
@@ -255,7 +257,7 @@ class ParameterServerClient:
 
         They have the variables' shapes and dtypes.
         """
-        with self._lock:
+        with self._turn():
             state = self._models[model]
             request = Message({"op": "pull", "model": model})
             answers = self._request(dict.fromkeys(state.used, request))
@@ -270,7 +272,7 @@ class ParameterServerClient:
         variable are recognised by the variable's path (with ``_`` for ``/``), which
         Keras includes in the slot's path.
         """
-        with self._lock:
+        with self._turn():
             state = self._models[model]
             request = Message({"op": "slots", "model": model})
             answers = self._request(dict.fromkeys(state.used, request))
@@ -292,7 +294,7 @@ class ParameterServerClient:
         that path.
         """
         value = np.asarray(value)
-        with self._lock:
+        with self._turn():
             state = self._models[model]
             requests = {}
             for ps in state.used:
@@ -319,8 +321,17 @@ class ParameterServerClient:
         """Close the connections to all ps tasks; later calls fail."""
         self._connections.close()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """A context in which this thread alone exchanges.
+
+        A handler of a signal, which may exchange, too, runs before or after it.
+        """
+        with SIGNALS.elsewhere(), self._lock:
+            yield
+
     def _note(self, header: Header) -> Header:
-        with self._lock:
+        with self._turn():
             return self._request({0: Message(header)})[0].header
 
     def _define(
@@ -367,6 +378,15 @@ class ParameterServerClient:
         state.known.add((ps, kinds))
 
     def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+        answers = self._exchanged(requests)
+        for ps in sorted(answers):
+            kind = answers[ps].header.get("error")
+            if kind is not None:
+                error = _ERRORS.get(kind, CollectiveError)
+                raise error(f"ps:{ps}: {answers[ps].header['text']}")
+        return answers
+
+    def _exchanged(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         tracer = self._tracer
         if tracer is None:
             answers = self._connections.exchange(requests)
@@ -377,11 +397,6 @@ class ParameterServerClient:
             if name := _named(requests):
                 size = _size(requests) + _size(answers)
                 tracer.add(EXCHANGES, name, began_s, ended_s, size, "ps", waited_s)
-        for ps in sorted(answers):
-            kind = answers[ps].header.get("error")
-            if kind is not None:
-                error = _ERRORS.get(kind, CollectiveError)
-                raise error(f"ps:{ps}: {answers[ps].header['text']}")
         return answers
 
 

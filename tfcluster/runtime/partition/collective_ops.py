@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
-    instance_key,
-)
-from tfcluster.runtime.collective.transports.tensorflow.ops import (
+from tfcluster.runtime.collective.transports.tensorflow.devices import (
     SUBDIVISIONS,
     Devices,
     Groups,
+    instance_key,
 )
 from tfcluster.runtime.partition.exchange import Exchanger, Request, words_of
 from tfcluster.runtime.partition.placement import Shard, Split

@@ -256,6 +256,10 @@ class _Body:
             waits.append(self._values.last_exchange)
         with self.writer.after(waits):
             self._node(node, plan, ready)
+        if not self._written[node]:
+            # Nothing was written for it. What waits for it waits for what it needs.
+            needed = (ref.node for refs in ready for ref in refs)
+            self._written[node] = [each for each in (*waits, *needed) if each]
         if in_order:
             self._values.last_exchange = self.writer.last
         return True

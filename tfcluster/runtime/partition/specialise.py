@@ -115,11 +115,11 @@ class _Specialiser(ShapeGraph):
             inputs = [values[each.node][each.output] for each in source.inputs]
             controls = [node for each in source.controls for node in after[each]]
             here = (*path, name)
-            if here in fetched:
-                values[name], after[name] = list(fetched[here]), []
-                continue
             if source.is_stateful:
                 controls += waits
+            if here in fetched:
+                values[name], after[name] = list(fetched[here]), controls
+                continue
             values[name], after[name] = self._node(
                 source, inputs, controls, here, fetched
             )
@@ -127,8 +127,10 @@ class _Specialiser(ShapeGraph):
         last = dict.fromkeys(function.must_run)
         last |= {n: None for n, each in function.nodes.items() if each.is_stateful}
         tails = [node for name in last for node in after[name]]
+        if not any(each.is_stateful for each in function.nodes.values()):
+            tails += waits
         outputs = [values[each.node][each.output] for each in function.outputs]
-        return outputs, tails or list(waits)
+        return outputs, tails
 
     def _node(
         self,
@@ -147,6 +149,7 @@ class _Specialiser(ShapeGraph):
             found = loop_of(definition.attr, inputs)
             if found is not None:
                 waits = [each for each in controls if each not in found.replaced]
+                waits += (wait for each in found.replaced for wait in each.controls)
                 return self.inline(found.function, found.inputs, path, waits, {})
         if definition.op in LOOPS:
             return self._loop(source, inputs, controls, path)

@@ -98,13 +98,14 @@ class Writer:
         key = (array.dtype.str, array.shape, array.tobytes())
         found = self._constants.get(key)
         if found is None:
-            waits, self._waits = self._waits, []
+            waits, self._waits, last = self._waits, [], self.last
             dtype = tf.as_dtype(array.dtype)
             tensor = tf.make_tensor_proto(array, dtype, array.shape)
             found = self.node("Const", [], {"value": tensor, "dtype": dtype}, "const")[
                 0
             ]
-            self._waits = waits
+            # What waits for the node that this is written for must not wait for it.
+            self._waits, self.last = waits, last
             self._constants[key] = found
         return found
 

@@ -7,16 +7,20 @@ Keras is imported. Neither function imports these libraries; their patches are i
 
 from __future__ import annotations
 
+import builtins
 import functools
 import hmac
 import random
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfcluster import versions
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.scripts import chief_only_output, program_kind
+from tfcluster.runtime.contract import Place
+from tfcluster.runtime.errors import CollectiveError
+from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.task.import_hook import around_import
 from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
@@ -41,11 +45,27 @@ def begin(context: Context) -> None:
     """
     if _concerns(context):
         exit_status.install()
-        chief_only_output.silence_print(context)
+        if not context.is_chief and "print" in context.options.chief_only:
+            _silence_print()
     elif context.recording is None:
         return
     if not program_kind.distributes_itself() or context.recording is not None:
         seed_generators(common_seed(context))
+
+
+def _silence_print() -> None:
+    """Make ``print`` do nothing, except to files.
+
+    All ranks still write errors, warnings and log messages.
+    """
+    original = builtins.print
+
+    @functools.wraps(original)
+    def silent(*values: Any, file: Any = None, **kwargs: Any) -> None:
+        if file not in (None, sys.stdout, sys.stderr):
+            original(*values, file=file, **kwargs)
+
+    builtins.print = silent
 
 
 def seed_generators(seed: int) -> None:
@@ -146,10 +166,17 @@ def refuse_training() -> None:
     """Let no evaluator train that has the program, and so the files, of the ranks."""
 
     def into_keras() -> None:
-        # Imported here, because it imports Keras.
-        from tfcluster.runtime.keras.train import evaluators
+        from tfcluster.runtime.keras import patches
 
-        evaluators.refuse_training()
+        patches.TABLE.install({patches.MODEL_FIT: refuse}, Place.STRATEGY, always=True)
+
+    def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+        raise CollectiveError(
+            "the evaluator runs the program of the ranks, and trains: it would write "
+            "over the files of the chief. Give it a command of its own, such as "
+            "'tasks: {evaluator: {command: python evaluate.py}}', or let the program "
+            "do something else where TF_CONFIG's task is 'evaluator'"
+        )
 
     around_import(("keras",), before=lambda name: None, after=into_keras)
 
@@ -171,9 +198,6 @@ def warn_of_unknown_versions(context: Context) -> None:
 def refuse_other_backends(library: str) -> None:
     """Raise CollectiveError for a Keras backend other than TensorFlow."""
     if library != "tensorflow":
-        # Not at the top: this imports numpy, which not every program needs.
-        from tfcluster.runtime.collective import CollectiveError
-
         raise CollectiveError(
             f"KERAS_BACKEND is {library!r} in its environment, but tfcluster can "
             "distribute only Keras's 'tensorflow' backend: unset KERAS_BACKEND, or set "
@@ -224,8 +248,6 @@ def _refuse_late_claim(session: Session) -> None:
     """Raise CollectiveError if ranks have already trained on the same batches."""
     if session.applies == 0:
         return
-    from tfcluster.runtime.collective import CollectiveError
-
     raise CollectiveError(
         "the program combines gradients over the ranks itself, but the ranks have "
         "already trained on the same batches: most of its data was not used. Create "

@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def fork_task(request: ForkRequest) -> int | None:
     subreaper. Raises OSError if the task cannot be started.
     """
     report, writer = os.pipe()
-    middle = fork()
+    middle = _fork()
     if middle == 0:
         os.close(report)
         if _fork_on(writer, request):
@@ -61,7 +61,7 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
     """In the middle process: fork the task and exit. Returns True in the task only."""
     middle_ended, middle_lives = os.pipe()
     try:
-        child = fork()
+        child = _fork()
         if child:
             os.write(writer, encode({"type": "pid", "pid": child}))
             os._exit(0)
@@ -76,7 +76,7 @@ def _fork_on(writer: int, request: ForkRequest) -> bool:
     return True
 
 
-def fork() -> int:
+def _fork() -> int:
     """Call os.fork without its warning about threads."""
     # Python 3.12 warns about forks with threads. Here the threads are OpenBLAS's, which
     # stops and restarts its threads around a fork.
@@ -89,7 +89,7 @@ def _become_task(request: ForkRequest, *, keep: int) -> None:
     os.setsid()
     os.chdir(request.cwd)
     _take_descriptors(request, keep)
-    default_signals(_ignored_warnings())
+    _reset_signals()
     for name, value in request.env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -112,21 +112,19 @@ def _take_descriptors(request: ForkRequest, keep: int) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-def default_signals(kept: Collection[int]) -> None:
-    """Reset signal handlers, except for ``kept``, to the state of a new process."""
+def _reset_signals() -> None:
+    """Reset signal handlers to the state of a new process.
+
+    SIGUSR1 and SIGUSR2, with which schedulers warn, stay ignored if they are.
+    """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if number not in kept:
+        warns = number in (signal.SIGUSR1, signal.SIGUSR2)
+        if not (warns and signal.getsignal(number) is signal.SIG_IGN):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _ignored_warnings() -> set[int]:
-    """The signals SIGUSR1 and SIGUSR2, with which schedulers warn, if ignored."""
-    warned = (signal.SIGUSR1, signal.SIGUSR2)
-    return {number for number in warned if signal.getsignal(number) is signal.SIG_IGN}
 
 
 def _renew_module_state() -> None:

@@ -70,6 +70,13 @@ def default_values() -> dict[str, str]:
     return found
 
 
+def settings_file() -> str:
+    """The file from which Keras reads its defaults on import, or which it creates."""
+    home = os.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Keras
+    folder = os.environ.get("KERAS_HOME") or str(Path(home) / ".keras")
+    return str(Path(folder) / "keras.json")
+
+
 def content(file: str) -> bytes | None:
     """The content of a file; None if it cannot be read."""
     try:

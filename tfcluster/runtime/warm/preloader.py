@@ -32,9 +32,9 @@ from tfcluster.runtime.warm.hidden_modules import (
     Imports,
     MissingModules,
     content,
+    settings_file,
     shadowed_module,
 )
-from tfcluster.runtime.warm.imported_files import settings_file
 from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
 from tfcluster.wire import Decoder, Frame, encode
@@ -70,27 +70,30 @@ def main(argv: Sequence[str]) -> int | None:
 def import_tensorflow(agent: socket.socket) -> None:
     """Import TensorFlow and Keras, and report this to the agent."""
     _say(agent, {"type": "phase", "phase": "importing tensorflow"})
-    require_keras_backend(os.environ)
-    seconds = import_libraries()
-    require_known_versions(agent, os.environ)
-    import_runtime(os.environ)
+    trains = os.environ.get("TFCLUSTER_STRATEGY") != "none"
+    if trains:
+        _require_keras_backend()
+    seconds = _import_libraries()
+    if trains:
+        _require_known_versions(agent)
+        _import_runtime()
     _say(agent, {"type": "ready", "seconds": seconds})
 
 
-def require_keras_backend(environ: Mapping[str, str]) -> None:
+def _require_keras_backend() -> None:
     """Exit if Keras would use a backend other than TensorFlow, which cannot train."""
-    backend = environ.get("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow" and environ.get("TFCLUSTER_STRATEGY") != "none":
+    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
         sys.exit(
             f"tfcluster: KERAS_BACKEND is {backend!r} in this host's environment: "
             "tfcluster can distribute only Keras's 'tensorflow' backend"
         )
 
 
-def import_libraries() -> float:
+def _import_libraries() -> float:
     """Import the libraries that tasks need, once; return how many seconds it took."""
     global _imports
-    file = settings_file(os.environ)
+    file = settings_file()
     earlier = frozenset(sys.modules)
     bootstrap.quieten_tensorflow()
     start = time.monotonic()
@@ -126,14 +129,12 @@ def _variables_read() -> Iterator[set[str]]:
         os.environ.encodekey = encode_name
 
 
-def import_runtime(environ: Mapping[str, str]) -> None:
+def _import_runtime() -> None:
     """Import the hooks of all strategies, which every training task needs.
 
     Import errors are left to the tasks: they import the module again, and say which
     part of Keras or TensorFlow is missing.
     """
-    if environ.get("TFCLUSTER_STRATEGY") == "none":
-        return
     with _uncollected(), suppress(Exception):
         importlib.import_module(_HOOKS)
 
@@ -153,10 +154,9 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def require_known_versions(agent: socket.socket, environ: Mapping[str, str]) -> None:
+def _require_known_versions(agent: socket.socket) -> None:
     """Exit if TensorFlow or Keras is too old, before any task starts."""
-    problem = imported_too_old()
-    if problem and environ.get("TFCLUSTER_STRATEGY") != "none":
+    if problem := imported_too_old():
         _say(agent, {"type": "unfit", "cause": problem})
         sys.exit(f"tfcluster: {problem}")
 

@@ -88,10 +88,13 @@ def slurm_request(description: Description, slurm: SlurmSettings) -> SlurmReques
             per_task = one or None
         else:
             gpus = max(gpus_needed(description, nodes, each), default=0) or None
+    given = slurm.tasks_per_node or _number(options, "--ntasks-per-node")
+    uneven = nodes is not None and bool(max(tasks, asked or 0) % nodes)
     return SlurmRequest(
         tasks=None if "--ntasks" in options else tasks,
         nodes=nodes,
-        tasks_per_node=each,
+        # Slurm would fill the first nodes with this number, and leave the last idle.
+        tasks_per_node=None if uneven and not (given or gpus) else each,
         gpus_per_node=gpus,
         gpus_per_task=per_task,
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tfcluster.runtime import tf_patches
+from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.contract import Place
 from tfcluster.runtime.tensor_types import Dataset, Nest
 
@@ -32,6 +32,14 @@ def _iter(
 ) -> Iterator[Nest]:
     if not tf.executing_eagerly() or dataset.options().autotune.enabled is not None:
         return original(dataset)
+    optimization = dataset.options().experimental_optimization
+    if (
+        optimization.inject_prefetch is not False
+        and tf_internals.kind_of(dataset) != "Prefetch"
+    ):
+        # As with autotuning. It also completes a cache, since Keras does not ask for
+        # more batches than there are.
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
     options = tf.data.Options()
     options.autotune.enabled = False
     return original(dataset.with_options(options))

@@ -125,10 +125,13 @@ class AsyncRank(PartitionedModels):
         try:
             with self._batches.sharding_next_iterator():
                 return super().fit(original, model, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             # Otherwise the others would wait for this rank while its program continues.
             with suppress(CollectiveError):
                 self._progress.abandon_fit()
+                if self._session.chief and not isinstance(error, Exception):
+                    # A signal has ended training, perhaps only here.
+                    self._progress.stop()
             raise
 
     def evaluate(

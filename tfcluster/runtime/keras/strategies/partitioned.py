@@ -48,12 +48,15 @@ from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
 
-def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> None:
+def install(
+    session: Session, options: Runtime, *, seed: int, strict: bool, is_served: bool
+) -> None:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
     Batches are divided among the ranks, or into ``options.shards``, if there are any.
     ``strict`` raises what the division of a function raises, which is otherwise
-    computed whole.
+    computed whole. ``is_served``: ps tasks hold the optimizers' variables, and a rank
+    only has what it last read of them.
     """
     group = session.group
     agreement = Agreement(group, session.warn)
@@ -130,7 +133,7 @@ def install(session: Session, options: Runtime, *, seed: int, strict: bool) -> N
 
     def begin(model: Model) -> None:
         agreement.variables.renew()
-        variables = variables_of(model)
+        variables = variables_of(model, with_optimizer=not is_served)
         if variables:
             agreement.on("variables at the beginning of fit", (), variables)
 
@@ -183,9 +186,9 @@ def variable_paths() -> dict[int, str]:
     }
 
 
-def variables_of(model: Model) -> list[Watched]:
-    """The variables of a model and its optimizer."""
-    optimizer = getattr(model, "optimizer", None)
+def variables_of(model: Model, *, with_optimizer: bool) -> list[Watched]:
+    """The variables of a model and, where asked for, of its optimizer."""
+    optimizer = getattr(model, "optimizer", None) if with_optimizer else None
     found = [*model.variables, *([] if optimizer is None else optimizer.variables)]
     return [
         Watched(each.path, own.handle, each.value.dtype, 0, tuple(each.shape))

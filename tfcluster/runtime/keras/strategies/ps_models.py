@@ -39,6 +39,7 @@ from tfcluster.runtime.parameter_server.client import (
     ParameterServerClient,
     Rows,
 )
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.tensor_types import Tensor
 from tfcluster.runtime.tensors import array_of, tensor_of_part
 
@@ -154,7 +155,7 @@ class ServerModels:
             if model.optimizer() is optimizer:
                 return model
         in_step = tf.executing_eagerly()
-        with self._lock, tf.init_scope():
+        with SIGNALS.elsewhere(), self._lock, tf.init_scope():
             model, others = self._open(optimizer, kinds)
         # A step that is being traced will read the current values when it runs.
         model.begun_elsewhere = others and in_step and not self.synchronous

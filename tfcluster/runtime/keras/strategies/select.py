@@ -33,6 +33,7 @@ from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
 from tfcluster.runtime.parameter_server.progress import Progress
+from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first
 from tfcluster.runtime.telemetry.tracer import tracer
@@ -45,6 +46,7 @@ def begin(context: Context) -> Session:
     needs ps tasks and there are none, and what ``process_group.join`` raises.
     """
     disable_autotune.install()
+    SIGNALS.is_tracing = lambda: not tf.executing_eagerly()
     reporter().versions(
         {
             "Python": platform.python_version(),
@@ -64,12 +66,15 @@ def begin(context: Context) -> Session:
     elif _is_independent(context):
         _asynchronous(context, session)
     else:
-        if context.strategy is not Strategy.COLLECTIVE:
+        is_served = context.strategy is not Strategy.COLLECTIVE
+        if is_served:
             servers = _servers(context, session)
             models = ServerModels(session, servers, synchronous=True)
             ServedUpdates(session, models).install()
         seed, strict = _partition_options(context)
-        partitioned.install(session, options, seed=seed, strict=strict)
+        partitioned.install(
+            session, options, seed=seed, strict=strict, is_served=is_served
+        )
         if not session.divides:
             per_worker.allow_any_rows()
     if client := data_service_client(context):

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -26,7 +27,6 @@ from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_
 from tfcluster.runtime.contract import Around
 from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras import patches
-from tfcluster.runtime.keras.data import cache_files
 from tfcluster.runtime.keras.data.downloads import Downloads
 from tfcluster.runtime.keras.train.saved_copies import (
     MAX_BYTES,
@@ -40,8 +40,11 @@ from tfcluster.runtime.keras.training_session import Session
 from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
 from tfcluster.runtime.signals import SIGNALS
+from tfcluster.runtime.tensor_types import Dataset, Tensor
 
 T = TypeVar("T")
+_File = str | os.PathLike[str] | Tensor | None
+"""A path as ``tf.data`` takes it; a tensor is a scalar string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,12 @@ class ChiefOnlySaving:
                 },
                 always=True,
             )
-        cache_files.install(context().rank)
+        if context().rank:
+            # Two processes that write the same file would disturb each other.
+            own = partial(_of_this_rank, f".rank{context().rank}")
+            tf_patches.TABLE.install(
+                {tf_patches.DATASET_CACHE: own, tf_patches.DATASET_SNAPSHOT: own}
+            )
         Downloads(context()).install()
         if not self._session.chief:
             patches.TABLE.install({patches.PRINT_MSG: _say_nothing})
@@ -307,3 +315,29 @@ def _no_writer(original: Callable[..., object], *args: Any, **kwargs: Any) -> ob
 
 def _say_nothing(original: Callable[..., object], *args: Any, **kwargs: Any) -> None:
     """Print nothing: the chief prints it already."""
+
+
+def _of_this_rank(
+    ending: str,
+    original: Callable[..., Dataset],
+    dataset: Dataset,
+    path: _File = "",
+    *args: Any,
+    **kwargs: Any,
+) -> Dataset:
+    """Cache a dataset next to the chief's file, or take a snapshot there."""
+    # ``cache`` calls it a filename.
+    path = kwargs.pop("filename", path)
+    return original(dataset, _with(ending, path), *args, **kwargs)
+
+
+def _with(ending: str, path: _File) -> _File:
+    if isinstance(path, str | os.PathLike):
+        text = os.fspath(path)
+        # Without a name the cache is in memory.
+        return f"{text.rstrip('/')}{ending}" if text else path
+    if path is None:
+        return path
+    tensor = tf.convert_to_tensor(path)
+    chosen: Tensor = tf.where(tf.strings.length(tensor) > 0, tensor + ending, tensor)
+    return chosen

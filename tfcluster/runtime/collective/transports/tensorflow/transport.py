@@ -1,7 +1,7 @@
-"""Sends large vectors through TensorFlow's collective ops, other data over ``host``.
+"""Prepares TensorFlow's collective ops, which programs exchange by.
 
-The ops run eagerly on numpy arrays. After the ranks' rendezvous, TensorFlow starts its
-server on the port that they used for it.
+What Python exchanges goes over ``host``. After the ranks' rendezvous, TensorFlow starts
+its server on the port that they used for it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,30 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.collective.transports.base import Array, ReduceOp
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSockets
-from tfcluster.runtime.collective.transports.tensorflow import lazy_server, ops
-from tfcluster.runtime.collective.transports.tensorflow.collective_keys import (
+from tfcluster.runtime.collective.transports.tensorflow import lazy_server
+from tfcluster.runtime.collective.transports.tensorflow.devices import (
     GROUP_KEYS,
-    instance_key,
-)
-from tfcluster.runtime.collective.transports.tensorflow.failures import translated
-from tfcluster.runtime.collective.transports.tensorflow.gpus import (
+    NCCL,
+    RING,
+    Devices,
+    Groups,
     identities,
+    instance_key,
     obstacle,
 )
+from tfcluster.runtime.collective.transports.tensorflow.failures import translated
 from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.net.rendezvous import Member
-from tfcluster.runtime.tensors import tensor_of
-
-_DIRECT_BYTES = 1 << 20
-"""Up to this size ``host`` is many times faster."""
 
 
 class TensorFlowTransport(HostTransport):
-    """A ``HostTransport`` that sends large vectors by TensorFlow's ops.
+    """A ``HostTransport`` of ranks whose programs exchange by TensorFlow's ops.
 
     The context manager ``joining`` is entered while the ranks connect; its argument is
     the reason for connecting. With ``unless``, the ranks agree on whether each of them
@@ -64,11 +59,9 @@ class TensorFlowTransport(HostTransport):
         super().__init__(me, addresses, timeout_s=timeout_s)
         self._task = task
         self._watched = joining
-        self._device_groups: ops.Groups | None = None
+        self._device_groups: Groups | None = None
         self._joining = threading.RLock()
         self._has_joined = False
-        self.carried_bytes = 0
-        """The total number of bytes passed to TensorFlow's ops."""
         self._unless = unless
         self._uses_ops: bool | None = None if unless else True
         if unless is None or not lazy_server.is_running():
@@ -76,7 +69,7 @@ class TensorFlowTransport(HostTransport):
 
     @property
     def uses_ops(self) -> bool:
-        """Whether TensorFlow's ops carry anything.
+        """Whether programs exchange by TensorFlow's ops.
 
         With ``unless``, the ranks agree on this when they connect. Then the first call
         is a collective operation, unless TensorFlow has executed an op. Raises what
@@ -87,20 +80,11 @@ class TensorFlowTransport(HostTransport):
         return bool(self._uses_ops)
 
     @property
-    def several_hosts(self) -> bool:
-        return super().several_hosts and not self.uses_ops
-
-    @property
-    def devices(self) -> ops.Devices:
-        """The devices of the ops. The first call is a collective operation.
+    def groups(self) -> Groups:
+        """The groups of devices of the ops. The first call is a collective operation.
 
         Raises what ``HostTransport.allgather`` raises.
         """
-        return self.groups.large
-
-    @property
-    def groups(self) -> ops.Groups:
-        """The groups of devices of ops in graphs; see ``devices``."""
         if self._device_groups is None:
             self._device_groups = self._agreed_groups()
         return self._device_groups
@@ -110,41 +94,34 @@ class TensorFlowTransport(HostTransport):
 
         A collective operation; raises what ``HostTransport.allgather`` raises.
         """
-        own = np.array([self.rank], np.int64)
-        key, cpus = instance_key(["order of the ranks"]), self.groups.cpus
-        found = self._run(lambda: ops.all_gather(own, cpus, key), 0)
+        cpus = self.groups.cpus
+        # Not the op's own timeout: it ends an op while bytes are still in transit, and
+        # TensorFlow then uses memory that it has already freed.
+        limit = threading.Timer(
+            self.timeout_s, lambda: self.wait_no_longer(self.timeout_s)
+        )
+        limit.daemon = True
+        with self.elsewhere(0), tf.device(cpus.own):
+            limit.start()
+            try:
+                found = tf.raw_ops.CollectiveGatherV2(
+                    input=tf.constant([self.rank]),
+                    group_size=cpus.size,
+                    group_key=cpus.key,
+                    instance_key=instance_key(["order of the ranks"]),
+                    ordering_token=[],
+                    communication_hint=cpus.hint,
+                ).numpy()
+            except tf.errors.OpError as error:
+                raise self.error_of(error) from error
+            finally:
+                limit.cancel()
         return tuple(int(rank) for rank in found)
 
     def wait_no_longer(self, waited_s: float) -> None:
         """Abort the ops, which have waited this long; see ``lazy_server.abort``."""
         waited = f"rank {self.rank} has waited {waited_s:.0f} s"
         lazy_server.abort(waited, tf.errors.DEADLINE_EXCEEDED)
-
-    def allreduce(
-        self, buffer: Array, op: ReduceOp, source: Array | None = None
-    ) -> None:
-        """Above 1 MiB uses TensorFlow's ops, if they know the dtype.
-
-        Not for MIN and MAX of floats: numpy and TensorFlow treat NaN differently.
-        """
-        dtype = tf.as_dtype(buffer.dtype)
-        is_known = dtype in ops.DTYPES and buffer.dtype.isnative
-        if dtype.is_floating and op in (ReduceOp.MIN, ReduceOp.MAX):
-            is_known = False
-        if buffer.nbytes <= _DIRECT_BYTES or not is_known or not self.uses_ops:
-            super().allreduce(buffer, op, source)
-            return
-        if source is not None:
-            buffer[:] = source
-        # Keys repeat, which is safe: no rank starts an all-reduce before all ranks have
-        # finished the previous one.
-        key = instance_key(("allreduce", op.value, dtype.name, buffer.size))
-        devices = self.devices
-        buffer[:] = self._run(
-            # Not copied: nobody writes to the buffer meanwhile.
-            lambda: ops.all_reduce(tensor_of(buffer, dtype), devices, key, op),
-            buffer.nbytes,
-        )
 
     def interrupt(self) -> None:
         """See ``HostTransport``; TensorFlow runs no collective op after that."""
@@ -187,39 +164,20 @@ class TensorFlowTransport(HostTransport):
             self._unless(why)
         return not why
 
-    def _agreed_groups(self) -> ops.Groups:
+    def _agreed_groups(self) -> Groups:
         """One device of each rank: GPUs if every rank has its own, else CPUs."""
         lazy_server.started()
         gpus = visible_gpus() if tf.config.list_logical_devices("GPU") else ()
         # This is also a barrier: after it, every rank's server is running.
         said = self.allgather(json.dumps([self._task.name, gpus]).encode())
         shared = obstacle([json.loads(other)[1] for other in said])
-        cpus = self._group("CPU", ops.RING)
-        return ops.Groups(cpus if shared else self._group("GPU", ops.NCCL), cpus)
+        cpus = self._group("CPU", RING)
+        return Groups(cpus if shared else self._group("GPU", NCCL), cpus)
 
-    def _group(self, kind: str, hint: str) -> ops.Devices:
+    def _group(self, kind: str, hint: str) -> Devices:
         key = GROUP_KEYS[("CPU", "GPU").index(kind)]
         own = f"{self._task.ranks[self.rank]}/device:{kind}:0"
-        return ops.Devices(key, self.size, own, hint)
-
-    def _run(self, act: Callable[[], Any], count: int) -> Array:
-        self.carried_bytes += count
-        # Not the ops' own timeout: it ends an op while bytes are still in transit, and
-        # TensorFlow then uses memory that it has already freed.
-        limit = threading.Timer(self.timeout_s, self._give_up)
-        limit.daemon = True
-        with self.elsewhere(count):
-            limit.start()
-            try:
-                result: Array = act().numpy()
-            except tf.errors.OpError as error:
-                raise self.error_of(error) from error
-            finally:
-                limit.cancel()
-        return result
-
-    def _give_up(self) -> None:
-        self.wait_no_longer(self.timeout_s)
+        return Devices(key, self.size, own, hint)
 
     def error_of(self, error: tf.errors.OpError) -> CollectiveError:
         """The CollectiveError for an error of one of the ops."""
@@ -241,7 +199,7 @@ _STATUSES = {
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that TensorFlow uses in this process; see ``gpus.identities``.
+    """The GPUs that TensorFlow uses in this process; see ``identities``.
 
     Does not start TensorFlow: GPUs can still be configured, and hidden from it.
     """

@@ -1,6 +1,6 @@
-"""Plain data in files: what a rank gets and returns, without pickle.
+"""Plain data as bytes, without pickle: what a rank gets, returns and sends to others.
 
-A file is a zip archive: ``data.json`` has the structure, and each NumPy array is a
+The bytes are a zip archive: ``data.json`` has the structure, and each NumPy array is a
 member in NumPy's own format. Reading one executes nothing. Ranks run this module from a
 copy, with Python and, for arrays, NumPy alone: it must import nothing else.
 """
@@ -14,7 +14,8 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import IO, Any
 
 PLAIN = (
     "None, bool, int, float, str, bytes, list, tuple, dict and NumPy arrays, and "
@@ -22,6 +23,8 @@ PLAIN = (
 )
 _DATA = "data.json"
 _TAG = "\0"
+_CONTAINERS = (list, tuple, dict)
+_BASES = (bytes, *_CONTAINERS)
 
 
 class NotPlainError(TypeError):
@@ -38,12 +41,26 @@ def write(path: str, value: object, name: str) -> None:
     tree = _encoded(value, name, arrays, [])
     beside = f"{path}.new"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w") as members:
-        members.writestr(_DATA, json.dumps(tree))
-        for number, array in enumerate(arrays):
-            with members.open(f"{number}.npy", "w", force_zip64=True) as member:
-                _numpy().lib.format.write_array(member, array, allow_pickle=False)
+    with os.fdopen(descriptor, "wb") as file:
+        _put(file, tree, arrays)
     os.replace(beside, path)  # noqa: PTH105 - nothing else needs pathlib
+
+
+def packed(value: object, name: str) -> bytes:
+    """The bytes of ``value``; an instance of a subclass counts as its base class.
+
+    Raises NotPlainError.
+    """
+    arrays: list[Any] = []
+    tree = _encoded(value, name, arrays, [], subclasses=True)
+    data = io.BytesIO()
+    _put(data, tree, arrays)
+    return data.getvalue()
+
+
+def unpacked(data: bytes) -> Any:
+    """The value of ``packed``. Raises ValueError if the bytes are damaged."""
+    return _got(io.BytesIO(data), "the value")
 
 
 def check(value: object, name: str) -> None:
@@ -53,12 +70,24 @@ def check(value: object, name: str) -> None:
 
 def read(path: str) -> Any:
     """The value in a file. Raises OSError, or ValueError if the file is damaged."""
+    return _got(path, path)
+
+
+def _put(file: IO[bytes], tree: Any, arrays: list[Any]) -> None:
+    with zipfile.ZipFile(file, "w") as members:
+        members.writestr(_DATA, json.dumps(tree))
+        for number, array in enumerate(arrays):
+            with members.open(f"{number}.npy", "w", force_zip64=True) as member:
+                _numpy().lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _got(file: str | IO[bytes], name: str) -> Any:
     try:
-        with zipfile.ZipFile(path) as members:
+        with zipfile.ZipFile(file) as members:
             tree = json.loads(members.read(_DATA))
             return _decoded(tree, lambda number: _array(members, number))
     except (zipfile.BadZipFile, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise ValueError(f"{name} is damaged: {error}") from error
 
 
 def _array(members: zipfile.ZipFile, number: int) -> Any:
@@ -72,32 +101,47 @@ def _numpy() -> Any:
     return numpy
 
 
-def _encoded(value: Any, path: str, arrays: list[Any], above: list[int]) -> Any:
+def _encoded(
+    value: Any,
+    path: str,
+    arrays: list[Any],
+    above: list[int],
+    *,
+    subclasses: bool = False,
+) -> Any:
     """The value as JSON; other types become a dictionary with the key NUL."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return value
     if kind is str:
         return _text(value, path)
+    if subclasses:
+        kind = next((base for base in _BASES if isinstance(value, base)), kind)
     if kind is bytes:
         return {_TAG: "bytes", "of": base64.b64encode(value).decode()}
-    if kind in (list, tuple, dict):
+    if kind in _CONTAINERS:
         if id(value) in above:
             raise NotPlainError(f"{path} contains itself")
         above.append(id(value))
-        found = _container(value, path, arrays, above)
+        inner = partial(_encoded, arrays=arrays, above=above, subclasses=subclasses)
+        found = _container(kind, value, path, inner)
         above.pop()
         return found
     numpy = sys.modules.get("numpy")
-    if numpy is not None and (
-        kind is numpy.ndarray or isinstance(value, numpy.generic)
-    ):
-        if value.dtype.hasobject:
-            raise NotPlainError(f"{path} is a NumPy array of objects")
-        arrays.append(numpy.asarray(value))
-        shape = "array" if kind is numpy.ndarray else "scalar"
-        return {_TAG: shape, "of": len(arrays) - 1}
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        is_array = isinstance(value, numpy.ndarray)
+        if subclasses or not is_array or kind is numpy.ndarray:
+            return _noted(numpy.asarray(value), path, arrays, is_array=is_array)
     raise NotPlainError(f"{path} is {_named(kind)}; {_advice(value)}")
+
+
+def _noted(array: Any, path: str, arrays: list[Any], *, is_array: bool) -> Any:
+    # NumPy's format does not know the dtypes of other packages, such as bfloat16.
+    if array.dtype.hasobject or (array.dtype.kind == "V" and not array.dtype.names):
+        what = "objects" if array.dtype.hasobject else array.dtype.name
+        raise NotPlainError(f"{path} is a NumPy array of {what}")
+    arrays.append(array)
+    return {_TAG: "array" if is_array else "scalar", "of": len(arrays) - 1}
 
 
 def _text(value: str, path: str) -> str:
@@ -108,27 +152,23 @@ def _text(value: str, path: str) -> str:
     return value
 
 
-def _container(value: Any, path: str, arrays: list[Any], above: list[int]) -> Any:
-    if type(value) is dict:
+def _container(
+    kind: type, value: Any, path: str, encoded: Callable[[Any, str], Any]
+) -> Any:
+    if kind is dict:
         items = [(key, item, f"{path}[{_key(key)}]") for key, item in value.items()]
         if all(type(key) is str and key != _TAG for key, _, _ in items):
             return {
-                _text(key, f"a key of {path}"): _encoded(item, place, arrays, above)
+                _text(key, f"a key of {path}"): encoded(item, place)
                 for key, item, place in items
             }
         pairs = [
-            [
-                _encoded(key, f"a key of {path}", arrays, above),
-                _encoded(item, place, arrays, above),
-            ]
+            [encoded(key, f"a key of {path}"), encoded(item, place)]
             for key, item, place in items
         ]
         return {_TAG: "dict", "of": pairs}
-    found = [
-        _encoded(item, f"{path}[{number}]", arrays, above)
-        for number, item in enumerate(value)
-    ]
-    return found if type(value) is list else {_TAG: "tuple", "of": found}
+    found = [encoded(item, f"{path}[{number}]") for number, item in enumerate(value)]
+    return found if kind is list else {_TAG: "tuple", "of": found}
 
 
 def _key(key: object) -> str:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from tfcluster.api import plain_data
+from tfcluster import plain_data
 
 KEYS = some.one_of(some.text(), some.integers(), some.booleans(), some.none())
 LEAVES = some.one_of(
@@ -113,6 +113,19 @@ def test_what_cannot_be_sent_is_named_with_its_path(
     with pytest.raises(plain_data.NotPlainError, match=message):
         _again(tmp_path, value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bytes_take_subclasses_as_their_base_class() -> None:
+    value = {"a": OrderedDict(b=(1, np.arange(3.0)))}
+    found = plain_data.unpacked(plain_data.packed(value, "x"))
+    assert type(found["a"]) is dict
+    np.testing.assert_array_equal(found["a"]["b"][1], np.arange(3.0))
+
+
+def test_dtypes_that_numpy_does_not_know_are_named(tmp_path: Path) -> None:
+    void = np.zeros(2, "V2")
+    with pytest.raises(plain_data.NotPlainError, match="x is a NumPy array of void16"):
+        _again(tmp_path, void)
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
