@@ -84,8 +84,9 @@ def test_process_sets(tmp_path: Path, whom: str) -> None:
             pid = running.wait_for("task", task=whom, state="running")["pid"]
             os.kill(pid, signal.SIGINT)
         assert running.end(DEADLINE_S) in (0, 130), running.err
-        found = {running.text(task).partition("handled at step ")[2] for task in tasks}
-        assert len(found) == 1
+        found = [running.text(task).partition("handled at step ")[2] for task in tasks]
+        # The third rank is in no set with the others, and may be at another step.
+        assert found[0] == found[1]
         assert "" not in found
     finally:
         cluster.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from tfcluster.runtime.partition.exchange import changes
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.tf_functions import living_variables
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Array, Tensor
 
@@ -144,3 +146,18 @@ def test_variables_that_change_are_known() -> None:
     _, noted = on_rank(0, step)
     kinds = {"weight:0": "R", "seen:0": "R", "largest:0": "P(max)", "state:0": "S(0)"}
     assert noted.changed == kinds
+
+
+def test_a_variable_that_is_gone_is_no_error() -> None:
+    held = {"kept": tf.Variable(1.0), "gone": tf.Variable(2.0)}
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def function() -> Any:
+        return held["kept"] + held["gone"]
+
+    traced = function.get_concrete_function()
+    assert len(living_variables(traced)) == 2
+    handle = held.pop("gone").handle
+    gc.collect()
+    assert [id(each) for each in living_variables(traced)] == [id(held["kept"])]
+    assert handle is not None

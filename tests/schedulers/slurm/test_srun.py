@@ -6,6 +6,7 @@ import pytest
 
 from tfcluster.schedulers.slurm.srun import (
     group_argv,
+    has_reason,
     meaning,
     own_words,
     srun_argv,
@@ -65,6 +66,14 @@ def test_what_a_step_says_of_one_host_is_found() -> None:
         "srun: error: node3: task 3: Exited with exit code 1",
         "slurmstepd: error: *** STEP 7.0 ON node3 CANCELLED AT ... ***",
     ]
+
+
+def test_that_a_process_has_exited_is_no_reason() -> None:
+    exited = "srun: error: node3: task 3: Exited with exit code 1"
+    assert not has_reason("")
+    assert not has_reason(exited)
+    assert has_reason(f"{exited}\ntfcluster: cannot store the agent")
+    assert has_reason("srun: error: node3: task 3: Killed")
 
 
 def test_a_component_is_named_where_there_are_several() -> None:

@@ -127,12 +127,12 @@ def test_a_full_temporary_folder_is_the_programs_own_affair(
     two = cluster.rig.host("node2").filesystem
     two.limit(Path("/var/tmp"), 64 * 1024)
     two.fill(Path("/var/tmp"))
-    script = "echo up on $(hostname); echo more > /var/tmp/file || exit 7"
+    script = "echo up on $(hostname); echo more > /var/tmp/file || exit 33"
     running = cluster.shell(script, "node[1-2]", count=2)
-    assert running.end(60) == 7, running.err
+    assert running.end(60) == 33, running.err
     report = running.report()
     assert report["first_failure"]["host"] == "node2"
-    assert report["first_failure"]["exit_code"] == 7
+    assert report["first_failure"]["exit_code"] == 33
     assert_nothing_left(running)
 
 

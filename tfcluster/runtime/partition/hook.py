@@ -216,8 +216,8 @@ class Hook:
 
     def _variables(self) -> Sequence[Any]:
         """The ``tf.Variable`` objects of the function that is being called."""
-        found: Sequence[Any] = getattr(self._function(), "variables", ())
-        return found
+        function = self._function()
+        return () if function is None else tf_functions.living_variables(function)
 
     def _function(self) -> Any:
         """The ``ConcreteFunction`` that is being called, if any."""

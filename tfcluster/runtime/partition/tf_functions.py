@@ -141,6 +141,16 @@ def is_function(name: str) -> bool:
 _numbers = itertools.count(1)
 
 
+def living_variables(function: Any) -> list[Any]:
+    """The ``tf.Variable`` objects of a ``ConcreteFunction`` that still exist.
+
+    Its ``variables`` raises AssertionError if one of them does not, although the
+    function can be called as long as the resources exist.
+    """
+    found = (ref() for ref in function.graph._weak_variables)
+    return [each for each in found if each is not None]
+
+
 def unique_name(stem: str) -> str:
     """A name that no other function of this process has."""
     return f"{stem}_{next(_numbers)}"

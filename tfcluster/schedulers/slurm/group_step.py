@@ -19,7 +19,7 @@ from tfcluster.schedulers.connect_back import Caller, CallerReception
 from tfcluster.schedulers.connected_channel import ConnectedChannel
 from tfcluster.schedulers.process_channel import LAST_WORDS_BYTES
 from tfcluster.schedulers.slurm.channel import STEP_END_S, explained
-from tfcluster.schedulers.slurm.srun import words_about
+from tfcluster.schedulers.slurm.srun import has_reason, words_about
 
 FIRST_S = 60.0
 """How long the first process may take to connect: after that, we assume that none can.
@@ -94,10 +94,11 @@ class GroupStep:
     def said_about(self, host: str, task: int, timeout_s: float) -> str:
         """What the process on ``host``, or srun about it, wrote to standard error.
 
-        Waits until there is something: srun may pass it on after the connection ends.
+        Waits until there is a reason: srun may pass it on after the connection ends,
+        and after its own line that the process has exited.
         """
         until_s = time.monotonic() + timeout_s
-        while not (words := self._words_about(host, task)):
+        while not has_reason(words := self._words_about(host, task)):
             left_s = until_s - time.monotonic()
             if left_s <= 0 or self._process.poll() is not None:
                 return self._words_about(host, task)

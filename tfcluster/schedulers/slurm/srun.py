@@ -36,6 +36,7 @@ _ALWAYS = (
     "--job-name=tfcluster",
     "--quiet",
 )
+_EXITED = re.compile(r"srun: error: .*: Exited with exit code \d+")
 
 
 def srun_argv(
@@ -161,6 +162,11 @@ def own_words(said: str) -> str:
     errors = [line for line in lines if "error:" in line]
     line = (errors or lines or [""])[0]
     return re.sub(r"^(?:srun|slurmstepd[^:]*): (?:error: )?", "", line).strip()
+
+
+def has_reason(words: str) -> bool:
+    """Whether these lines say more than that a process has exited."""
+    return any(not _EXITED.fullmatch(line) for line in words.splitlines())
 
 
 def words_about(said: str, host: str, task: int) -> str:

@@ -13,6 +13,7 @@ functions are divided among the ranks, after an averaging.
 
 from __future__ import annotations
 
+import gc
 import struct
 import time
 import weakref
@@ -176,6 +177,8 @@ class LocalSgd:
             self._agreement.on_first_values(program.label, watched)
             assert program.placed is not None
             kinds = changes(program.placed)
+            # Variables that nothing refers to any more must be gone on all ranks.
+            gc.collect()
             own = {id(getattr(each, "handle", None)): each for each in variables()}
             known = [
                 Changed(weakref.ref(own[id(each.handle)]), kinds[each.place])
