@@ -30,7 +30,7 @@ _GPU = ("gpu", "busy", "memory_bytes", "memory_total_bytes")
 _BUSY_SHARE = 0.02
 """A task that uses this share of a core is at work; one that waits uses less."""
 _MEASUREMENTS = 2
-"""So many are needed to say that a task computes nothing: they may be rare."""
+"""A task counts as idle only after this many measurements, which may be rare."""
 _MOST_METRICS = 32
 _MOST_GPUS = 64
 _NAME_CHARS = 64

@@ -117,6 +117,12 @@ class Context:
         return self._require_rank().rank == 0
 
     @property
+    def is_independent(self) -> bool:
+        """Whether ranks do not wait for each other, and share only the ps tasks."""
+        served = self.strategy is Strategy.PARAMETER_SERVER
+        return served and not self.options.synchronous
+
+    @property
     def task(self) -> str:
         """The task's name in commands and messages: ``worker:0``."""
         return f"{self.task_type}:{self.task_index}"

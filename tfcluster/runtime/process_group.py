@@ -280,10 +280,8 @@ def _waits_unseen(context: Context) -> bool:
     Asynchronous ranks wait for notes at a ps, and sessions of TensorFlow 1 for values.
     """
     served = context.strategy is not Strategy.COLLECTIVE and context.parameter_servers
-    independent = context.strategy is Strategy.PARAMETER_SERVER and (
-        not context.options.synchronous
-    )
-    return bool(served) and (independent or program_kind.is_tf1_script())
+    waits = context.is_independent or program_kind.is_tf1_script()
+    return bool(served) and waits
 
 
 def _generation(context: Context) -> int:

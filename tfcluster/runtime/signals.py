@@ -58,7 +58,7 @@ _TRACE_S = 5.0
 """How long a handler waits for the end of a function's tracing: there, it could read
 no variable."""
 _SAY_S = 3.0
-"""After this time, the user is told why a handler has not run yet."""
+"""After this time, a warning says why a handler has not run yet."""
 _NOTE = struct.Struct(">HBxI")
 """The signals, as bits; what the rank does; the functions since the exchange."""
 _BETWEEN, _IDLE, _ELSEWHERE = range(3)

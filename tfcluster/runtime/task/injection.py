@@ -210,7 +210,7 @@ def common_seed(context: Context) -> int:
     if context.recording is not None:
         return context.recording.seed
     # A worker that is restarted alone must reuse the seed of its running peers.
-    attempt = 0 if _is_asynchronous(context) else context.attempt
+    attempt = 0 if context.is_independent else context.attempt
     message = f"seed {attempt}{_child()}".encode()
     digest = hmac.digest(context.token, message, "sha256")
     return int.from_bytes(digest, "big") % (1 << _SEED_BITS)
@@ -234,14 +234,6 @@ def _concerns(context: Context) -> bool:
     if context.options.shards is not None:
         return True  # Weights must get the same bits on one rank as on several ranks.
     return context.size > 1 or remote or context.strategy in _PS_STRATEGIES
-
-
-def _is_asynchronous(context: Context) -> bool:
-    """Whether tasks do not wait for each other: asynchronous parameter servers."""
-    return (
-        context.strategy is Strategy.PARAMETER_SERVER
-        and not context.options.synchronous
-    )
 
 
 def _refuse_late_claim(session: Session) -> None:

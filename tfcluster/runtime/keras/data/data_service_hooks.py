@@ -19,7 +19,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.model import Strategy
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import Place
@@ -52,22 +51,20 @@ def data_service_client(context: Context) -> DataServiceClient | None:
     if context.data_service is None:
         return None
     options = context.options
-    independent = context.strategy is Strategy.PARAMETER_SERVER
-    in_step = not independent or options.synchronous
     client = DataServiceClient(
         service=context.data_service,
         tasks=context.data_tasks,
         run=f"{context.run or 'run'}/{context.attempt}",
         rank=context.rank,
         size=context.size,
-        in_step=in_step,
+        in_step=not context.is_independent,
     )
     if not options.divides:
         # Each rank has its own pipeline.
         run = f"{client.run}/{context.rank}"
         return replace(client, run=run, rank=0, size=1, in_step=True)
     # A task that restarts while others run does not know how far they are.
-    return None if context.attempt and not in_step else client
+    return None if context.attempt and context.is_independent else client
 
 
 class DataServiceHooks:

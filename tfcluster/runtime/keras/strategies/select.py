@@ -56,14 +56,14 @@ def begin(context: Context) -> Session:
     )
     options = context.options
     session = Session(
-        _alone(context) if _is_independent(context) else process_group.join(context),
+        _alone(context) if context.is_independent else process_group.join(context),
         reporter(),
         chief=context.is_chief,
         divides=options.divides,
     )
     if context.strategy is Strategy.LOCAL_SGD:
         _local_sgd(context, session)
-    elif _is_independent(context):
+    elif context.is_independent:
         _asynchronous(context, session)
     else:
         is_served = context.strategy is not Strategy.COLLECTIVE
@@ -82,12 +82,6 @@ def begin(context: Context) -> Session:
     if options.data == "seed_offset":
         per_worker.shuffle_per_rank(context.rank)
     return session
-
-
-def _is_independent(context: Context) -> bool:
-    """Whether ranks do not wait for each other, and share only the ps tasks."""
-    synchronous = context.options.synchronous
-    return context.strategy is Strategy.PARAMETER_SERVER and not synchronous
 
 
 def _alone(context: Context) -> Group:
