@@ -18,6 +18,7 @@ import pytest
 
 from tfcluster import config
 from tfcluster.commands.completion import script, setting_words
+from tfcluster.schedulers import names
 
 SHELLS = ("bash", "zsh", "fish")
 _DEADLINE_S = 30
@@ -208,4 +209,4 @@ def test_every_key_of_the_schema_can_be_reached() -> None:
     top = {key.rstrip("=.").partition(".")[0] for key in reached}
     assert top == set(schema["properties"])
     values = {word.text for word in setting_words("backend=", schema)}
-    assert values == {f"backend={name}" for name in ("local", "ssh", "slurm", "sge")}
+    assert values == {f"backend={name}" for name in names()}

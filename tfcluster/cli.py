@@ -25,10 +25,10 @@ if _EARLY:
 
 import click  # noqa: E402 - only once Ctrl-C is harmless
 
-from tfcluster import __version__  # noqa: E402
+from tfcluster import __version__, schedulers  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError  # noqa: E402
-from tfcluster.vocabulary import BACKENDS, STRATEGIES  # noqa: E402
+from tfcluster.vocabulary import STRATEGIES  # noqa: E402
 
 if _EARLY:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -298,7 +298,7 @@ def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> i
 
     Shows its host, command, environment, TF_CONFIG and log, and the source of each
     value. With -v, also shows tfcluster's own variables; with -q, shows only problems.
-    Inside a Slurm or Grid Engine job, the hosts are those of the job.
+    Inside a job of a scheduler, the hosts are those of the job.
 
     \b
     tfcluster plan cluster.yaml
@@ -838,7 +838,10 @@ def schema(name: str) -> int:
 
 @cli.command()
 @click.option(
-    "--backend", default="local", show_default=True, type=click.Choice(BACKENDS)
+    "--backend",
+    default="local",
+    show_default=True,
+    type=click.Choice(schedulers.names()),
 )
 def init(backend: str) -> int:
     """Print a commented cluster.yaml to start from.

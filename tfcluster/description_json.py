@@ -31,6 +31,8 @@ def from_plain(kind: Any, value: Any) -> Any:
 
     A field that is missing because an older version wrote the file gets its default.
     """
+    if kind is Any:
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if value is None:

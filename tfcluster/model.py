@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import TASK_TYPES
@@ -118,31 +119,6 @@ class Ssh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slurm:
-    nodes: int | None = None
-    tasks_per_node: int | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    """The memory of each node."""
-    gpus_per_node: int | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    time: str | None = None
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sge:
-    parallel_environment: str | None = None
-    slots: int | None = None
-    queue: str | None = None
-    resources: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     max: int = 0
     """The maximum number of restarts."""
@@ -248,8 +224,6 @@ class Description:
     runtime: Runtime
     hosts: tuple[HostEntry, ...]
     ssh: Ssh
-    slurm: Slurm
-    sge: Sge
     launcher: str
     ports: PortRange | None
     """The ports for tasks; None: the agents choose the ports."""
@@ -257,6 +231,8 @@ class Description:
     start_timeout_s: float
     progress_timeout_s: float | None
     grace_s: float
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Scheduler -> the settings in its section, as JSON types."""
     spread: bool = False
     """Whether each host gets one task before any host gets a second one."""
     expose: str = "run"
@@ -296,7 +272,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A host of an allocation, with what the backend knows about it and no more."""
+    """A host of an allocation, with what the scheduler knows about it and no more."""
 
     name: str
     address: str | None = None
@@ -316,6 +292,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The hosts that a backend gives us, in its own order (never sorted as text)."""
+    """The hosts that a scheduler gives us, in its own order (never sorted as text)."""
 
     hosts: tuple[Host, ...]
+    more_slots: str | None = None
+    """How to get more slots, if they do not suffice; None: in no special way."""
+    more_gpus: str | None = None
+    """What to do if tasks need GPUs and no host says which it has."""

@@ -16,13 +16,6 @@ from tfcluster.model import Allocation, Description, Host
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 
-_UNKNOWN_GPUS = {
-    "slurm": "the job has none: ask for them with --gpus-per-node of sbatch or salloc",
-    "sge": "the job has none: ask for them with -l, as `-l gpu=1`; `qconf -sc` has the "
-    "site's name",
-}
-"""Backend -> what to do if tasks need GPUs and no host says which it has."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -58,8 +51,8 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
     where = fill(ranked, allocation.hosts, taken)
     where.update(fill(others, allocation.hosts, taken))
     if len(where) < len(tasks):
-        raise _too_few_slots(description, allocation.hosts)
-    return _places(description, allocation.hosts, tasks, where)
+        raise _too_few_slots(description, allocation)
+    return _places(description, allocation, tasks, where)
 
 
 def place_again(
@@ -192,36 +185,31 @@ def _spread(
     }
 
 
-def _too_few_slots(description: Description, hosts: Sequence[Host]) -> StartError:
-    wanted = len(description.task_ids())
+def _too_few_slots(description: Description, allocation: Allocation) -> StartError:
+    wanted, hosts = len(description.task_ids()), allocation.hosts
     slots = sum(host.slots or 0 for host in hosts)
     each = ", ".join(f"{host.name}: {host.slots}" for host in hosts[:8])
     more = ", ..." if len(hosts) > 8 else ""
-    ask = "ask for more hosts or slots, or for fewer tasks"
-    ways = {
-        "slurm": f"ask for them: --ntasks={wanted} of sbatch or salloc, or `slurm: "
-        f"{{tasks_per_node: {-(-wanted // len(hosts))}}}`",
-        "sge": f"ask for them: `-pe NAME {wanted}` of qsub",
-    }
     return StartError(
         f"{wanted} tasks need {wanted} slots, but the hosts have {slots} "
         f"({each}{more})",
-        hint=ways.get(description.backend, ask),
+        hint=allocation.more_slots or "ask for more hosts or slots, or for fewer tasks",
     )
 
 
 def _places(
     description: Description,
-    hosts: Sequence[Host],
+    allocation: Allocation,
     tasks: Sequence[TaskId],
     where: Mapping[TaskId, int],
 ) -> tuple[Place, ...]:
+    hosts = allocation.hosts
     on_host: list[list[TaskId]] = [[] for _ in hosts]
     for task in tasks:
         on_host[where[task]].append(task)
     gpus: dict[TaskId, tuple[str, ...] | None] = {}
     for host, here in zip(hosts, on_host, strict=True):
-        gpus.update(_gpu_shares(host, here, description))
+        gpus.update(_gpu_shares(host, here, description, allocation.more_gpus))
     numbers = _numbered(on_host)
     rank_of = {task: rank for rank, task in enumerate(t for t in tasks if t.ranked)}
     return tuple(
@@ -269,12 +257,16 @@ def _numbered(on_host: Sequence[Sequence[TaskId]]) -> dict[TaskId, _Numbers]:
 
 
 def share_machines(
-    description: Description, places: Sequence[Place], machines: Mapping[str, str]
+    description: Description,
+    places: Sequence[Place],
+    machines: Mapping[str, str],
+    more_gpus: str | None = None,
 ) -> tuple[Place, ...]:
     """The same places, with GPU shares and local ranks computed per machine.
 
     Only running agents can say which GPUs a host has, and whether two host names are
-    one machine. ``machines`` maps every name of such a machine to one of its names.
+    one machine. ``machines`` maps every name of such a machine to one of its names,
+    ``more_gpus`` is as in ``Allocation``.
     Raises StartError if there are too few GPUs.
     """
     by_machine: dict[str, list[Place]] = {}
@@ -284,7 +276,8 @@ def share_machines(
     shares: dict[TaskId, tuple[str, ...] | None] = {}
     for here in by_machine.values():
         tasks = [each.task for each in here]
-        shares |= _gpu_shares(_with_all_gpus(here), tasks, description)
+        host = _with_all_gpus(here)
+        shares |= _gpu_shares(host, tasks, description, more_gpus)
     found = tuple(replace(each, gpus=shares[each.task]) for each in places)
     if not machines:
         return found
@@ -310,7 +303,10 @@ def _with_all_gpus(places: Sequence[Place]) -> Host:
 
 
 def _gpu_shares(
-    host: Host, tasks: Iterable[TaskId], description: Description
+    host: Host,
+    tasks: Iterable[TaskId],
+    description: Description,
+    more_gpus: str | None,
 ) -> dict[TaskId, tuple[str, ...] | None]:
     """A share of the host's GPUs for each of its tasks.
 
@@ -335,9 +331,7 @@ def _gpu_shares(
         if needed:
             raise StartError(
                 f"{host.name}: its tasks need {needed} GPUs, but its GPUs are unknown",
-                hint=_UNKNOWN_GPUS.get(
-                    description.backend, "give the host 'gpus: N' under 'hosts'"
-                ),
+                hint=more_gpus or "give the host 'gpus: N' under 'hosts'",
             )
         return shares | dict.fromkeys(even, None)
     if needed > len(host.gpus):

@@ -1,4 +1,4 @@
-"""The words for backends, tasks and documents that all other modules share.
+"""The words for tasks and documents that all other modules share.
 
 Separate from ``model``, because ``--help`` and ``status`` need nothing else from it.
 """
@@ -20,8 +20,6 @@ FORMAT_VERSION = 1
 It changes only if a key is removed or changes its meaning; ``schemas`` describes the
 documents.
 """
-
-BACKENDS = ("local", "ssh", "slurm", "sge")
 
 RECORDING = "TFCLUSTER_RECORDING"
 """The variable that makes a task record the steps of its training, for ``verify``."""

@@ -14,15 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.backends.ssh.rig_launches import (
+from tests.chaos.faults import LOCAL, SGE, SLURM, SSH
+from tests.launch import machine
+from tests.launch.cluster import Cluster, Running
+from tests.schedulers.ssh.rig_launches import (
     USER,
     HostProcesses,
     RigCluster,
     by_role,
 )
-from tests.chaos.faults import LOCAL, SGE, SLURM, SSH
-from tests.launch import machine
-from tests.launch.cluster import Cluster, Running
 from tests.testbed import Host, Options, Testbed
 from tests.testbed.commands import RigError
 from tests.testbed.processes import Process, processes

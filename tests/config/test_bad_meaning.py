@@ -163,18 +163,18 @@ BAD = [
     Bad(
         f"{SMALLEST}restart: {{max: 1, on_time_limit: requeue}}\n",
         "3:34",
-        "'requeue' is for backend slurm: local has no time limit",
+        "'requeue' is not for backend local: it has no time limit",
     ),
     Bad(
         f"{SMALLEST}backend: ssh\nhosts: [a]\n"
         "restart: {max: 1, on_time_limit: requeue}\n",
         "5:34",
-        "'requeue' is for backend slurm: ssh has no time limit",
+        "'requeue' is not for backend ssh: it has no time limit",
     ),
     Bad(
         f"{SMALLEST}backend: sge\nrestart: {{max: 1, on_time_limit: requeue}}\n",
         "4:34",
-        "'requeue' is for backend slurm: Grid Engine does not start a job on several",
+        "'requeue' is not for backend sge: Grid Engine does not start a job on several",
     ),
     Bad(
         f"{SMALLEST}backend: slurm\nrestart: {{on_time_limit: requeue}}\n",
@@ -380,6 +380,36 @@ BAD = [
         f"{SMALLEST}slurm: {{options: [--wrap=x]}}\n",
         "3:19",
         "option --wrap is not a",
+    ),
+    Bad(
+        f"{SMALLEST}slurm: {{options: [--array=1-3]}}\n",
+        "3:19",
+        "option --array is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}slurm: {{options: [-a1-3]}}\n",
+        "3:19",
+        "option -a1-3 is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}sge: {{options: [-t, 1-3]}}\n",
+        "3:17",
+        "option -t is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}sge: {{options: [-P, 'a b']}}\n",
+        "3:21",
+        "'a b' cannot be used in a directive of qsub",
+    ),
+    Bad(
+        f"{SMALLEST}pbs: {{options: [-J, 1-3]}}\n",
+        "3:17",
+        "option -J is not allowed",
+    ),
+    Bad(
+        f"{SMALLEST}lsf: {{options: [-K]}}\n",
+        "3:17",
+        "option -K is not allowed",
     ),
     Bad(
         f'{SMALLEST}slurm: {{options: ["--a=\\nb"]}}\n',

@@ -19,7 +19,7 @@ from tests.config.files import ENVIRON, SMALLEST, write
 from tests.config.test_load import CONTRACT
 from tfcluster.config import from_command, load, schema, starter
 from tfcluster.errors import ConfigError
-from tfcluster.vocabulary import BACKENDS
+from tfcluster.schedulers import names
 
 _fuzz = settings(
     max_examples=int(os.environ.get("TFCLUSTER_FUZZ_EXAMPLES", "150")),
@@ -27,7 +27,7 @@ _fuzz = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 
-VALID = [CONTRACT, SMALLEST, *map(starter, BACKENDS)]
+VALID = [CONTRACT, SMALLEST, *map(starter, names())]
 
 ODD = [
     *("\ud7fc", "'${\u200b'", "'$\u202e'", "'${\u202e}'", "'\u202e'", "/\u202e"),

@@ -19,13 +19,15 @@ from tfcluster.model import (
     Restart,
     Runtime,
     Secret,
-    Sge,
-    Slurm,
     Ssh,
     Strategy,
     Sync,
     TaskGroup,
 )
+from tfcluster.schedulers.sge import SCHEDULER as SGE
+from tfcluster.schedulers.sge.settings import SgeSettings
+from tfcluster.schedulers.slurm import SCHEDULER as SLURM
+from tfcluster.schedulers.slurm.settings import SlurmSettings
 
 CONTRACT = """\
 name: digits
@@ -106,7 +108,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         known_hosts=Path("/k"),
         connect_timeout_s=10.0,
     )
-    assert description.slurm == Slurm(
+    assert SLURM.settings_in(description) == SlurmSettings(
         nodes=2,
         tasks_per_node=4,
         partition="gpu",
@@ -114,7 +116,7 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
         gpus_per_node=4,
         options=("--account=x",),
     )
-    assert description.sge == Sge(
+    assert SGE.settings_in(description) == SgeSettings(
         parallel_environment="tf",
         slots=8,
         queue="all.q",
@@ -143,8 +145,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert description.runtime == Runtime()
     assert description.hosts == ()
     assert description.ssh == Ssh()
-    assert description.slurm == Slurm()
-    assert description.sge == Sge()
+    assert description.sections == {}
     assert description.launcher == "auto"
     assert description.ports is None
     assert description.restart == Restart(max=0, scope="auto")
@@ -457,5 +458,5 @@ def test_the_time_of_a_job_may_be_a_duration(
     tmp_path: Path, written: str, expected: str
 ) -> None:
     text = f"{SMALLEST}slurm: {{time: {written}, mem: 16GB}}\n"
-    slurm = loaded(tmp_path, text).description.slurm
+    slurm = SlurmSettings(**loaded(tmp_path, text).description.sections["slurm"])
     assert (slurm.time, slurm.mem) == (expected, "16G")

@@ -16,7 +16,7 @@ from tests.config.test_load import CONTRACT
 from tfcluster.config import schema, starter
 from tfcluster.errors import ConfigError
 from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.vocabulary import BACKENDS
+from tfcluster.schedulers import names
 
 ROOT = Path(PACKAGE_ROOT)
 REFERENCE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -151,7 +151,7 @@ def test_every_key_has_a_description() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [CONTRACT, SMALLEST, *map(starter, BACKENDS), *BLOCKS]
+    "content", [CONTRACT, SMALLEST, *map(starter, names()), *BLOCKS]
 )
 def test_valid_files_fit_the_schema(content: str) -> None:
     data = {"tasks": {"worker": 1}} | yaml.safe_load(content)
@@ -188,7 +188,7 @@ def test_what_the_schema_refuses_the_loader_refuses(
 # Starters, and the files that are shipped with tfcluster.
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", names())
 def test_starters_load_without_a_problem(backend: str, tmp_path: Path) -> None:
     result = loaded(tmp_path, starter(backend))
     assert result.warnings == ()
@@ -211,7 +211,7 @@ def _each_put_in(text: str) -> Iterator[str]:
         yield f"{before}{indent}{live}{after}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", names())
 def test_what_starters_comment_out_loads_too(backend: str, tmp_path: Path) -> None:
     (tmp_path / "id").touch()
     variants = list(_each_put_in(starter(backend)))
@@ -221,12 +221,12 @@ def test_what_starters_comment_out_loads_too(backend: str, tmp_path: Path) -> No
 
 
 def test_an_unknown_starter() -> None:
-    with pytest.raises(ValueError, match="unknown backend 'x'"):
+    with pytest.raises(ConfigError, match="it is not installed here"):
         starter("x")
 
 
 def test_starters_are_at_most_88_columns_wide() -> None:
-    for backend in BACKENDS:
+    for backend in names():
         assert max(map(len, starter(backend).splitlines())) <= 88
 
 
@@ -255,6 +255,8 @@ SECTIONS = {
     "SSH": SCHEMA["$defs"]["Ssh"],
     "Slurm": SCHEMA["$defs"]["Slurm"],
     "Grid Engine": SCHEMA["$defs"]["Sge"],
+    "PBS": SCHEMA["$defs"]["Pbs"],
+    "LSF": SCHEMA["$defs"]["Lsf"],
     "Restart": SCHEMA["$defs"]["Restart"],
 }
 

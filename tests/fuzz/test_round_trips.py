@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from tests.planning.descriptions import describe
 from tfcluster import wire
 from tfcluster.agent import frames
-from tfcluster.backends.sge.hostfile import slots_by_host
-from tfcluster.backends.slurm.variables import counts
 from tfcluster.description_json import from_plain, to_plain
 from tfcluster.host_patterns import expand, fold, host_name_problem
 from tfcluster.model import Description
@@ -28,6 +26,8 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server import messages
 from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.schedulers.sge.job import slots_by_host
+from tfcluster.schedulers.slurm.variables import counts
 
 _few = settings(max_examples=40, deadline=None)
 _any_text = st.text(st.characters(), max_size=20)

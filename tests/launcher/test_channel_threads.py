@@ -11,7 +11,6 @@ from queue import SimpleQueue
 
 import pytest
 
-from tfcluster.backends.base import is_readable
 from tfcluster.launcher import growing_pool
 from tfcluster.launcher.agent_connection import (
     AgentConnection,
@@ -20,6 +19,7 @@ from tfcluster.launcher.agent_connection import (
     Reception,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.schedulers.starting import is_readable
 from tfcluster.wire import WireError, encode
 
 SOON_S = 20.0

@@ -6,10 +6,10 @@ from queue import SimpleQueue
 
 import pytest
 
-from tfcluster.backends.base import Channel
 from tfcluster.launcher.agent_connection import Answered
 from tfcluster.launcher.host_liveness import ANSWERING_S, SILENCE_S, HostLiveness
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import AgentChannel
 
 HOST = Host(name="h1", address="h1")
 
@@ -20,7 +20,7 @@ class Way:
     def __init__(self, answers: bool) -> None:
         self._answers = answers
 
-    def start_agent(self, host: Host) -> Channel:
+    def start_agent(self, host: Host) -> AgentChannel:
         raise AssertionError(f"nobody is to be sent to {host.name}")
 
     def answers(self, host: Host) -> bool:

@@ -18,6 +18,7 @@ from tfcluster.model import Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import read_json
 from tfcluster.record.paths import RunPaths, create_run
+from tfcluster.schedulers.base import Requeuing
 from tfcluster.states import RunState
 
 RESTART = Restart(max=2, on_time_limit="requeue")
@@ -25,7 +26,7 @@ ENDED = Finish(RunState.STOPPED, ExitCode.TIME_LIMIT)
 LIMIT = Interrupt(ExitCode.TIME_LIMIT)
 
 
-class Scheduler:
+class FakeScheduler(Requeuing):
     """Answers as told; what was recorded before it was asked is kept."""
 
     def __init__(self, refusal: str | None = None) -> None:
@@ -80,7 +81,7 @@ def test_only_the_time_limit_alone_counts(
 
 
 def test_the_intent_is_recorded_before_the_scheduler_is_asked(paths: RunPaths) -> None:
-    scheduler = Scheduler()
+    scheduler = FakeScheduler()
     before = Earlier(run="digits-1", requeues=1, restarts=(5.0,))
     said = scheduler.asked(paths, before)
     assert "requeued after the time limit (2nd time; restart 2 of 2)" in said
@@ -93,7 +94,7 @@ def test_the_intent_is_recorded_before_the_scheduler_is_asked(paths: RunPaths) -
 
 
 def test_the_restarts_of_all_runs_count_against_the_maximum(paths: RunPaths) -> None:
-    scheduler = Scheduler()
+    scheduler = FakeScheduler()
     before = Earlier(requeues=1, restarts=(time.time() - 90, time.time() - 5))
     said = scheduler.asked(paths, before)
     assert "it was not requeued: all 2 restarts are used (restart.max)" in said
@@ -104,7 +105,7 @@ def test_the_restarts_of_all_runs_count_against_the_maximum(paths: RunPaths) -> 
 
 
 def test_a_refusal_is_recorded_and_said(paths: RunPaths) -> None:
-    scheduler = Scheduler("job 7 was cancelled")
+    scheduler = FakeScheduler("job 7 was cancelled")
     said = scheduler.asked(paths, Earlier())
     assert "it was not requeued: job 7 was cancelled" in said
     assert scheduler.events[-1] == {"job": "7", "refused": "job 7 was cancelled"}

@@ -11,15 +11,20 @@ from tfcluster.model import (
     Host,
     Restart,
     Runtime,
-    Sge,
-    Slurm,
     Ssh,
     TaskGroup,
 )
+from tfcluster.schedulers import names
 
 
 def describe(tasks: dict[str, int | TaskGroup], **given: Any) -> Description:
-    """A description with these tasks: type -> count or group."""
+    """A description with these tasks: type -> count or group.
+
+    A scheduler's section is given by its name: ``slurm={"nodes": 2}``.
+    """
+    sections = {
+        name: given.pop(name) for name in names() if isinstance(given.get(name), dict)
+    }
     groups = {
         kind: group if isinstance(group, TaskGroup) else TaskGroup(count=group)
         for kind, group in tasks.items()
@@ -36,8 +41,7 @@ def describe(tasks: dict[str, int | TaskGroup], **given: Any) -> Description:
         "runtime": Runtime(),
         "hosts": (),
         "ssh": Ssh(),
-        "slurm": Slurm(),
-        "sge": Sge(),
+        "sections": sections,
         "launcher": "auto",
         "ports": None,
         "restart": Restart(),

@@ -16,12 +16,12 @@ import pytest
 
 from tests.planning.descriptions import describe, hosts
 from tests.runtime.ranks import Job, run_jobs
-from tfcluster.backends.sge import BACKEND
 from tfcluster.compose import cluster_of, compose
 from tfcluster.config import load
 from tfcluster.placement import place
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.cluster_formats import jobs_of
+from tfcluster.schedulers.sge import SCHEDULER
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
@@ -144,7 +144,7 @@ def test_slots_of_a_parallel_environment_become_hosts(tmp_path: Path) -> None:
         "PE_HOSTFILE": str(hostfile),
         "PATH": str(tmp_path),
     }
-    allocation = BACKEND.allocate(describe({"worker": 3}), env)
+    allocation = SCHEDULER.allocate(describe({"worker": 3}), env)
     assert [(host.name, host.slots) for host in allocation.hosts] == [
         ("node10", 2),
         ("node9", 1),

@@ -23,11 +23,11 @@ from typing import Any, TextIO
 
 import yaml
 
-from tests.backends.ssh.rig_launches import USER
 from tests.chaos.faults import LOCAL, SSH
 from tests.chaos.sites import LocalSite, RigSite, Site
 from tests.launch import machine
 from tests.launch.cluster import Cluster, Running
+from tests.schedulers.ssh.rig_launches import USER
 from tests.soak import usage, verdict
 from tests.testbed import packages
 from tests.testbed.commands import Unavailable

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.launch.test_requirements import wheel
-from tests.submit.sge_site import USER, Site, site_on
+from tests.schedulers.sge.site import USER, Site, site_on
 from tests.testbed import Testbed, packages
 
 pytestmark = [pytest.mark.timeout(300)]

@@ -16,7 +16,6 @@ from tfcluster.model import (
     PortRange,
     Runtime,
     Secret,
-    Slurm,
     Strategy,
     TaskGroup,
 )
@@ -38,7 +37,7 @@ def full() -> Description:
         command=("python", "-c", "print('\n')"),
         env={"OMP_NUM_THREADS": "1"},
         hosts=(HostEntry(host="a", slots=2), HostEntry(host="b", port=22)),
-        slurm=Slurm(nodes=4, options=("--account=x",)),
+        slurm={"nodes": 4, "options": ["--account=x"]},
         ports=PortRange(40000, 41000),
         runtime=Runtime(strategy=Strategy.NONE, bucket_mb=1, sync_seconds=0.5),
         progress_timeout_s=30.0,

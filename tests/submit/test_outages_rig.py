@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.submit.sge_site import USER, Site, wait_for
-from tests.submit.test_slurm_rig import SlurmSite
+from tests.schedulers.sge.site import USER, Site, wait_for
+from tests.schedulers.slurm.test_rig import SlurmSite
 from tests.testbed import Host, Options, Testbed
 from tests.testbed.fixtures import Factory
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.submit.sge_site import USER, Site, site_on
+from tests.schedulers.sge.site import USER, Site, site_on
 from tests.testbed import Testbed
 from tests.testbed.layout import REPOSITORY
 

@@ -123,7 +123,7 @@ def run(
         ps: The number of parameter servers.
         hosts: SSH hosts, like ``["node1:4", "node2:4"]``. They must see the state
             folder, and the function's module.
-        backend: ``local``, ``ssh``, ``slurm`` or ``sge``.
+        backend: ``local``, ``ssh``, ``slurm`` or another scheduler.
         name: The run's name; default: the function's name.
         settings: Further settings, as for ``launch``. If nothing in the function's
             module mentions TensorFlow or Keras, ``runtime.require_exchange`` is False,

@@ -44,7 +44,7 @@ def launch(
         workers: The number of workers; with a file, it replaces the file's.
         ps: The number of parameter servers; with a file, it replaces the file's.
         hosts: For ``command``: SSH hosts, like ``["node1:4", "node2:4"]``.
-        backend: ``local``, ``ssh``, ``slurm`` or ``sge``.
+        backend: ``local``, ``ssh``, ``slurm`` or another scheduler.
         name: The run's name; only one active run can have it.
         arguments: Words that are appended to the file's command.
         settings: Values that replace those of the file, by dotted keys, as ``--set``
@@ -125,7 +125,7 @@ def _described(
     settings: Mapping[str, Any] | None,
 ) -> Description:
     wanted = dict(settings or {})
-    if backend is not None:
+    if backend:
         wanted["backend"] = backend
     overrides, problems = launch_arguments.overrides(wanted)
     try:

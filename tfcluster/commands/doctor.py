@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from tfcluster import backends, config
+from tfcluster import config, schedulers
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
@@ -27,7 +26,6 @@ from tfcluster.doctor.diagnosis import (
 )
 from tfcluster.doctor.probe_hosts import Report, Requirements, examine
 from tfcluster.errors import ExitCode
-from tfcluster.expected_hosts import expected
 from tfcluster.launcher.launch import Prepared, prepare
 from tfcluster.launcher.preparation import (
     changed_python,
@@ -36,8 +34,7 @@ from tfcluster.launcher.preparation import (
 )
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
-from tfcluster.submit import scheduler_of
-from tfcluster.submit.scheduler import Scheduler
+from tfcluster.schedulers.base import BatchScheduler
 from tfcluster.wire import Frame
 
 
@@ -56,12 +53,12 @@ def doctor(
     for problem in loaded.warnings:
         say(sanitise(str(problem)))
     description = loaded.description
-    scheduler = scheduler_of(description.backend)
+    scheduler = schedulers.batch_scheduler(description.backend)
     if scheduler is not None and not scheduler.is_inside(environ):
         return _examine_here(
             description, scheduler, environ, display, as_json=as_json, quick=quick
         )
-    backend = backends.get(description.backend)
+    backend = schedulers.get(description.backend)
     prepared = prepare(description, backend.allocate(description, environ))
     requirements = _requirements(prepared, quick=quick)
     starter = backend.starter(description, environ)
@@ -72,7 +69,7 @@ def doctor(
 
 def _examine_here(
     description: Description,
-    scheduler: Scheduler,
+    scheduler: BatchScheduler,
     environ: Mapping[str, str],
     display: Display,
     *,
@@ -83,9 +80,9 @@ def _examine_here(
 
     The nodes may have other interpreters and disks, but most likely the same files.
     """
-    prepared = prepare(description, expected(description))
+    prepared = prepare(description, scheduler.expected(description))
     requirements = _requirements(prepared, quick=quick)
-    local = backends.get("local")
+    local = schedulers.get("local")
     here = Host(name=os.uname().nodename, address="127.0.0.1")
     reports = examine((here,), local.starter(description, environ), requirements)
     found = [
@@ -94,14 +91,14 @@ def _examine_here(
         else replace(finding, error=False)
         for finding in findings(reports, {}, description.remedy)
     ]
-    program = scheduler.submit_argv(Path("job.sh"))[0]
+    program = scheduler.submit_command
     if shutil.which(program, path=environ.get("PATH")) is None:
-        text = f"there is no {program} on the PATH (load {scheduler.name}'s module)"
+        text = f"there is no {program} on the PATH (load {scheduler.title}'s module)"
         found.append(Finding(here.name, text))
     code = _answer(reports, found, environ, display, as_json=as_json)
     if not display.quiet:
         say(
-            f"not inside a {scheduler.name} job: its nodes can be checked only from "
+            f"not inside a {scheduler.title} job: its nodes can be checked only from "
             "inside one; only this host was checked"
         )
     return code

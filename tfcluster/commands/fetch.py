@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfcluster import backends
-from tfcluster.backends.base import Remembering
+from tfcluster import schedulers
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
@@ -34,6 +33,7 @@ from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.replay import results_view
 from tfcluster.record.requests import ask, withdraw
 from tfcluster.record.run_status import ResultsView, RunView
+from tfcluster.schedulers.base import Remembering
 from tfcluster.states import RunState
 from tfcluster.vocabulary import FORMAT_VERSION
 
@@ -67,7 +67,7 @@ def fetch(
         raise ConfigError([Problem(paths.run, "it has no 'results'", hint)])
     every = every or (not patterns and configured is not None and configured.all)
     wanted = patterns or (() if configured is None else configured.patterns)
-    if description.backend == "local":
+    if schedulers.get(description.backend).here:
         say(sanitise(f"all tasks ran on this machine, in {description.workdir}"))
         return _end(paths, description, [], as_json=as_json)
     if view.launcher is None:
@@ -229,7 +229,7 @@ def _afterwards(
     from tfcluster.launcher.results import event_fields
 
     chosen = _hosts(read_json(paths.plan) or {}, every=every)
-    backend, known = backends.get(description.backend), read_json(paths.hosts)
+    backend, known = schedulers.get(description.backend), read_json(paths.hosts)
     if not isinstance(backend, Remembering) or known is None:
         sync, root = description.sync, description.workdir
         folder = root if sync is None else sync.folder

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster import backends, config
+from tfcluster import config, schedulers
 from tfcluster.config import Loaded
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say
@@ -17,7 +17,6 @@ from tfcluster.console.sanitise import sanitise
 from tfcluster.console.style import Style, style_of
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
-from tfcluster.expected_hosts import expected
 from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Begun, Prepared, check, prepare
@@ -25,13 +24,13 @@ from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_fi
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
-from tfcluster.submit import scheduler_of
+from tfcluster.schedulers.base import BatchScheduler
+from tfcluster.schedulers.queries import asker
+from tfcluster.schedulers.script import job_script
 from tfcluster.submit.follow import follow
 from tfcluster.submit.job import launcher_at
 from tfcluster.submit.job import submit as submit_job
 from tfcluster.submit.job_entry import run_submitted
-from tfcluster.submit.run_command import asker
-from tfcluster.submit.scheduler import Scheduler
 from tfcluster.task_id import TaskId
 
 _SHOWN_TASKS = 12
@@ -84,7 +83,7 @@ def launch_described(
     ``begun`` is called once the run exists, unless another process drives it.
     """
     require_shown_tasks(display, description.task_ids())
-    scheduler = scheduler_of(description.backend)
+    scheduler = schedulers.batch_scheduler(description.backend)
     if scheduler is not None and submits(description, environ):
         return _launch_as_job(
             description, scheduler, environ, display, begun, detach=detach
@@ -100,7 +99,7 @@ def launch_described(
 
 def submits(description: Description, environ: Mapping[str, str]) -> bool:
     """Whether a launch submits a job, because we are not inside one."""
-    scheduler = scheduler_of(description.backend)
+    scheduler = schedulers.batch_scheduler(description.backend)
     return scheduler is not None and not scheduler.is_inside(environ)
 
 
@@ -136,7 +135,7 @@ def submit(
     )
     _warn(loaded)
     description = loaded.description
-    scheduler = scheduler_of(description.backend)
+    scheduler = schedulers.batch_scheduler(description.backend)
     if scheduler is None:
         where = description.origins.get("backend", description.source)
         problem = f"backend {description.backend} cannot submit jobs"
@@ -144,7 +143,7 @@ def submit(
         raise ConfigError([Problem(where, problem, hint)])
     if dry_run:
         paths = _provisional_paths(description, environ)
-        put(scheduler.render(description, launcher_at(paths)))
+        put(job_script(scheduler, description, launcher_at(paths)))
         return 0
     job = submit_job(description, scheduler, asker(environ), environ)
     put(f"{job.id}\n")
@@ -155,7 +154,7 @@ def submit(
 
 def _launch_as_job(
     description: Description,
-    scheduler: Scheduler,
+    scheduler: BatchScheduler,
     environ: Mapping[str, str],
     display: Display,
     begun: Begun,
@@ -298,14 +297,14 @@ def _show_plan(
     full: bool = False,
 ) -> int:
     description = loaded.description
-    scheduler = scheduler_of(description.backend)
-    known = scheduler is not None and scheduler.is_inside(environ)
-    if known or description.backend == "local":
-        hosts = backends.get(description.backend).allocate(description, environ)
+    scheduler = schedulers.get(description.backend)
+    inside = isinstance(scheduler, BatchScheduler) and scheduler.is_inside(environ)
+    if inside or scheduler.here:
+        hosts = scheduler.allocate(description, environ)
     else:
-        hosts = expected(description)
+        hosts = scheduler.expected(description)
     prepared = prepare(description, hosts)
-    here = description.backend == "local" and not description.prepares_hosts
+    here = scheduler.here and not description.prepares_hosts
     for warning in (
         *command_warnings(prepared.specs, environ, programs=here),
         *idle_hosts(description, hosts, prepared.specs),
@@ -313,7 +312,7 @@ def _show_plan(
     ):
         _say(warning)
     cores = {"localhost": len(os.sched_getaffinity(0))}
-    if description.backend == "local" and (note := crowding(prepared.specs, cores)):
+    if scheduler.here and (note := crowding(prepared.specs, cores)):
         _say(note)
     if display.quiet and not as_json:
         return 0

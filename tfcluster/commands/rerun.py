@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tfcluster import schedulers
 from tfcluster.commands.launch import launch_described
 from tfcluster.config.paths import folder_problem
 from tfcluster.console.display import DEFAULT, Display
@@ -34,7 +35,8 @@ def rerun(
             hint = "at most 64 letters, digits, '.', '_' and '-'"
             raise ConfigError([Problem("--name", f"{name!r} is not a name", hint)])
         description = replace(description, name=name, named=True)
-    here = description.backend == "local" or description.sync is not None
+    local = schedulers.get(description.backend).here
+    here = local or description.sync is not None
     if here and (problem := folder_problem(description.workdir)):
         hint = f"{paths.run} ran there"
         raise ConfigError([Problem("workdir", problem, hint)])

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from tfcluster import backends, config
+from tfcluster import config, schedulers
 from tfcluster.commands.doctor import preparing
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
@@ -17,7 +17,6 @@ from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.preparation import changed_python, unprepared_cause
 from tfcluster.model import Description, Host
-from tfcluster.submit import scheduler_of
 
 
 def setup(
@@ -41,9 +40,9 @@ def setup(
         hint = "'requirements' or 'setup' says what hosts need"
         raise ConfigError([Problem(description.source, message, hint)])
     _refuse_files_to_copy(description)
-    scheduler = scheduler_of(description.backend)
+    scheduler = schedulers.batch_scheduler(description.backend)
     outside = scheduler is not None and not scheduler.is_inside(environ)
-    backend = backends.get("local" if outside else description.backend)
+    backend = schedulers.get("local" if outside else description.backend)
     hosts: Sequence[Host] = (Host(name=os.uname().nodename, address="127.0.0.1"),)
     if not outside:
         allocation = backend.allocate(description, environ)
@@ -53,7 +52,7 @@ def setup(
     )
     if scheduler is not None and outside:
         say(
-            f"not inside a {scheduler.name} job: only this host was set up, which "
+            f"not inside a {scheduler.title} job: only this host was set up, which "
             "suffices if its nodes share your home folder"
         )
     return _answer(reports, description)

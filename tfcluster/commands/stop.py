@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tfcluster import backends
-from tfcluster.backends.base import Remembering, Starter
-from tfcluster.backends.local import LocalBackend
+from tfcluster import schedulers
 from tfcluster.errors import ContactLostError
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.channel_threads import ChannelThreads
@@ -29,6 +27,9 @@ from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import LauncherView, RunView
+from tfcluster.schedulers.base import Remembering
+from tfcluster.schedulers.local import LocalScheduler
+from tfcluster.schedulers.starting import Starter
 from tfcluster.states import RunState
 from tfcluster.submit.job import find_job
 from tfcluster.submit.stopping import cancel_requeued, stop_job
@@ -217,19 +218,19 @@ def _sweep(
     view: RunView, paths: RunPaths, environ: Mapping[str, str], say: Say
 ) -> None:
     say(f"the launcher of {view.run} is gone: {view.reason}")
-    backend, known = backends.get(view.backend or "local"), read_json(paths.hosts)
+    backend, known = schedulers.get(view.backend or "local"), read_json(paths.hosts)
     if isinstance(backend, Remembering) and known is not None:
         used = {task.host for task in view.tasks}
         hosts, starter = backend.return_to(known, environ)
         _sweep_hosts(starter, [h for h in hosts if h.name in used], view.run, say)
         return
-    if view.backend != "local":
+    if not backend.here:
         say(
             "its agents stop everything when their lease ends; check the hosts yourself"
         )
         return
     here = Host(name="localhost", address="")
-    count = sweep(LocalBackend(), here, view.run, ChannelThreads())
+    count = sweep(LocalScheduler(), here, view.run, ChannelThreads())
     if count is None:
         raise ContactLostError("localhost could not be swept")
     say(f"localhost: {_ended(count)}")

@@ -93,7 +93,7 @@ def schema() -> dict[str, Any]:
 
 
 def starter(backend: str) -> str:
-    """A commented cluster.yaml to start from. Raises ValueError for an unknown one."""
+    """A commented cluster.yaml to start from. Raises ConfigError for an unknown one."""
     from tfcluster.config.templates import starter as text
 
     return text(backend)

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from tfcluster import model
+from tfcluster import model, schedulers
 from tfcluster.config import paths
 from tfcluster.config.commands import CommandError, split_command
 from tfcluster.config.diagnostics import Findings, Report
@@ -81,8 +82,7 @@ class _Describer:
             runtime=self._runtime(),
             hosts=self._hosts(),
             ssh=self._ssh(),
-            slurm=self._slurm(),
-            sge=self._sge(),
+            sections=self._sections(),
             spread=cluster.spread,
             launcher=cluster.launcher,
             ports=cluster.ports.range,
@@ -198,7 +198,8 @@ class _Describer:
         path = self._path(keys, workdir.path)
         if path is None:
             return self._setting.folder
-        local = self._cluster.backend == "local" and self._findings.sound("backend")
+        scheduler = schedulers.get(self._cluster.backend)
+        local = scheduler.here and self._findings.sound("backend")
         here = local or workdir.sync is not None
         if here and (problem := paths.folder_problem(path)):
             self._findings.error(keys, problem)
@@ -330,7 +331,7 @@ class _Describer:
             key: self._path(("ssh", key), getattr(ssh, key))
             for key in ("identity_file", "config_file", "known_hosts")
         }
-        if self._cluster.backend == "ssh":
+        if schedulers.get(self._cluster.backend).lists_hosts:
             for key, path in found.items():
                 if path is not None and not paths.exists(path):
                     self._findings.error(("ssh", key), f"{str(path)!r} does not exist")
@@ -338,13 +339,11 @@ class _Describer:
             user=ssh.user, port=ssh.port, connect_timeout_s=ssh.connect_timeout, **found
         )
 
-    def _slurm(self) -> model.Slurm:
-        slurm = dict(self._cluster.slurm)
-        return model.Slurm(**{**slurm, "options": tuple(slurm["options"])})
-
-    def _sge(self) -> model.Sge:
-        sge = dict(self._cluster.sge)
-        return model.Sge(**{**sge, "options": tuple(sge["options"])})
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        """The settings in each scheduler's section that the configuration has."""
+        written = filter(self._findings.is_written, type(self._cluster).model_fields)
+        added = [name for name in written if name not in Cluster.model_fields]
+        return {name: dict(getattr(self._cluster, name)) for name in added}
 
 
 def check_ports(description: model.Description, findings: Findings) -> None:
@@ -354,9 +353,10 @@ def check_ports(description: model.Description, findings: Findings) -> None:
     size = len(description.ports)
     tasks = sum(1 for task in description.task_ids() if task.type != "evaluator")
     slots = [entry.slots for entry in description.hosts]
-    if description.backend == "local":
+    scheduler = schedulers.get(description.backend)
+    if scheduler.here:
         where, room = "this host", size
-    elif description.backend == "ssh" and slots:
+    elif scheduler.lists_hosts and slots:
         where = "1 host" if len(slots) == 1 else f"{len(slots)} hosts"
         room = sum(size if each is None else min(size, each) for each in slots)
         if None not in slots and sum(filter(None, slots)) < tasks:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import (
     Cluster,
@@ -24,10 +25,16 @@ from tfcluster.config.models import (
     Task,
     Workdir,
 )
-from tfcluster.config.synonyms import EXAMPLES, SCHEDULERS, SYNONYMS
+from tfcluster.config.synonyms import (
+    EXAMPLES,
+    EXAMPLES_OF_SECTIONS,
+    OF_SECTIONS,
+    SYNONYMS,
+)
 from tfcluster.config.text import cut, printable
 from tfcluster.config.tree import Found, Map, Node, Path, Scalar, Seq, find
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
+from tfcluster.schedulers.base import Scheduler
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -47,8 +54,8 @@ _BOUNDS = {
 }
 
 
-def explain(error: ErrorDetails, findings: Findings) -> None:
-    """Add a message for one error of pydantic to ``findings``."""
+def explain(error: ErrorDetails, findings: Findings, cluster: type[Cluster]) -> None:
+    """Add a message for one error of pydantic, about ``cluster``, to ``findings``."""
     path: Path = tuple(part for part in error["loc"] if part != "[key]")
     of_key = "[key]" in error["loc"]
     kind, context = error["type"], error.get("ctx", {})
@@ -58,7 +65,7 @@ def explain(error: ErrorDetails, findings: Findings) -> None:
         message, hint = _missing(path)
     elif kind == "extra_forbidden":
         place = findings.key_mark(path)
-        message, hint = _unknown_key(path)
+        message, hint = _unknown_key(path, cluster)
     elif path[:1] == ("secrets",) and not of_key:
         message, hint = _of_secret(kind, context, found)
     elif kind == "refused":
@@ -100,42 +107,51 @@ def _dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _unknown_key(path: Path) -> _Words:
+def _unknown_key(path: Path, cluster: type[Cluster]) -> _Words:
     key, parent = str(path[-1]), path[:-1]
-    model = _model_at(parent)
+    model = _model_at(parent, cluster)
     message = f"unknown key {cut(key)!r}"
-    if known := _synonym(key, _dotted(parent)):
+    if known := _synonym(key, _dotted(parent), cluster):
         return message, known
-    if owner := _owner_of(key, model):
+    if owner := _owner_of(key, model, cluster):
         return f"{key!r} belongs {owner}", None
     if model is None:
         return message, None
     hint = suggestion(key, model.model_fields)
-    if parent == ("slurm",) and not hint.startswith("did"):
-        hint += f'; other options of sbatch: options: ["--{_option(key)}=..."]'
+    scheduler = _scheduler_of(_dotted(parent), cluster)
+    if scheduler and scheduler.option_hint and not hint.startswith("did"):
+        option = key.removeprefix(f"{scheduler.name}_").replace("_", "-")
+        hint += f"; {scheduler.option_hint.format(option)}"
     return message, hint
 
 
-def _synonym(key: str, section: str) -> str | None:
+def _synonym(key: str, section: str, cluster: type[Cluster]) -> str | None:
     """A hint for a word of other software, in any case, with - or _ between words."""
     word = key.lower().replace("-", "_")
-    if section in SCHEDULERS:
+    synonyms = SYNONYMS.get(section, {})
+    examples = EXAMPLES.get(section, {})
+    if scheduler := _scheduler_of(section, cluster):
+        # Other software writes the section's name before its keys.
         word = word.removeprefix(f"{section}_")
-    if found := SYNONYMS.get(section, {}).get(word):
+        synonyms = {**OF_SECTIONS, **scheduler.synonyms}
+        examples = {**EXAMPLES_OF_SECTIONS, **scheduler.advice}
+    if found := synonyms.get(word):
         return f"did you mean {found!r}?"
-    if word != key and word in _sections().get(section, Cluster).model_fields:
+    if word != key and word in _sections(cluster).get(section, cluster).model_fields:
         return f"did you mean {word!r}?"
-    return EXAMPLES.get(section, {}).get(word)
+    return examples.get(word)
 
 
-def _option(key: str) -> str:
-    return key.removeprefix("slurm_").replace("_", "-")
+def _scheduler_of(section: str, cluster: type[Cluster]) -> Scheduler | None:
+    """The scheduler to which a section belongs; None for other sections."""
+    added = section in cluster.model_fields and section not in Cluster.model_fields
+    return schedulers.find(section) if added else None
 
 
-def _model_at(path: Path) -> type[BaseModel] | None:
+def _model_at(path: Path, cluster: type[Cluster]) -> type[BaseModel] | None:
     match path:
         case ():
-            return Cluster
+            return cluster
         case ("workdir",):
             return Workdir
         case ("workdir", "results"):
@@ -146,28 +162,30 @@ def _model_at(path: Path) -> type[BaseModel] | None:
             return HostItem
         case ("secrets", str()):
             return SecretSource
-        case (str(section),) if section in _sections():
-            return _sections()[section]
+        case (str(section),):
+            return _sections(cluster).get(section)
     return None
 
 
-def _sections() -> Mapping[str, type[BaseModel]]:
+def _sections(cluster: type[Cluster]) -> Mapping[str, type[BaseModel]]:
     return {
         name: field.annotation
-        for name, field in Cluster.model_fields.items()
+        for name, field in cluster.model_fields.items()
         if isinstance(field.annotation, type)
         and issubclass(field.annotation, BaseModel)
     }
 
 
-def _owner_of(key: str, model: type[BaseModel] | None) -> str | None:
+def _owner_of(
+    key: str, model: type[BaseModel] | None, cluster: type[Cluster]
+) -> str | None:
     """The section to which a key that is unknown here belongs; None: no section."""
     owners = [
         f"under '{name}:'"
-        for name, section in _sections().items()
+        for name, section in _sections(cluster).items()
         if key in section.model_fields and section is not model
     ]
-    if key in Cluster.model_fields and model is not Cluster:
+    if key in cluster.model_fields and model is not cluster:
         owners.insert(0, "at the top level")
     return " or ".join(owners) or None
 

@@ -373,7 +373,7 @@ def _memory(value: object) -> object:
     return f"{match[1]}{match[2].upper()}" if match else value
 
 
-SlurmTime = Annotated[
+Time = Annotated[
     str,
     Matching(
         r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}|UNLIMITED|INFINITE",

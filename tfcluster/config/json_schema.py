@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfcluster import __version__
-from tfcluster.config.models import Cluster
+from tfcluster.config.sections import cluster_model, known
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ID = f"https://tfcluster.example/schema/{__version__}/cluster.schema.json"
@@ -13,7 +13,7 @@ _ID = f"https://tfcluster.example/schema/{__version__}/cluster.schema.json"
 
 def schema() -> dict[str, Any]:
     """A schema that refuses unknown keys; loading checks what a schema cannot say."""
-    tidy: dict[str, Any] = _tidy(Cluster.model_json_schema())
+    tidy: dict[str, Any] = _tidy(cluster_model(known(())).model_json_schema())
     return {"$schema": _DIALECT, "$id": _ID, **tidy, "title": "cluster.yaml"}
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tfcluster.config import field_types
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """Unknown keys are errors, and values are never silently converted."""
 
     model_config = ConfigDict(
@@ -21,7 +21,7 @@ class _Section(BaseModel):
     )
 
 
-class SecretSource(_Section):
+class SecretSource(Section):
     """Where the value of a secret comes from: a file or a variable."""
 
     file: Annotated[
@@ -34,7 +34,7 @@ class SecretSource(_Section):
     ]
 
 
-class Task(_Section):
+class Task(Section):
     """All tasks of one type. A plain number is their count."""
 
     count: Annotated[
@@ -84,7 +84,7 @@ Group = Annotated[
 ]
 
 
-class Results(_Section):
+class Results(Section):
     """Files that come back from hosts that do not share the workdir. A plain list is
     `patterns`."""
 
@@ -105,7 +105,7 @@ class Results(_Section):
     ]
 
 
-class Workdir(_Section):
+class Workdir(Section):
     """Where tasks run. A plain path is `path`."""
 
     path: Annotated[
@@ -141,7 +141,7 @@ class Workdir(_Section):
     ]
 
 
-class Tasks(_Section):
+class Tasks(Section):
     """The tasks of the cluster."""
 
     chief: Annotated[
@@ -167,7 +167,7 @@ class Tasks(_Section):
     ]
 
 
-class Trace(_Section):
+class Trace(Section):
     """What `tfcluster trace` shows of the tasks. A plain true or false is `enabled`."""
 
     enabled: Annotated[
@@ -186,7 +186,7 @@ class Trace(_Section):
     ]
 
 
-class Runtime(_Section):
+class Runtime(Section):
     """How the tasks work together."""
 
     strategy: Annotated[
@@ -333,7 +333,7 @@ class Runtime(_Section):
     ]
 
 
-class HostItem(_Section):
+class HostItem(Section):
     """One host, or several alike in hostlist syntax. Plain text is the name."""
 
     host: Annotated[
@@ -371,7 +371,7 @@ Host = Annotated[
 ]
 
 
-class Ssh(_Section):
+class Ssh(Section):
     """How hosts are reached over SSH. ~/.ssh/config is also read."""
 
     user: Annotated[
@@ -397,79 +397,7 @@ class Ssh(_Section):
     ]
 
 
-class Slurm(_Section):
-    """What is requested from Slurm. The number of tasks follows from `tasks`."""
-
-    nodes: Annotated[
-        field_types.Count | None, Field(default=None, description="sbatch --nodes.")
-    ]
-    tasks_per_node: Annotated[
-        field_types.Count | None,
-        Field(default=None, description="At most this many tasks on each node."),
-    ]
-    cpus_per_task: Annotated[
-        field_types.Count | None,
-        Field(default=None, description="sbatch --cpus-per-task."),
-    ]
-    mem: Annotated[
-        field_types.Memory | None,
-        Field(default=None, description="sbatch --mem: memory of each node, as 16G."),
-    ]
-    gpus_per_node: Annotated[
-        field_types.Gpus | None,
-        Field(
-            default=None,
-            description="sbatch --gpus-per-node. Default: what `gpus` of the tasks "
-            "needs.",
-        ),
-    ]
-    partition: Annotated[
-        field_types.WordList | None,
-        Field(default=None, description="sbatch --partition."),
-    ]
-    account: Annotated[
-        field_types.Word | None, Field(default=None, description="sbatch --account.")
-    ]
-    qos: Annotated[
-        field_types.Word | None, Field(default=None, description="sbatch --qos.")
-    ]
-    constraint: Annotated[
-        field_types.Line | None,
-        Field(default=None, description="sbatch --constraint: features of nodes."),
-    ]
-    time: Annotated[
-        field_types.SlurmTime | None,
-        Field(default=None, description="sbatch --time: as 4h, or in Slurm's format."),
-    ]
-    options: Annotated[
-        list[field_types.Line],
-        Field(default=[], description="More options of sbatch, one per item."),
-    ]
-
-
-class Sge(_Section):
-    """What is requested from Grid Engine."""
-
-    parallel_environment: Annotated[
-        field_types.Word | None, Field(default=None, description="qsub -pe: its name.")
-    ]
-    slots: Annotated[
-        field_types.Count | None, Field(default=None, description="qsub -pe: how many.")
-    ]
-    queue: Annotated[
-        field_types.WordList | None, Field(default=None, description="qsub -q.")
-    ]
-    resources: Annotated[
-        dict[field_types.Word, field_types.Resource],
-        Field(default={}, description="qsub -l, name and value."),
-    ]
-    options: Annotated[
-        list[field_types.Line],
-        Field(default=[], description="More options of qsub, one word per item."),
-    ]
-
-
-class Restart(_Section):
+class Restart(Section):
     """What happens after a failure."""
 
     max: Annotated[
@@ -516,7 +444,7 @@ class Restart(_Section):
     ]
 
 
-class Ports(_Section):
+class Ports(Section):
     """The ports of the tasks. Plain text is `range`."""
 
     range: Annotated[
@@ -533,7 +461,7 @@ class Ports(_Section):
     ]
 
 
-class Requirements(_Section):
+class Requirements(Section):
     """An environment that is made on hosts that lack it. Plain text is the file."""
 
     file: Annotated[
@@ -554,8 +482,10 @@ Environment = Annotated[
 ]
 
 
-class Cluster(_Section):
+class Cluster(Section):
     """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
+
+    # ``sections`` adds what depends on the schedulers: their names and sections.
 
     name: Annotated[
         field_types.Name | None,
@@ -566,7 +496,7 @@ class Cluster(_Section):
         ),
     ]
     backend: Annotated[
-        Literal["local", "ssh", "slurm", "sge"],
+        str,
         Field(default="local", description="Where the hosts come from."),
     ]
     command: Annotated[
@@ -627,8 +557,6 @@ class Cluster(_Section):
         list[Host], Field(default=[], description="ssh: the hosts, in rank order.")
     ]
     ssh: Annotated[Ssh, Field(default={}, description="Backend ssh.")]
-    slurm: Annotated[Slurm, Field(default={}, description="Backend slurm.")]
-    sge: Annotated[Sge, Field(default={}, description="Backend sge: Grid Engine.")]
     spread: Annotated[
         bool,
         Field(
@@ -638,7 +566,7 @@ class Cluster(_Section):
         ),
     ]
     launcher: Annotated[
-        Literal["auto", "local", "ssh", "srun", "qrsh"],
+        str,
         Field(default="auto", description="What starts the agents on the hosts."),
     ]
     ports: Annotated[

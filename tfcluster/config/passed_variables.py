@@ -98,7 +98,9 @@ class _Passing:
     def _add(self, path: tuple[str, ...], name: str, mark: Mark) -> None:
         if name not in self._environ:
             message = f"{printable(name, 80)} is not set where tfcluster is started"
-            self._report.error(mark, message, f"export it first, or -x {name}=VALUE")
+            self._report.error(
+                mark, message, f"export it first, or -x {printable(name, 80)}=VALUE"
+            )
         elif SECRET.fullmatch(name):
             source = mapping(mark, {"env": text(name, mark)})
             self._put(("secrets",), name, source, mark)

@@ -23,7 +23,8 @@ from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
 from tfcluster.config.removed_keys import without_removed
 from tfcluster.config.rules import check_rules, check_unused
-from tfcluster.config.scheduler_rules import check_request
+from tfcluster.config.scheduler_rules import check_sections
+from tfcluster.config.sections import cluster_model, known
 from tfcluster.config.source import read_file
 from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import Map, Mark, Scalar, value
@@ -109,8 +110,7 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
     description = describe(cluster, findings, setting)
     if findings.sound("ports", "tasks", "hosts", "backend"):
         check_ports(description, findings)
-    if findings.sound("tasks", "backend", "slurm", "sge"):
-        check_request(description, findings)
+    check_sections(description, findings)
     report.check()
     check_unused(cluster, findings)
     return Loaded(description=description, warnings=report.warnings())
@@ -119,22 +119,26 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
 def _shape(findings: Findings) -> Cluster:
     """The values, checked one by one; invalid ones are left out."""
     data = value(findings.root)
+    whole = dict(data) if isinstance(data, dict) else {}
+    # Another scheduler than ours may be named as the backend, or have a section.
+    backend = whole.get("backend")
+    names = {*whole} | ({backend} if isinstance(backend, str) else set())
+    model = cluster_model(known(names))
     try:
-        return Cluster.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
     for problem in problems:
-        explain(problem, findings)
+        explain(problem, findings, model)
     findings.broken = frozenset(str(problem["loc"][0]) for problem in problems)
-    whole = dict(data) if isinstance(data, dict) else {}
     rest, findings.left_out = without(whole, [p["loc"] for p in problems])
     try:
-        return Cluster.model_validate({"tasks": {}} | rest)
+        return model.model_validate({"tasks": {}} | rest)
     except ValidationError:
         # The rest of a key is not valid by itself: leave out the whole key.
         findings.left_out = {}
         rest = {k: v for k, v in whole.items() if k not in findings.broken}
-        return Cluster.model_validate({"tasks": {"worker": 1}} | rest)
+        return model.model_validate({"tasks": {"worker": 1}} | rest)
 
 
 def as_name(text: str) -> str:

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import Cluster, Task
 from tfcluster.config.passed_variables import SECRET
 from tfcluster.config.tree import Path
 from tfcluster.model import Strategy
+from tfcluster.schedulers.base import BatchScheduler, Requeuing
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES
 
 _NEEDS_PS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 _WITHOUT_PS = (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)
-_DENIED_OPTIONS = {
-    "slurm": ("--wrap", "--uid", "--gid", "--parsable", "-W", "--wait"),
-    "sge": ("-C", "-@", "-b", "-V", "-terse", "-sync"),
-}
-"""Options that would change what is submitted, for which user, or what is printed."""
 
 
 def groups(cluster: Cluster) -> dict[str, Task]:
@@ -50,13 +47,12 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
     if findings.sound("tasks", "runtime", "restart"):
         _check_min(cluster, findings)
         _check_restart(cluster, findings)
-    if findings.sound("restart", "backend", "slurm"):
+    if findings.sound("restart", "backend"):
         _check_requeue(cluster, findings)
     if findings.sound("env", "secrets"):
         _check_secrets(cluster, findings)
     if findings.sound("backend", "hosts"):
         _check_hosts(cluster, findings)
-    _check_options(cluster, findings)
 
 
 def check_unused(cluster: Cluster, findings: Findings) -> None:
@@ -67,9 +63,10 @@ def check_unused(cluster: Cluster, findings: Findings) -> None:
 
 
 def _check_hosts(cluster: Cluster, findings: Findings) -> None:
-    if cluster.backend == "ssh" and not cluster.hosts:
+    if schedulers.get(cluster.backend).lists_hosts and not cluster.hosts:
         path = ("hosts",) if findings.is_written("hosts") else ("backend",)
-        findings.error(path, "backend ssh needs 'hosts'", "hosts: [node1, node2]")
+        message = f"backend {cluster.backend} needs 'hosts'"
+        findings.error(path, message, "hosts: [node1, node2]")
 
 
 def _check_training(cluster: Cluster, findings: Findings) -> None:
@@ -235,25 +232,18 @@ def _check_restart(cluster: Cluster, findings: Findings) -> None:
 def _check_requeue(cluster: Cluster, findings: Findings) -> None:
     if cluster.restart.on_time_limit != "requeue":
         return
-    path = ("restart", "on_time_limit")
-    if cluster.backend in ("local", "ssh"):
-        message = f"'requeue' is for backend slurm: {cluster.backend} has no time limit"
-        findings.error(path, message, "remove it, or --set backend=slurm")
-    elif cluster.backend == "sge":
+    path, scheduler = ("restart", "on_time_limit"), schedulers.get(cluster.backend)
+    if not isinstance(scheduler, Requeuing):
         message = (
-            "'requeue' is for backend slurm: Grid Engine does not start a job on "
-            "several hosts again"
+            f"'requeue' is not for backend {scheduler.name}: {scheduler.why_no_requeue}"
         )
-        hint = "launch again while the exit code is 124: docs/how-to/resume.md"
+        hint = "remove it"
+        if isinstance(scheduler, BatchScheduler):
+            hint = "launch again while the exit code is 124: docs/how-to/resume.md"
         findings.error(path, message, hint)
     elif not cluster.restart.max:
         message = "'requeue' needs 'max': a requeued job counts as a restart"
         findings.error(path, message, "restart: {max: 10, on_time_limit: requeue}")
-    for index, option in enumerate(cluster.slurm.options):
-        if option == "--no-requeue" and cluster.backend == "slurm":
-            message = "'--no-requeue' forbids what 'restart.on_time_limit' asks for"
-            item = findings.item(("slurm", "options"), index)
-            findings.error(item, message, "remove one of them")
 
 
 def _check_secrets(cluster: Cluster, findings: Findings) -> None:
@@ -276,17 +266,3 @@ def _check_secrets(cluster: Cluster, findings: Findings) -> None:
                 f"{name} looks like a secret, and values under 'env:' are shown",
                 "put it under 'secrets:' ({file: ...} or {env: NAME})",
             )
-
-
-def _check_options(cluster: Cluster, findings: Findings) -> None:
-    for section, options in (
-        ("slurm", cluster.slurm.options),
-        ("sge", cluster.sge.options),
-    ):
-        if options and not options[0].startswith("-"):
-            message = f"{options[0]!r} is not an option: it does not begin with '-'"
-            findings.error(findings.item((section, "options"), 0), message)
-        for index, option in enumerate(options):
-            if option.partition("=")[0] in _DENIED_OPTIONS[section]:
-                message = f"option {option.partition('=')[0]} is not allowed"
-                findings.error(findings.item((section, "options"), index), message)

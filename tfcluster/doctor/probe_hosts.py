@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.backends.base import Starter
 from tfcluster.doctor.probe import MARK
 from tfcluster.errors import ExitCode
 from tfcluster.isolated_import import module_argv
@@ -17,6 +16,7 @@ from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host, Interpreter
+from tfcluster.schedulers.starting import Starter
 from tfcluster.wire import Frame, entries, loads
 
 PROBING_S = 90.0

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tfcluster import __version__
-from tfcluster.backends.base import Channel, Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import AgentChannel, Starter
 from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
 
 MAX_NOISE_BYTES = 1 << 16
@@ -91,7 +91,7 @@ class AgentConnection:
     def __init__(
         self,
         host: str,
-        channel: Channel,
+        channel: AgentChannel,
         nonce: str,
         post: Post,
         threads: ChannelThreads,

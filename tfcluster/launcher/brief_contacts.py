@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.backends.base import Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
@@ -22,6 +21,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.fan_out import FAN_OUT, open_all
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import Starter
 from tfcluster.wire import Frame
 
 GREETING_S = 30.0

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from tfcluster.backends.base import Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import Closed, Received, open_agent
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.fan_out import FAN_OUT
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import Starter
 
 SWEEP_S = 10.0
 OTHERS_S = 7.0

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.backends.base import Starter, StartsTogether
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import Starter, StartsTogether
 
 FAN_OUT = 32
 """How many hosts are connected to in parallel."""

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfcluster.backends.base import ANSWER_S, ReachabilityProbe, Starter
 from tfcluster.launcher.agent_connection import HEARTBEAT_S, Answered
 from tfcluster.model import Host
+from tfcluster.schedulers.starting import ANSWER_S, ReachabilityProbe, Starter
 
 SILENCE_S = 15.0
 """A host that is silent for this long is lost; agents send every HEARTBEAT_S."""

@@ -13,7 +13,6 @@ from functools import cached_property
 from itertools import islice
 
 from tfcluster import __version__
-from tfcluster.backends.base import Starter
 from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import ExitCode, StartError, TfclusterError
 from tfcluster.isolated_import import module_argv
@@ -49,6 +48,7 @@ from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Interpreter, Strategy
 from tfcluster.peer_filter import compact
+from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
 from tfcluster.wire import (
     PROTOCOL,

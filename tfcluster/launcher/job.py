@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tfcluster import schedulers
 from tfcluster.compose import (
     PARAMETER_SERVICE,
     TaskSpec,
@@ -28,6 +29,7 @@ from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.placement import place_again, place_anew, share_machines
+from tfcluster.schedulers.base import BatchScheduler
 from tfcluster.task_id import TaskId
 from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
 from tfcluster.vocabulary import RECORDING
@@ -126,7 +128,9 @@ class Job:
         places = [replace(each, host=at(each.host)) for each in before]
         specs = {
             each.task: self.specs[each.task].at(each)
-            for each in share_machines(self.description, places, machines)
+            for each in share_machines(
+                self.description, places, machines, self.allocation.more_gpus
+            )
         }
         specs = self._told(specs, machines)
         hosts = tuple(map(at, self.allocation.hosts))
@@ -136,6 +140,7 @@ class Job:
     def plan(self) -> Plan:
         """What the lifecycle needs to know about this run."""
         description = self.description
+        scheduler = schedulers.get(description.backend)
         runtime = description.runtime
         asynchronous = (
             runtime.strategy is Strategy.PARAMETER_SERVER and not runtime.synchronous
@@ -157,8 +162,8 @@ class Job:
             min_training=self._min_training(),
             listeners=frozenset(t for t, s in self.specs.items() if _is_awaited(s)),
             must_exchange=frozenset(self._exchanging()),
-            results=description.results is not None and description.backend != "local",
-            hurried=description.backend in ("slurm", "sge"),
+            results=description.results is not None and not scheduler.here,
+            hurried=isinstance(scheduler, BatchScheduler),
             requeues=description.restart.requeues,
         )
 

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tfcluster.backends.base import Starter
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
@@ -35,6 +34,7 @@ from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.model import Description, Host
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.paths import RunPaths
+from tfcluster.schedulers.starting import Starter
 from tfcluster.wire import Frame
 
 _POLL_S = 0.1

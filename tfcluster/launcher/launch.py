@@ -19,8 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from tfcluster import __version__, backends
-from tfcluster.backends.base import Remembering, Requeuing, Scheduled, Starter
+from tfcluster import __version__, schedulers
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
@@ -62,6 +61,8 @@ from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
+from tfcluster.schedulers.base import BatchScheduler, Remembering, Requeuing
+from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
 from tfcluster.transport_choice import Choice
@@ -128,8 +129,8 @@ def check(
 
     ``paths`` is the run if ``submit`` has already begun it. Raises TfclusterError.
     """
-    given, backend = description, backends.get(description.backend)
-    scheduler = backend if isinstance(backend, Scheduled) else None
+    given, backend = description, schedulers.get(description.backend)
+    scheduler = backend if isinstance(backend, BatchScheduler) else None
     requeuing = backend if isinstance(backend, Requeuing) else None
     if requeuing is not None and description.restart.requeues:
         requeuing.require_requeuable(environ)
@@ -137,18 +138,18 @@ def check(
     if scheduler is not None and paths is None:
         description = _of_array(description, scheduler.array_index(environ))
     prepared = prepare(description, backend.allocate(description, environ))
-    if description.backend == "local":
+    if backend.here:
         programs = not description.prepares_hosts
         require_commands(prepared.specs, environ, programs=programs)
         require_open_files(prepared.specs)
-    inherited = environ if description.backend == "local" else {}
+    inherited = environ if backend.here else {}
     require_keras_backend(prepared.specs, inherited)
     files = None
     if description.sync is not None:
         require_scripts(prepared.specs)
         files = listing(description.workdir, description.sync)
     values = read_secrets(description.secrets, description.origins, environ)
-    starter = backends.starting(description).starter(description, environ)
+    starter = schedulers.of_launcher(description).starter(description, environ)
     return Launch(
         given,
         prepared,
@@ -168,7 +169,9 @@ def check(
 
 
 def _within_limits(
-    description: Description, scheduler: Scheduled | None, environ: Mapping[str, str]
+    description: Description,
+    scheduler: BatchScheduler | None,
+    environ: Mapping[str, str],
 ) -> tuple[Description, str | None]:
     """The description, grace limited to what the scheduler grants, and a warning."""
     limit_s = None if scheduler is None else scheduler.longest_grace_s(environ)
@@ -200,7 +203,7 @@ class Launch:
     state: Path
     paths: RunPaths | None = None
     """The run, if it was already begun."""
-    scheduler: Scheduled | None = None
+    scheduler: BatchScheduler | None = None
     requeuing: Requeuing | None = None
     files: Listing | None = None
     notes: tuple[str, ...] = ()
@@ -303,7 +306,7 @@ class Launch:
             stack.callback(hold.release)
         stack.callback(acquire(paths).release)
         document = self.prepared.document(str(paths.logs))
-        backend = backends.get(description.backend)
+        backend = schedulers.get(description.backend)
         try:
             replace_json(paths.plan, task_parts(document, self.prepared.cluster))
             save_launched(paths, self.given)
@@ -360,7 +363,7 @@ class Launch:
             return job.on_fewer(left, _looking_in(job.description))
 
         def remember(description: Description) -> None:
-            backend = backends.get(description.backend)
+            backend = schedulers.get(description.backend)
             if isinstance(backend, Remembering):
                 with contextlib.suppress(OSError):
                     replace_json(paths.hosts, backend.remember(description))

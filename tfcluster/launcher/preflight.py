@@ -126,10 +126,10 @@ def require_keras_backend(
     ``environ`` is the environment that tasks inherit, as far as this machine knows it.
     """
     for spec in specs:
-        backend = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))
-        if spec.trains and backend and backend != "tensorflow":
+        library = spec.shared_env.get("KERAS_BACKEND", environ.get("KERAS_BACKEND"))
+        if spec.trains and library and library != "tensorflow":
             raise StartError(
-                f"{spec.task}: KERAS_BACKEND is {backend!r} in its environment, but "
+                f"{spec.task}: KERAS_BACKEND is {library!r} in its environment, but "
                 "tfcluster can distribute only Keras's 'tensorflow' backend",
                 hint="unset KERAS_BACKEND, or set 'runtime: {strategy: none}', which "
                 "leaves the program alone",

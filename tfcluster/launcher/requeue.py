@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from tfcluster.backends.base import Requeuing
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.interrupts import Interrupt
@@ -20,6 +19,7 @@ from tfcluster.model import Description, Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
+from tfcluster.schedulers.base import Requeuing
 from tfcluster.states import RunState
 
 _BY_A_PERSON = (ExitCode.INTERRUPTED, ExitCode.HANGUP)

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tfcluster import schedulers
 from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import host_name_problem
@@ -90,7 +91,7 @@ def _added(
     request: Mapping[str, Any],
     problems: list[str],
 ) -> list[Host]:
-    backend = job.description.backend
+    scheduler = schedulers.get(job.description.backend)
     allocated = {host.name: host for host in job.allocation.hosts}
     used = {spec.place.host.name for spec in job.specs.values()}
     found: list[Host] = []
@@ -102,11 +103,11 @@ def _added(
             problems.append(f"{str(name)[:60]!r} is not a host name")
         elif not (slots is None or (type(slots) is int and 0 < slots <= MOST_WORKERS)):
             problems.append(f"{name}: {str(slots)[:20]} is not a number of slots")
-        elif backend == "local":
-            problems.append(f"{name}: backend local has only this machine")
+        elif scheduler.here:
+            problems.append(f"{name}: backend {scheduler.name} has only this machine")
         elif name in used and name in alive:
             problems.append(f"{name} is a host of the run already")
-        elif name not in allocated and backend != "ssh":
+        elif name not in allocated and not scheduler.lists_hosts:
             problems.append(f"{name}: the job does not have this host")
         elif any(name == host.name for host in found):
             problems.append(f"{name} is named twice")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfcluster.backends.base import ReachabilityProbe, Starter
 from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import fold
@@ -23,6 +22,7 @@ from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.resize_request import Wanted, wanted
 from tfcluster.lifecycle.types import Event, HostLost, Resize
 from tfcluster.model import Description, Host
+from tfcluster.schedulers.starting import ReachabilityProbe, Starter
 
 FIRST_PROBE_S = 5.0
 LONGEST_WAIT_S = 300.0

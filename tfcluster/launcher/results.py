@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+from tfcluster import schedulers
 from tfcluster.console.views.results import progress_text
 from tfcluster.file_patterns import pattern_problem
 from tfcluster.launcher.job import Job
@@ -31,6 +32,7 @@ from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
+from tfcluster.schedulers.base import Remembering
 from tfcluster.wire import Frame
 
 AT_ONCE = 8
@@ -104,7 +106,7 @@ class Results:
         and ``force``; patterns that lead out of the workdir are left out."""
         patterns, every = self._wanted(request)
         hosts = self._hosts(every=every)
-        if self._job.description.backend == "local":
+        if schedulers.get(self._job.description.backend).here:
             outcomes = {host: Outcome(host, shared=True, over=True) for host in hosts}
             fetch = Fetch(number, outcomes, (), over=True)
             self._fetches.append(fetch)
@@ -197,7 +199,8 @@ class Results:
     @property
     def reachable_later(self) -> bool:
         """Whether hosts can be reached once the run is over."""
-        return self._job.description.backend == "ssh"
+        scheduler = schedulers.get(self._job.description.backend)
+        return isinstance(scheduler, Remembering)
 
     @property
     def folder(self) -> str:

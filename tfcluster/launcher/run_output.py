@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tfcluster import schedulers
 from tfcluster.console.display import DEFAULT, Display, is_debugging
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.screen import Screen
@@ -84,7 +85,7 @@ class RunOutput:
         self._job = job
         exposed = [task for task in ports if job.runs_tensorflow_server(task)]
         away = {job.specs[task].place.host.name for task in exposed}
-        if job.description.backend == "local":
+        if schedulers.get(job.description.backend).here:
             away = set()
         found = [ports[task] for task in exposed]
         anyone = job.description.expose == "any"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-from tfcluster.submit.scheduler import SchedulerError
+from tfcluster.schedulers.base import SchedulerError
 
 Found = TypeVar("Found")
 

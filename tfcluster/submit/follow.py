@@ -28,9 +28,11 @@ from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.record.task_gpus import gpus_of_tasks
+from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError
+from tfcluster.schedulers.queries import asker
 from tfcluster.states import RunState, TaskState
 from tfcluster.submit.background_query import BackgroundQuery
-from tfcluster.submit.job import Job
+from tfcluster.submit.job import QueuedJob
 from tfcluster.submit.job_input import forget
 from tfcluster.submit.job_status import (
     SETTLING_S,
@@ -40,8 +42,6 @@ from tfcluster.submit.job_status import (
     still_there,
     waiting,
 )
-from tfcluster.submit.run_command import Ask, asker
-from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 from tfcluster.submit.stopping import cancel
 from tfcluster.task_id import TaskId
 
@@ -55,7 +55,7 @@ _BY_SCHEDULER = (ExitCode.TIME_LIMIT, ExitCode.PREEMPTED)
 
 
 def follow(
-    job: Job,
+    job: QueuedJob,
     environ: Mapping[str, str],
     display: Display = DEFAULT,
     *,
@@ -71,7 +71,9 @@ def follow(
         signals: list[Interrupt] = []
         stack.enter_context(interrupts(signals.append))
         while True:
-            watch = _Watch(job, asker(environ), environ, display, signals, stays, last)
+            watch = _JobWatch(
+                job, asker(environ), environ, display, signals, stays, last
+            )
             code = watch.run()
             again = watch.requeued()
             if again is None:
@@ -79,12 +81,12 @@ def follow(
             job = again
 
 
-class _Watch:
+class _JobWatch:
     """Follows one run of a job, between reads of the run's logs."""
 
     def __init__(
         self,
-        job: Job,
+        job: QueuedJob,
         ask: Ask,
         environ: Mapping[str, str],
         display: Display,
@@ -161,7 +163,7 @@ class _Watch:
             self._look(now)
         return self._view.state.final or self.left is not None
 
-    def requeued(self) -> Job | None:
+    def requeued(self) -> QueuedJob | None:
         """The job with its next run if it was requeued; otherwise None."""
         lost = self._view.state is RunState.LOST and not self._heard
         preempted = self._view.exit_code == ExitCode.PREEMPTED
@@ -173,7 +175,7 @@ class _Watch:
             state = self._asked_again()
             following = successor(self._job.paths)
             if following is not None:
-                return Job(self._job.id, self._job.backend, following)
+                return QueuedJob(self._job.id, self._job.backend, following)
             for signal in self._signals[self._heard :]:
                 self.left = signal.code
                 if signal.code is not ExitCode.HANGUP and not self._stays:

@@ -1,7 +1,7 @@
 """Submits: begins a run, hands over what it needs, and queues a job for it.
 
 From then on, the run exists, so that ``status``, ``logs -f`` and ``stop`` work while
-the job is still queued. Knows schedulers only through ``Scheduler``.
+the job is still queued. Knows schedulers only through ``BatchScheduler``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.errors import StartError
-from tfcluster.expected_hosts import expected
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.secrets import read_secrets
@@ -26,16 +25,21 @@ from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.launched import save_launched
 from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import RunPaths, create_run, state_dir
+from tfcluster.schedulers.base import (
+    Ask,
+    BatchScheduler,
+    LauncherCommand,
+    SchedulerError,
+)
+from tfcluster.schedulers.script import job_script
 from tfcluster.submit.job_input import write_job_input, write_private
-from tfcluster.submit.run_command import Ask
-from tfcluster.submit.scheduler import Launcher, Scheduler, SchedulerError
 
 SCRIPT = "job.sh"
 """The submitted script, in the run's folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QueuedJob:
     """A scheduler's job, and its run."""
 
     id: str
@@ -43,13 +47,13 @@ class Job:
     paths: RunPaths
 
 
-def launcher_at(paths: RunPaths) -> Launcher:
+def launcher_at(paths: RunPaths) -> LauncherCommand:
     """What the run's script starts: this copy of tfcluster."""
     installed = PACKAGE_ROOT in (
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
     )
-    return Launcher(
+    return LauncherCommand(
         run=paths.run,
         folder=paths.root,
         log=paths.launcher_log,
@@ -60,15 +64,15 @@ def launcher_at(paths: RunPaths) -> Launcher:
 
 def submit(
     description: Description,
-    scheduler: Scheduler,
+    scheduler: BatchScheduler,
     ask: Ask,
     environ: Mapping[str, str],
-) -> Job:
+) -> QueuedJob:
     """Queue a job for a new run. Raises TfclusterError, and then leaves nothing.
 
     Everything that can be checked is checked here, not hours later in the job.
     """
-    prepared = prepare(description, expected(description))
+    prepared = prepare(description, scheduler.expected(description))
     read_secrets(description.secrets, description.origins, environ)
     state = state_dir(environ)
     paths = create_run(state, description.name, time.time())
@@ -77,14 +81,14 @@ def submit(
             # The job holds the name when it runs, but a conflict is reported now.
             hold_name(state, description.name, paths.run, now_s=time.time()).release()
         script = paths.root / SCRIPT
-        text = scheduler.render(description, launcher_at(paths))
+        text = job_script(scheduler, description, launcher_at(paths))
         write_private(script, text.encode(errors="surrogateescape"))
         write_private(paths.launcher_log, b"")  # otherwise others could read it
         save_launched(paths, description)
         write_job_input(paths, description, environ, state)
         document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
         replace_json(paths.plan, document)
-        job = Job(_queue(scheduler, ask, script), description.backend, paths)
+        job = QueuedJob(_queue(scheduler, ask, script), description.backend, paths)
         _remember(job, description)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -93,7 +97,7 @@ def submit(
     return job
 
 
-def find_job(paths: RunPaths) -> Job | None:
+def find_job(paths: RunPaths) -> QueuedJob | None:
     """The job of a run; None if it was launched without one."""
     found = read_json(paths.job)
     if found is None:
@@ -101,17 +105,17 @@ def find_job(paths: RunPaths) -> Job | None:
     job, backend = found.get("job"), found.get("backend")
     if not isinstance(job, str) or not isinstance(backend, str):
         return None
-    return Job(job, backend, paths)
+    return QueuedJob(job, backend, paths)
 
 
-def _queue(scheduler: Scheduler, ask: Ask, script: Path) -> str:
+def _queue(scheduler: BatchScheduler, ask: Ask, script: Path) -> str:
     try:
-        return scheduler.parse_job_id(ask(scheduler.submit_argv(script)))
+        return scheduler.submit(script, ask)
     except SchedulerError as error:
         raise StartError(error.message, hint=error.hint) from error
 
 
-def _remember(job: Job, description: Description) -> None:
+def _remember(job: QueuedJob, description: Description) -> None:
     replace_json(
         job.paths.job,
         {

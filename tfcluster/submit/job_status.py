@@ -22,12 +22,12 @@ from tfcluster.record.logs import last_lines
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
+from tfcluster.schedulers import batch_scheduler
+from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError
+from tfcluster.schedulers.queries import asker
 from tfcluster.states import RunState, TaskState
-from tfcluster.submit import scheduler_of
-from tfcluster.submit.job import Job, find_job
+from tfcluster.submit.job import QueuedJob, find_job
 from tfcluster.submit.job_input import FILE as INPUT
-from tfcluster.submit.run_command import Ask, asker
-from tfcluster.submit.scheduler import JobPhase, JobState, SchedulerError
 
 ASK_S = 10.0
 SETTLING_S = 20.0
@@ -59,7 +59,7 @@ def with_job_state(
     return again if again.state.final else _lost(again, job, state)
 
 
-def _requeued(view: RunView, job: Job, environ: Mapping[str, str]) -> RunView:
+def _requeued(view: RunView, job: QueuedJob, environ: Mapping[str, str]) -> RunView:
     """``view`` of a run that is over, with the state of the job that continues it."""
     try:
         state = ask_state(job, asker(environ, ASK_S))
@@ -96,21 +96,15 @@ def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
     return f"job {job.id} is {_as_words(state.word)}"
 
 
-def ask_state(job: Job, ask: Ask) -> JobState:
+def ask_state(job: QueuedJob, ask: Ask) -> JobState:
     """The job's state from the scheduler. Raises SchedulerError if it is unknown."""
-    scheduler = scheduler_of(job.backend)
+    scheduler = batch_scheduler(job.backend)
     if scheduler is None:
         raise SchedulerError(f"{job.backend} is not a scheduler")
-    state = scheduler.parse_state(job.id, ask(scheduler.state_argv(job.id)))
-    if state.phase is not JobPhase.GONE:
-        return state
-    accounting = scheduler.accounting_argv(job.id)
-    if accounting is None:
-        return state
-    return replace(state, reason=scheduler.parse_accounting(ask(accounting)))
+    return scheduler.state(job.id, ask)
 
 
-def waiting(job: Job, state: JobState, *, since_s: float | None = None) -> str:
+def waiting(job: QueuedJob, state: JobState, *, since_s: float | None = None) -> str:
     """``job 12 is pending for 20 s: Resources: waits until ...``."""
     reason = f": {state.reason}" if state.reason else ""
     how_long = "" if since_s is None else f" for {duration(since_s)}"
@@ -122,23 +116,24 @@ def _as_words(word: str) -> str:
     return word.lower() if word.isupper() else word
 
 
-def ended(job: Job, state: JobState) -> str:
+def ended(job: QueuedJob, state: JobState) -> str:
     """One sentence that says why the record has no end."""
     how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
     told = f" ({state.reason})" if state.reason else ""
     return f"job {job.id} {how}{told} before the launcher recorded how the run ended"
 
 
-def still_there(job: Job) -> str:
+def still_there(job: QueuedJob) -> str:
     """One sentence about a lost run whose job is not over, and how to end the job."""
-    scheduler = scheduler_of(job.backend)
-    argvs = scheduler.cancel_argvs(job.id, now=True) if scheduler else ()
-    ends = "".join(f"; `{shlex.join(argv)}` ends it" for argv in argvs[-1:])
-    name = scheduler.name if scheduler else job.backend
-    return f"job {job.id} is still running according to {name}{ends}"
+    scheduler = batch_scheduler(job.backend)
+    text = f"job {job.id} is still running according to "
+    if scheduler is None:
+        return text + job.backend
+    ends = shlex.join(scheduler.kill_argv(job.id))
+    return f"{text}{scheduler.title}; `{ends}` ends it"
 
 
-def _lost(view: RunView, job: Job, state: JobState) -> RunView:
+def _lost(view: RunView, job: QueuedJob, state: JobState) -> RunView:
     return replace(
         view,
         state=RunState.LOST,

@@ -10,27 +10,29 @@ from tfcluster.record.continuation import first, successor
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
+from tfcluster.schedulers import batch_scheduler
+from tfcluster.schedulers.base import Ask, JobPhase, SchedulerError
+from tfcluster.schedulers.queries import asker
 from tfcluster.states import RunState
-from tfcluster.submit import scheduler_of
-from tfcluster.submit.job import Job
+from tfcluster.submit.job import QueuedJob
 from tfcluster.submit.job_input import forget
 from tfcluster.submit.job_status import SETTLING_S, ask_state, settle
-from tfcluster.submit.run_command import Ask, asker
-from tfcluster.submit.scheduler import JobPhase, SchedulerError
 
 PATIENCE_S = 90.0
 _POLL_S = 0.5
 
 
-def cancel(job: Job, ask: Ask, *, now: bool) -> str | None:
+def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
     """Have the scheduler end the job, in order unless ``now``.
 
     Returns the scheduler's message if this failed, otherwise None.
     """
-    scheduler = scheduler_of(job.backend)
+    scheduler = batch_scheduler(job.backend)
     if scheduler is None:
         return None
-    answers = [ask(argv) for argv in scheduler.cancel_argvs(job.id, now=now)]
+    kill = (scheduler.kill_argv(job.id),)
+    argvs = kill if now else scheduler.cancel_argvs(job.id)
+    answers = [ask(argv) for argv in argvs]
     if any(answer.exit_code == 0 for answer in answers):
         return None
     said = " ".join(f"{answers[-1].stderr} {answers[-1].stdout}".split())
@@ -38,7 +40,7 @@ def cancel(job: Job, ask: Ask, *, now: bool) -> str | None:
 
 
 def stop_job(
-    job: Job, *, now: bool, environ: Mapping[str, str], say: Callable[[str], None]
+    job: QueuedJob, *, now: bool, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunView:
     """Cancel a job and wait until its run is over; returns the run's final state.
 
@@ -67,7 +69,7 @@ def stop_job(
 
 
 def cancel_requeued(
-    job: Job, *, environ: Mapping[str, str], say: Callable[[str], None]
+    job: QueuedJob, *, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> RunPaths | None:
     """Cancel a job that waits to continue its run; returns the run if it has begun.
 
@@ -97,11 +99,11 @@ def cancel_requeued(
     )
 
 
-def _is_over(job: Job, ask: Ask) -> bool:
+def _is_over(job: QueuedJob, ask: Ask) -> bool:
     return _phase(job, ask) in (JobPhase.OVER, JobPhase.GONE)
 
 
-def _phase(job: Job, ask: Ask) -> JobPhase:
+def _phase(job: QueuedJob, ask: Ask) -> JobPhase:
     try:
         return ask_state(job, ask).phase
     except SchedulerError as error:

@@ -16,7 +16,7 @@ from tests.fuzz.targets.text import text_of
 from tfcluster import config
 from tfcluster.config import from_command, load, starter
 from tfcluster.errors import ConfigError
-from tfcluster.vocabulary import BACKENDS
+from tfcluster.schedulers import names
 
 
 @cache
@@ -64,7 +64,7 @@ def _modules() -> tuple[ModuleType, ...]:
 
 
 def _seeds() -> Sequence[bytes]:
-    return [text.encode() for text in (SMALLEST, *map(starter, BACKENDS))]
+    return [text.encode() for text in (SMALLEST, *map(starter, names()))]
 
 
 _WORDS = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster import host_patterns
-from tfcluster.backends.sge import gpus as sge_gpus
-from tfcluster.backends.sge import hostfile, job
-from tfcluster.backends.sge.hostfile import HostfileError
-from tfcluster.backends.slurm import gpus as slurm_gpus
-from tfcluster.backends.slurm import variables
 from tfcluster.errors import ConfigError, StartError
 from tfcluster.host_patterns import HostlistError
+from tfcluster.schedulers import gpus as sge_gpus
+from tfcluster.schedulers.sge import GPU_VARIABLES, job
+from tfcluster.schedulers.sge.job import HostfileError
+from tfcluster.schedulers.slurm import gpus as slurm_gpus
+from tfcluster.schedulers.slurm import variables
 
 
 def _hostlist(data: bytes) -> None:
@@ -40,7 +40,7 @@ def _slurm(data: bytes) -> None:
 
 
 def _hostfile(data: bytes) -> None:
-    slots = hostfile.slots_by_host(text_of(data))
+    slots = job.slots_by_host(text_of(data))
     assert all(count > 0 for count in slots.values())
     assert not any(name.startswith("-") for name in slots)
 
@@ -48,14 +48,14 @@ def _hostfile(data: bytes) -> None:
 def _sge(data: bytes) -> None:
     environ = _environment(data)
     environ.pop("PE_HOSTFILE", None)
-    sge_gpus.given(environ)
+    sge_gpus.given(environ, GPU_VARIABLES)
     job.granted_slots(environ)
 
 
 def _gpus(data: bytes) -> None:
     said = text_of(data)
     slurm_gpus.parse(said)
-    sge_gpus.parse("h1", said)
+    sge_gpus.parse("h1", said, GPU_VARIABLES)
 
 
 TARGETS = (
@@ -90,7 +90,7 @@ TARGETS = (
         lambda: bytes_of(
             "h1 4 all.q@h1 UNDEFINED\nh2.x.y 2 all.q@h2 0,1:0,2\nh1 1 b.q@h1\n"
         ),
-        (hostfile,),
+        (job,),
         (HostfileError,),
         (b" 4 ", b"\n", b"all.q@h1", b"UNDEFINED"),
         most_bytes=1 << 18,

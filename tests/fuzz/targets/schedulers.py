@@ -8,12 +8,14 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster.backends.sge import qmaster
-from tfcluster.backends.slurm import controller
-from tfcluster.submit import sge, sge_accounting, sge_state, slurm
-from tfcluster.submit.scheduler import Answer, Scheduler, SchedulerError
+from tfcluster.schedulers import sge, slurm, times
+from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerError
+from tfcluster.schedulers.sge import qmaster
+from tfcluster.schedulers.sge import queue as sge_queue
+from tfcluster.schedulers.slurm import controller
+from tfcluster.schedulers.slurm import queue as slurm_queue
 
-_TESTS = Path(__file__).parents[2] / "submit"
+_TESTS = Path(__file__).parents[2] / "schedulers"
 
 
 def _recorded(folder: str, ending: str = "") -> Sequence[bytes]:
@@ -30,26 +32,26 @@ def _slurm(data: bytes) -> None:
     controller.parse_ended(said, "12")
     wait_s = controller.parse_kill_wait(said)
     assert wait_s is None or math.isfinite(wait_s)
-    limit_s = slurm.seconds(said)
+    limit_s = times.seconds(said)
     assert limit_s is None or limit_s >= 0
 
 
-def _submitted(scheduler: Scheduler, data: bytes) -> None:
+def _submitted(scheduler: BatchScheduler, data: bytes) -> None:
     """All answers to a submission, and the states of a job."""
     code, _, rest = data.partition(b"\n")
     out, _, err = text_of(rest).partition("\n---\n")
-    answer = Answer(0 if code == b"0" else 1, out, err)
+    answer = CommandAnswer(0 if code == b"0" else 1, out, err)
     errors = 0
     for parse in (
-        lambda: scheduler.parse_job_id(answer),
-        lambda: scheduler.parse_state("12", answer),
-        lambda: scheduler.parse_accounting(answer),
+        lambda: scheduler.submit(Path("job.sh"), lambda _: answer),
+        lambda: scheduler.state("12", lambda _: answer),
     ):
         try:
             parse()
         except SchedulerError:
             errors += 1
-    if errors == 3:
+    sge_queue.verdict(answer.stdout)
+    if errors == 2:
         raise SchedulerError("none of them fits")
 
 
@@ -97,7 +99,7 @@ TARGETS = (
         "slurm-answers",
         _slurm,
         lambda: bytes_of(*_SCONTROL),
-        (controller, slurm),
+        (controller, times),
         (),
         (b" Restarts=", b" JobState=", b"KillWait = ", b":", b"-"),
     ),
@@ -106,9 +108,9 @@ TARGETS = (
         lambda data: _submitted(slurm.SCHEDULER, data),
         lambda: [
             *bytes_of("0\n12;cluster\n", "0\nPENDING|(Resources)\n", "1\n\n---\nno"),
-            *(b"0\n" + answer for answer in _recorded("slurm_answers")),
+            *(b"0\n" + answer for answer in _recorded("slurm/answers")),
         ],
-        (slurm,),
+        (slurm_queue,),
         (SchedulerError,),
         (b"|", b"\n---\n", b"RUNNING", b"sbatch: error: "),
     ),
@@ -117,9 +119,9 @@ TARGETS = (
         lambda data: _submitted(sge.SCHEDULER, data),
         lambda: [
             *bytes_of("0\n" + _QSTAT, '0\nYour job 12 ("x") has been submitted\n'),
-            *(b"0\n" + answer for answer in _recorded("sge_answers")),
+            *(b"0\n" + answer for answer in _recorded("sge/answers")),
         ],
-        (sge, sge_state, sge_accounting),
+        (sge_queue,),
         (SchedulerError,),
         (*_XML, b"exit_status 1\n", b"=====\n", b"failed 25\n"),
     ),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster.backends.ssh import config, known_hosts, route, saved_settings
 from tfcluster.errors import ContactLostError, HostError
 from tfcluster.model import HostEntry, Ssh
+from tfcluster.schedulers.ssh import config, known_hosts, route, saved_settings
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 

@@ -195,11 +195,11 @@ def warn_of_unknown_versions(context: Context) -> None:
     sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
-def refuse_other_backends(backend: str) -> None:
+def refuse_other_backends(library: str) -> None:
     """Raise CollectiveError for a Keras backend other than TensorFlow."""
-    if backend != "tensorflow":
+    if library != "tensorflow":
         raise CollectiveError(
-            f"KERAS_BACKEND is {backend!r} in its environment, but tfcluster can "
+            f"KERAS_BACKEND is {library!r} in its environment, but tfcluster can "
             "distribute only Keras's 'tensorflow' backend: unset KERAS_BACKEND, or set "
             "'runtime: {strategy: none}', which leaves the program alone"
         )

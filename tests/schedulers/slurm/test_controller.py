@@ -1,0 +1,98 @@
+"""Parses scontrol's answers, as recorded from Slurm 24."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.errors import ExitCode
+from tfcluster.schedulers.slurm.controller import (
+    parse_ended,
+    parse_ending,
+    parse_kill_wait,
+    parse_not_requeuable,
+    parse_requested,
+    parse_srun_ports,
+)
+
+JOB = (
+    "JobId=5 JobName=a=b UserId=root(0) JobState={state} Reason={reason} "
+    "Dependency=(null) Requeue=1 Restarts={restarts} PreemptEligibleTime=Unknown "
+    "PreemptTime={preempted} Power= TresPerNode=gres:gpu:2 "
+)
+
+
+def job(
+    state: str = "COMPLETING",
+    reason: str = "None",
+    restarts: int = 0,
+    preempted: str = "None",
+) -> str:
+    return JOB.format(
+        state=state, reason=reason, restarts=restarts, preempted=preempted
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "life", "expected"),
+    [
+        (job(), 0, None),
+        (job("CANCELLED"), 0, None),
+        (job("RUNNING"), 0, None),
+        (job(restarts=1), 0, ExitCode.PREEMPTED),
+        (job(restarts=1), 1, None),
+        (job("RUNNING", preempted="2026-11-21T05:00:00"), 0, ExitCode.PREEMPTED),
+        (job("PREEMPTED"), 0, ExitCode.PREEMPTED),
+        (job("TIMEOUT"), 0, ExitCode.TIME_LIMIT),
+        (job(reason="TimeLimit"), 0, ExitCode.TIME_LIMIT),
+        ("", 0, None),
+    ],
+)
+def test_why_a_job_ends(said: str, life: int, expected: ExitCode | None) -> None:
+    assert parse_ending(said, life=life) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("BatchFlag=1 Requeue=1", None),
+        ("BatchFlag=1 Requeue=0", "job 5 may not be requeued (Requeue=0)"),
+        ("BatchFlag=0 Requeue=1", "job 5 has no batch script that could be started"),
+        ("", None),
+    ],
+)
+def test_why_a_job_cannot_be_requeued(said: str, why: str | None) -> None:
+    found = parse_not_requeuable(said, "5")
+    assert found is None if why is None else (found or "").startswith(why)
+
+
+def test_a_cancelled_job_is_not_requeued() -> None:
+    assert parse_ended(job("CANCELLED"), "5") == "job 5 was cancelled"
+    assert parse_ended(job("TIMEOUT"), "5") is None
+    assert parse_ended(job("RUNNING"), "5") is None
+
+
+def test_resources_are_found_behind_an_empty_field() -> None:
+    assert "gpu" in parse_requested(job())
+    assert "gpu" not in parse_requested("JobId=5 TRES=cpu=2,node=2 TresPerNode=(null)")
+    assert "gpu" in parse_requested("JobId=5 TRES=cpu=2,gres/gpu=4")
+
+
+def test_kill_wait_in_seconds() -> None:
+    config = "KeepAliveTime           = SYSTEM\nKillOnBadExit = 0\n"
+    config += "KillWait                = 30 sec\nLaunchParameters = (null)\n"
+    assert parse_kill_wait(config) == 30.0
+    assert parse_kill_wait("") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "ports"),
+    [
+        ("SrunPortRange           = 60001-63000\n", range(60001, 63001)),
+        ("SrunPortRange           = 0-0\n", None),
+        ("SrunPortRange           = 70000-70001\n", None),
+        ("SrunEpilog              = (null)\n", None),
+        ("", None),
+    ],
+)
+def test_on_which_ports_srun_may_listen(said: str, ports: range | None) -> None:
+    assert parse_srun_ports(f"SlurmUser = root(0)\n{said}") == ports

@@ -1,0 +1,169 @@
+"""Starts agents through commands that pass no input on: pbs_tmrsh, blaunch.
+
+What runs on the other host is a private file in a folder that the hosts share, so that
+nothing has to be quoted for a command whose rules we do not know. It starts a program
+that connects back to us: the connection is the agent's channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from tfcluster.errors import StartError
+from tfcluster.model import Host, Interpreter
+from tfcluster.schedulers import gpus, process_channel
+from tfcluster.schedulers.agent_bundle import agent_argv, parcel
+from tfcluster.schedulers.connect_back import Caller, CallerReception
+from tfcluster.schedulers.connected_channel import ConnectedChannel
+from tfcluster.schedulers.own_host import is_one_of
+from tfcluster.schedulers.process_channel import ProcessChannel
+from tfcluster.schedulers.starting import AgentChannel
+
+START_S = 60.0
+"""How long a process on another host may take to connect."""
+_POLL_S = 0.2
+_END_S = 6.0
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@=,%~-]+")
+
+
+class FileStarter:
+    """Starts agents on hosts of a job; ``argv_on`` makes a command run on a host.
+
+    ``own`` are the names of this host, whose agent is a child process.
+    """
+
+    def __init__(
+        self,
+        python: Interpreter,
+        own: Sequence[str],
+        argv_on: Callable[[str], tuple[str, ...]],
+        env: Mapping[str, str],
+    ) -> None:
+        self._python = python
+        self._own = own
+        self._argv_on = argv_on
+        self._env = env
+        self._lock = threading.Lock()
+        self._reception: CallerReception | None = None
+        self._awaited: dict[str, SimpleQueue[Caller]] = {}
+
+    def start_agent(self, host: Host) -> AgentChannel:
+        """Raises StartError."""
+        if is_one_of(host.name, self._own):
+            return ProcessChannel.start(host.name, process_channel.agent_argv())
+        folder = shared_folder(self._env)
+        try:
+            channel = self._start(host, folder)
+            channel.write(parcel().data)
+        except OSError as error:
+            text = f"{host.name}: no agent could be started: {error}"
+            raise StartError(text) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._leave(host.name)
+        return channel
+
+    def _start(self, host: Host, folder: Path) -> ConnectedChannel:
+        program = self._expect(host.name) + "\0"
+        (folder / "program").write_text(program)
+        argv = agent_argv(host.python or self._python)
+        line = f"exec {shlex.join(argv)} < {folder / 'program'}\n"
+        argv = shell_argv(self._argv_on, host.name, folder, line)
+        # A channel, for its last words and its end; nothing is read from it.
+        process = ProcessChannel.start(host.name, argv, env=self._env)
+        try:
+            caller = self._arrival(host.name, process)
+        except StartError:
+            process.release(_END_S)
+            raise
+        return ConnectedChannel(
+            caller.connection,
+            lambda _: process.diagnosis(),
+            lambda: process.release(_END_S),
+        )
+
+    def _expect(self, name: str) -> str:
+        """The program that connects to us from a host."""
+        with self._lock:
+            if self._reception is None:
+                self._reception = CallerReception(self._arrived)
+            self._awaited[name] = SimpleQueue()
+            return self._reception.program(name)
+
+    def _arrived(self, caller: Caller) -> None:
+        with self._lock:
+            box = self._awaited.get(caller.node)
+        if box is None:
+            caller.connection.close()  # it connected too late
+        else:
+            box.put(caller)
+
+    def _arrival(self, name: str, process: ProcessChannel) -> Caller:
+        box, until_s = self._awaited[name], time.monotonic() + START_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(Empty):
+                return box.get(timeout=_POLL_S)
+            if process.is_over():
+                cause = process.diagnosis()
+                raise StartError(f"{name}: no agent could be started: {cause}")
+        raise StartError(
+            f"{name}: no agent has connected in {START_S:g} s",
+            hint="hosts of the job must be able to connect to the launcher's host",
+        )
+
+    def _leave(self, name: str) -> None:
+        """Await a host no longer; nothing listens once all are here."""
+        with self._lock:
+            self._awaited.pop(name, None)
+            if not self._awaited and self._reception is not None:
+                self._reception.close()
+                self._reception = None
+
+
+def shared_folder(env: Mapping[str, str]) -> Path:
+    """A new private folder in the state folder. Raises StartError."""
+    state = env.get("TFCLUSTER_STATE_DIR")
+    root = Path(state) if state else Path.home() / ".local/state/tfcluster"
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = Path(tempfile.mkdtemp(prefix="start-", dir=root))
+    except OSError as error:
+        raise StartError(f"{root}: {error.strerror}") from error
+    if not _PLAIN.fullmatch(str(folder)):
+        folder.rmdir()
+        hint = "set TFCLUSTER_STATE_DIR to a path of letters, digits and . _ + @ = , -"
+        raise StartError(f"{folder} cannot be passed to other hosts", hint=hint)
+    return folder
+
+
+def shell_argv(
+    argv_on: Callable[[str], tuple[str, ...]], host: str, folder: Path, line: str
+) -> tuple[str, ...]:
+    """The command that has ``/bin/sh`` read ``line`` on a host, from a file."""
+    file = folder / f"{host}.sh"
+    file.write_text(line)
+    return (*argv_on(host), "/bin/sh", str(file))
+
+
+def ask_gpus(
+    hosts: Sequence[str],
+    argv_on: Callable[[str], tuple[str, ...]],
+    env: Mapping[str, str],
+) -> dict[str, tuple[str, ...] | None]:
+    """The job's GPUs on other hosts, as each sees them. Raises StartError."""
+    folder, line = shared_folder(env), gpus.question() + "\n"
+    try:
+        return gpus.ask(
+            hosts, lambda host: shell_argv(argv_on, host, folder, line), env
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

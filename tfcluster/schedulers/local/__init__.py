@@ -1,0 +1,52 @@
+"""The scheduler whose only host is this machine: the agent is a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tfcluster.model import Allocation, Description, Host
+from tfcluster.schedulers.base import Scheduler
+from tfcluster.schedulers.process_channel import ProcessChannel, agent_argv
+
+_EXAMPLE = """\
+backend: local                   # all tasks on this machine
+
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # worker: {count: 2, gpus: 1}
+  # ps: 1                        # parameter servers, built in
+  # evaluator: 1                 # runs the command alongside the training
+"""
+
+
+class LocalScheduler(Scheduler):
+    """One host with unlimited slots and this machine's GPUs."""
+
+    name = launcher = "local"
+    title = "this machine"
+    example = _EXAMPLE
+    here = True
+
+    def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
+        from tfcluster.agent.devices import gpus
+
+        del description  # there is only this machine
+        return Allocation(
+            hosts=(Host(name="localhost", address="127.0.0.1", gpus=gpus(env)),)
+        )
+
+    def starter(
+        self, description: Description, env: Mapping[str, str]
+    ) -> LocalScheduler:
+        del description, env  # agents inherit our environment
+        return self
+
+    def expected(self, description: Description) -> Allocation:
+        del description
+        return Allocation(hosts=(Host(name="localhost", address="127.0.0.1"),))
+
+    def start_agent(self, host: Host) -> ProcessChannel:
+        return ProcessChannel.start(host.name, agent_argv())
+
+
+SCHEDULER = LocalScheduler()

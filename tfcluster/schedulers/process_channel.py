@@ -1,0 +1,134 @@
+"""The channel to an agent that is a child process of ours, or behind one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import IO, TypeVar
+
+from tfcluster.errors import StartError
+from tfcluster.isolated_import import module_argv
+from tfcluster.schedulers.starting import is_readable
+
+READ_BYTES = 1 << 18
+LAST_WORDS_BYTES = 4096
+GUARD_S = 6.0
+"""How long the guard may take to kill what its agent has left."""
+
+_Channel = TypeVar("_Channel", bound="ProcessChannel")
+
+
+class ProcessChannel:
+    """The channel to a child process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+        assert process.stdin is not None  # both are pipes; this is for mypy
+        assert process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin.fileno()
+        self._stdout = process.stdout.fileno()
+        self._stderr = stderr
+
+    @classmethod
+    def start(
+        cls: type[_Channel],
+        host: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+    ) -> _Channel:
+        """Start ``argv`` in a new session. Raises StartError."""
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the channel owns it
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+                env=env,
+            )
+        except OSError as error:
+            raise StartError(f"{host}: cannot start {argv[0]}: {error}") from error
+        return cls(process, stderr)
+
+    def fileno(self) -> int:
+        return self._stdout
+
+    def read(self) -> bytes:
+        return os.read(self._stdout, READ_BYTES)
+
+    def has_unread(self) -> bool:
+        return is_readable(self._stdout)
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._stdin, view) :]
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def kill(self) -> None:
+        # Our child is the agent's guard, which kills what the agent leaves, then exits.
+        import psutil  # imported here: few launches need it
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for agent in psutil.Process(self._process.pid).children():
+                agent.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GUARD_S)
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self, timeout_s: float) -> None:
+        """Close the channel and end the child with SIGTERM, or else with SIGKILL.
+
+        Waits up to ``timeout_s`` after each signal.
+        """
+        self.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self._process.send_signal(number)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+    def release(self, timeout_s: float) -> None:
+        """``terminate``, and close what a launcher leaves open until its own end."""
+        self.terminate(timeout_s)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._stderr.close()
+
+    def is_over(self) -> bool:
+        """Whether the child has ended."""
+        return self._process.poll() is not None
+
+    def diagnosis(self) -> str:
+        try:
+            code = self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            return ""
+        words = self.last_words()
+        end = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        return f"{end}: {words.splitlines()[-1]}" if words else end
+
+    def last_words(self) -> str:
+        """The last LAST_WORDS_BYTES of the child's standard error so far, as text."""
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - LAST_WORDS_BYTES))
+        return self._stderr.read().decode(errors="backslashreplace").strip()
+
+
+def agent_argv() -> tuple[str, ...]:
+    """The argv of an agent on this machine, from this copy of the package."""
+    return module_argv((sys.executable,), "tfcluster.agent", options=("-I", "-S"))

@@ -1,0 +1,156 @@
+"""Slurm: the hosts of the job that we are in; srun steps start the agents."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+from tfcluster.errors import ExitCode, StartError
+from tfcluster.model import Allocation, Description, Host
+from tfcluster.schedulers.base import (
+    BatchScheduler,
+    Requeuing,
+    gpus_of_all,
+    placeholders,
+)
+from tfcluster.schedulers.queries import asker
+from tfcluster.schedulers.slurm import gpus, queue
+from tfcluster.schedulers.slurm.controller import Controller
+from tfcluster.schedulers.slurm.request import contradictions, slurm_request
+from tfcluster.schedulers.slurm.script import OPTIONS, directives
+from tfcluster.schedulers.slurm.settings import ADVICE, EXAMPLE, SYNONYMS, SlurmSettings
+from tfcluster.schedulers.slurm.srun import meaning, own_words, step_environ
+from tfcluster.schedulers.slurm.starter import SrunStarter
+from tfcluster.schedulers.slurm.variables import (
+    SlurmNode,
+    is_inside,
+    nodes,
+    require_one_launcher,
+)
+from tfcluster.schedulers.starting import Starter
+
+_ASK_S = 90.0
+
+
+class SlurmScheduler(BatchScheduler, Requeuing):
+    """Hosts and slots from the job's and step's variables, GPUs from the nodes."""
+
+    name = "slurm"
+    title = "Slurm"
+    settings = SlurmSettings
+    mistakes = staticmethod(contradictions)
+    directives = staticmethod(directives)
+    submit = staticmethod(queue.submit)
+    state = staticmethod(queue.state)
+    is_inside = staticmethod(is_inside)
+    options = OPTIONS
+    launcher = "srun"
+    example = EXAMPLE
+    synonyms = SYNONYMS
+    advice = ADVICE
+    option_hint = 'other options of sbatch: options: ["--{}=..."]'
+    submit_command = "sbatch"
+    without_gpus = (
+        "the job has none: ask for them with --gpus-per-node of sbatch or salloc"
+    )
+
+    def more_slots(self, tasks: int, hosts: int) -> str:
+        return (
+            f"ask for them: --ntasks={tasks} of sbatch or salloc, or `slurm: "
+            f"{{tasks_per_node: {-(-tasks // hosts)}}}`"
+        )
+
+    def expected(self, description: Description) -> Allocation:
+        asked = slurm_request(description, self.settings_in(description))
+        gpus = asked.gpus_per_node or gpus_of_all(description)
+        hosts = placeholders(asked.nodes or 1, asked.tasks_per_node, gpus)
+        return self.granted(description, hosts)
+
+    def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
+        # The launcher replaces the batch shell (exec), so the signal reaches it.
+        return (
+            ("scancel", "--quiet", "--state=PENDING", job),
+            ("scancel", "--quiet", "--batch", "--signal=INT", job),
+        )
+
+    def kill_argv(self, job: str) -> tuple[str, ...]:
+        return ("scancel", "--quiet", job)
+
+    def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
+        require_one_launcher(env)
+        if not is_inside(env):
+            raise StartError(
+                "not inside a Slurm job",
+                hint="`tfcluster launch` submits one; `salloc -N 4` gives a shell in "
+                "one",
+            )
+        found = nodes(env)
+        has_gpus = gpus.has_gpus(env) or Controller(env).has_gpus()
+        devices = _devices(found, env) if has_gpus else {}
+        asked = self.settings_in(description).tasks_per_node
+        hosts = [
+            Host(name=node.name, slots=asked or node.slots, gpus=devices.get(node.name))
+            for node in found
+        ]
+        return self.granted(description, hosts)
+
+    def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
+        if shutil.which("srun", path=env.get("PATH")) is None:
+            raise StartError("srun is not on the PATH", hint="load Slurm's module")
+        known = {node.name: node for node in nodes(env)}
+        return SrunStarter(description.python, known, step_environ(env))
+
+    def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
+        """KillWait, the time from SIGTERM to SIGKILL, less the time of a sweep."""
+        wait_s = Controller(env).kill_wait_s()
+        return None if wait_s is None else max(1.0, wait_s - 5.0)
+
+    def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
+        return Controller(env).ending()
+
+    def array_index(self, env: Mapping[str, str]) -> str | None:
+        return env.get("SLURM_ARRAY_TASK_ID")
+
+    def job(self, env: Mapping[str, str]) -> str:
+        return env.get("SLURM_JOB_ID", "")
+
+    def is_started_again(self, env: Mapping[str, str]) -> bool:
+        return env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+
+    def require_requeuable(self, env: Mapping[str, str]) -> None:
+        if why := Controller(env).why_not_requeuable():
+            raise StartError(
+                f"restart.on_time_limit is 'requeue', but {why}",
+                hint="`sbatch --requeue job.sh`, or `tfcluster launch` outside of a "
+                "job, which submits one that can be requeued",
+            )
+
+    def requeue(self, env: Mapping[str, str]) -> str | None:
+        return Controller(env).requeue()
+
+
+def _devices(
+    found: tuple[SlurmNode, ...], env: Mapping[str, str]
+) -> dict[str, tuple[str, ...] | None]:
+    """The job's GPUs on each node, from a step that runs there. Raises StartError."""
+    devices: dict[str, tuple[str, ...] | None] = {}
+    for group, count in dict.fromkeys((node.group, node.gpus) for node in found):
+        here = [n.name for n in found if (n.group, n.gpus) == (group, count)]
+        argv = gpus.question_argv(here, group=group, count=count)
+        devices.update(gpus.parse(_ask(argv, env)))
+    silent = [node.name for node in found if node.name not in devices]
+    if silent:
+        raise StartError(f"{', '.join(silent)}: did not report the job's GPUs")
+    return devices
+
+
+def _ask(argv: tuple[str, ...], env: Mapping[str, str]) -> str:
+    answer = asker(step_environ(env), _ASK_S)(argv)
+    if answer.exit_code != 0:
+        said = answer.stderr
+        text, hint = meaning(said) or ("the nodes' GPUs cannot be queried", None)
+        raise StartError(f"{text}: {own_words(said)}", hint=hint)
+    return answer.stdout
+
+
+SCHEDULER = SlurmScheduler()

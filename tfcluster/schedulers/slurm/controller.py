@@ -1,0 +1,136 @@
+"""Asks Slurm's controller about our job, while it ends, and about its settings.
+
+Pure functions parse the answers; only ``Controller`` runs commands, never for longer
+than ``ASK_S``, because its callers are in a hurry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tfcluster.errors import ExitCode
+from tfcluster.schedulers.queries import asker, told
+from tfcluster.schedulers.slurm.srun import own_words
+
+ASK_S = 3.0
+REQUEUE_S = 10.0
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,9}) sec", re.MULTILINE)
+_SRUN_PORTS = re.compile(
+    r"^SrunPortRange\s*=\s*([0-9]{1,5})-([0-9]{1,5})", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Asks ``scontrol``. ``environ`` is the job's environment."""
+
+    environ: Mapping[str, str]
+
+    def kill_wait_s(self) -> float | None:
+        """Seconds between SIGTERM and SIGKILL to a job; None: unknown."""
+        return parse_kill_wait(self._ask("show", "config"))
+
+    def srun_ports(self) -> range | None:
+        """The ports on which srun may listen, which firewalls allow; None: all."""
+        return parse_srun_ports(self._ask("show", "config"))
+
+    def has_gpus(self) -> bool:
+        """Whether the job has GPUs; salloc's shell has no variable that says so."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        return "gpu" in parse_requested(self._ask("show", "job", "--oneliner", job))
+
+    def ending(self) -> ExitCode | None:
+        """Why Slurm is about to end the job; see ``parse_ending``."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        life = self.environ.get("SLURM_RESTART_COUNT", "")
+        said = self._ask("show", "job", "--oneliner", job)
+        return parse_ending(said, life=_count(life))
+
+    def why_not_requeuable(self) -> str | None:
+        """Why the job cannot be requeued; None: it can be, or we do not know."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        return parse_not_requeuable(self._ask("show", "job", "--oneliner", job), job)
+
+    def requeue(self) -> str | None:
+        """Requeue the job; returns why this was not possible, or None."""
+        job = self.environ.get("SLURM_JOB_ID", "")
+        known = self._ask("show", "job", "--oneliner", job)
+        if why := parse_ended(known, job):
+            return why
+        answer = asker(self.environ, REQUEUE_S)(("scontrol", "requeue", job))
+        said = own_words(answer.stderr) or f"scontrol exited with {answer.exit_code}"
+        return said if answer.exit_code else None
+
+    def _ask(self, *words: str) -> str:
+        return told(("scontrol", *words), self.environ, ASK_S)
+
+
+def fields(said: str) -> dict[str, str]:
+    """The ``Key=Value`` words of ``scontrol --oneliner``; of duplicates, the first."""
+    found: dict[str, str] = {}
+    for match in _FIELD.finditer(said):
+        found.setdefault(match[1], match[2])
+    return found
+
+
+def parse_kill_wait(said: str) -> float | None:
+    """Parse ``KillWait = 30 sec``, in seconds; None if there is no such line."""
+    match = _KILL_WAIT.search(said)
+    return float(match[1]) if match else None
+
+
+def parse_srun_ports(said: str) -> range | None:
+    """Parse ``SrunPortRange = 60001-63000``; None if there is no such range."""
+    match = _SRUN_PORTS.search(said)
+    found = range(int(match[1]), int(match[2]) + 1) if match else range(0)
+    return found if 0 < found.start <= found.stop <= 1 << 16 else None
+
+
+def parse_requested(said: str) -> str:
+    """The job's trackable resources: ``gres:gpu:2``, ``gres/gpu:a100=4``."""
+    return " ".join(
+        text for key, text in fields(said).items() if "TresPer" in key or "TRES" in key
+    )
+
+
+def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
+    """PREEMPTED (or requeued) or TIME_LIMIT; None: cancelled by a user, or unknown.
+
+    ``life`` is the number of times that the job had been restarted when we started.
+    """
+    known = fields(said)
+    state = known.get("JobState", "")
+    if "PREEMPTED" in state or "REQUEUE" in state:
+        return ExitCode.PREEMPTED
+    if known.get("PreemptTime", "None") not in ("None", "Unknown"):
+        return ExitCode.PREEMPTED
+    # The state of a requeued job is COMPLETING until its processes have ended.
+    if _count(known.get("Restarts", "")) > life:
+        return ExitCode.PREEMPTED
+    if "TIMEOUT" in state or known.get("Reason") == "TimeLimit":
+        return ExitCode.TIME_LIMIT
+    return None
+
+
+def parse_not_requeuable(said: str, job: str) -> str | None:
+    """Why Slurm would not requeue the job, from ``scontrol show job``; or None."""
+    known = fields(said)
+    if known.get("BatchFlag") == "0":
+        return f"job {job} has no batch script that could be started again"
+    if known.get("Requeue") == "0":
+        return f"job {job} may not be requeued (Requeue=0)"
+    return None
+
+
+def parse_ended(said: str, job: str) -> str | None:
+    """Why the job must not start again: somebody has cancelled it; or None."""
+    state = fields(said).get("JobState", "")
+    return f"job {job} was cancelled" if "CANCELLED" in state else None
+
+
+def _count(text: str) -> int:
+    """A number of restarts; 0 if unknown."""
+    return int(text) if text.isdecimal() and len(text) < 10 else 0

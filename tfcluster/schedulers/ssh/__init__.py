@@ -1,0 +1,67 @@
+"""Hosts that are listed in cluster.yaml, each reached over SSH.
+
+The agent is sent over the same session that it then serves, so hosts need only Python
+and sshd. Importing this package is cheap: paramiko is imported on use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfcluster.host_list import listed_hosts
+from tfcluster.model import Allocation, Description, Host
+from tfcluster.schedulers.base import Remembering, Scheduler
+from tfcluster.schedulers.ssh.saved_settings import SavedSettings
+
+if TYPE_CHECKING:
+    from tfcluster.schedulers.ssh.starter import SshStarter
+
+_EXAMPLE = """\
+backend: ssh
+hosts: [node1, node2]            # or "node[1-4]", or {host: node1, slots: 4, gpus: 4}
+# ssh: {user: me, identity_file: ~/.ssh/id_ed25519}
+
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # worker: {count: 2, gpus: 1}
+  # ps: 1                        # parameter servers, built in
+# ports: 40000-41000             # if a firewall opens only these
+"""
+
+
+class SshScheduler(Scheduler, Remembering):
+    """Hosts from the ``hosts`` list, in its order."""
+
+    name = launcher = "ssh"
+    title = "SSH"
+    example = _EXAMPLE
+    lists_hosts = True
+
+    def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
+        del env  # missing hosts are reported when they are connected to
+        return Allocation(hosts=listed_hosts(description.hosts))
+
+    def starter(self, description: Description, env: Mapping[str, str]) -> SshStarter:
+        """Raises HostError if ssh_config cannot be read or used."""
+        from tfcluster.schedulers.ssh.starter import ssh_starter
+
+        return ssh_starter(SavedSettings.of(description), env)
+
+    def reaches(self, other: Scheduler) -> bool:
+        return not other.here
+
+    def remember(self, description: Description) -> Mapping[str, Any]:
+        return SavedSettings.of(description).to_json()
+
+    def return_to(
+        self, found: Mapping[str, Any], env: Mapping[str, str]
+    ) -> tuple[tuple[Host, ...], SshStarter]:
+        """Raises HostError, or ContactLostError if ``found`` is incomplete."""
+        from tfcluster.schedulers.ssh.starter import ssh_starter
+
+        memory = SavedSettings.from_json(found)
+        return listed_hosts(memory.hosts), ssh_starter(memory, env)
+
+
+SCHEDULER = SshScheduler()

@@ -1,0 +1,122 @@
+"""Starts agents on hosts over SSH, by the routes that ssh_config gives."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import pwd
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.agent import open_files
+from tfcluster.errors import HostError, StartError
+from tfcluster.host_list import host_names
+from tfcluster.model import Host, HostEntry, Interpreter
+from tfcluster.schedulers.agent_bundle import agent_argv, parcel
+from tfcluster.schedulers.ssh import errors
+from tfcluster.schedulers.ssh.channel import SshChannel
+from tfcluster.schedulers.ssh.command import remote_command
+from tfcluster.schedulers.ssh.config import Directive, parse
+from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
+from tfcluster.schedulers.ssh.paramiko_import import paramiko
+from tfcluster.schedulers.ssh.route import Route, Sources, route
+from tfcluster.schedulers.ssh.saved_settings import SavedSettings
+from tfcluster.schedulers.starting import ANSWER_S
+
+_FILES_PER_HOST = 4
+"""A connection, a descriptor for its output, and two more for a sweep at the end."""
+_OTHER_FILES = 512
+_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+
+
+@dataclass(frozen=True, slots=True)
+class SshStarter:
+    """Starts agents over SSH; ``routes`` has the routes of listed hosts."""
+
+    routes: Mapping[str, Route]
+    sources: Sources
+    """The sources for the routes of hosts that a scheduler has named."""
+    python: Interpreter
+    connections: SshConnections
+
+    def start_agent(self, host: Host) -> SshChannel:
+        way = self.routes.get(host.name) or route(
+            HostEntry(host=host.name), self.sources
+        )
+        python = host.python or self.python
+        line = _command(host.name, python)
+        transport = self.connections.open(way)
+        session = open_session(transport, way)
+        try:
+            session.exec_command(line)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            transport.close()
+            raise errors.no_session(way, str(error)) from error
+        channel = SshChannel(shlex.join(python), session, transport.close)
+        # If this fails, reading from the channel reports why.
+        with contextlib.suppress(OSError):
+            channel.write(parcel().data)
+        return channel
+
+    def answers(self, host: Host) -> bool:
+        """Whether the host answers; False behind a jump host, which would answer."""
+        way = self.routes.get(host.name)
+        return way is not None and answers(way, ANSWER_S)
+
+
+def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
+    open_files.allow(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
+    sources = _sources(memory, env)
+    routes = {
+        name: route(entry, sources)
+        for name, entry in zip(host_names(memory.hosts), memory.hosts, strict=True)
+    }
+    return SshStarter(routes, sources, memory.python, SshConnections())
+
+
+def _command(host: str, python: Interpreter) -> bytes:
+    try:
+        return remote_command(agent_argv(python))
+    except ValueError as error:
+        raise StartError(f"{host}: {error}") from error
+
+
+def _sources(memory: SavedSettings, env: Mapping[str, str]) -> Sources:
+    account = pwd.getpwuid(os.getuid())
+    home = Path(env.get("HOME") or account.pw_dir)
+    given = memory.ssh.config_file
+    files = (given,) if given else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    return Sources(
+        directives=tuple(
+            directive for path in files for directive in _directives(path, home)
+        ),
+        ssh=memory.ssh,
+        timeout_given=memory.timeout_given,
+        home=home,
+        me=account.pw_name,
+    )
+
+
+def _directives(path: Path, home: Path) -> tuple[Directive, ...]:
+    try:
+        text = path.read_text(errors="surrogateescape")
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise HostError(f"{path}: {error.strerror}") from error
+    own = path.parent if path == _SYSTEM_CONFIG else home / ".ssh"
+
+    def included(pattern: str) -> Iterator[tuple[str, str]]:
+        if pattern.startswith("~/"):
+            pattern = str(home / pattern[2:])
+        # Path.glob accepts no absolute patterns.
+        for name in sorted(glob.glob(str(own / pattern))):  # noqa: PTH207
+            try:
+                yield name, Path(name).read_text(errors="surrogateescape")
+            except OSError as error:
+                raise HostError(f"{name}: {error.strerror}") from error
+
+    return parse(str(path), text, included)
