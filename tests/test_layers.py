@@ -25,7 +25,7 @@ ROOT = Path(tfcluster.__file__).parent
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations "
     "import_variables peer_filter plain_data",
-    "schemas",
+    "documents",
     "host_patterns task_id file_patterns",
     "model",
     "program tfconfig placement transport_choice compose host_list exit_causes "

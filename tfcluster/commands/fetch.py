@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster import schedulers
 from tfcluster.console.output import put, say
@@ -36,6 +36,9 @@ from tfcluster.record.run_status import ResultsView, RunView
 from tfcluster.schedulers.base import Remembering
 from tfcluster.states import RunState
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 ASKED_S = 15.0
 """How long the launcher may take to see the request; the folder may be on NFS."""
@@ -101,7 +104,7 @@ def _end(
     if as_json:
         hosts = [each.to_json() for each in found]
         folder = str(description.workdir)
-        given = {
+        given: documents.FetchReport = {
             "schema": FORMAT_VERSION,
             "run": paths.run,
             "folder": folder,

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.commands.record_query import log_files, split_words
 from tfcluster.console.output import put, say
@@ -18,6 +18,9 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import ask, withdraw
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 ASKED_S = 15.0
 """How long the launcher may take to see the request; the folder may be on NFS."""
@@ -41,7 +44,7 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
     asked, answers = _collect(paths, list(files))
     silent = [task for task in asked if task not in answers]
     if as_json:
-        found = [
+        found: list[documents.TaskStack] = [
             {
                 "task": task,
                 "stack": answers[task].get("text"),
@@ -50,7 +53,7 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
             for task in asked
             if task in answers
         ]
-        given = {
+        given: documents.StackReport = {
             "schema": FORMAT_VERSION,
             "run": paths.run,
             "tasks": found,
