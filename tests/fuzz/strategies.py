@@ -56,7 +56,7 @@ def mutated(
 
 def _span(draw: Draw, data: bytes) -> tuple[int, int]:
     """Where a part of the data begins and ends: a short one, or one line."""
-    start = draw(st.integers(0, len(data)))
+    start: int = draw(st.integers(0, len(data)))
     if draw(st.booleans()):
         return start, min(len(data), start + draw(st.integers(0, 40)))
     start = data.rfind(b"\n", 0, start) + 1
@@ -69,7 +69,7 @@ def _replace(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> by
 
 
 def _insert(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> bytes:
-    at = draw(st.integers(0, len(data)))
+    at: int = draw(st.integers(0, len(data)))
     return data[:at] + part + data[at:]
 
 
@@ -79,7 +79,7 @@ def _cut(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _splice(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> bytes:
-    other = draw(st.sampled_from(seeds))
+    other: bytes = draw(st.sampled_from(seeds))
     start, end = _span(draw, other)
     return _replace(draw, data, other[start:end], seeds)
 
