@@ -79,7 +79,7 @@ def _cut(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _splice(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> bytes:
-    other: bytes = draw(st.sampled_from(seeds))
+    other = draw(st.sampled_from(seeds))
     start, end = _span(draw, other)
     return _replace(draw, data, other[start:end], seeds)
 
@@ -88,7 +88,8 @@ def _repeat(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> byt
     """Up to a long input: does the time grow faster than its length?"""
     start, end = _span(draw, data)
     repeated: bytes = draw(st.sampled_from((part, data[start:end])))
-    return data[:end] + repeated * draw(st.integers(1, 20_000)) + data[end:]
+    times: int = draw(st.integers(1, 20_000))
+    return data[:end] + repeated * times + data[end:]
 
 
 def _edit_length(draw: Draw, data: bytes, part: bytes, seeds: Sequence[bytes]) -> bytes:
