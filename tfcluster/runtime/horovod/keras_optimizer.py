@@ -18,7 +18,7 @@ from tfcluster.runtime import contract
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
-from tfcluster.runtime.keras.types import Model, Optimizer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Model, Optimizer
 from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 
@@ -51,7 +51,7 @@ def is_distributed(optimizer: Optimizer | None) -> bool:
 def _apply(
     optimizer: Optimizer,
     grads: Sequence[Gradient],
-    trainable_variables: Sequence[Variable] | None = None,
+    trainable_variables: Sequence[KerasVariable] | None = None,
 ) -> None:
     """Call ``Optimizer.apply`` after an exchange."""
     grads = list(grads)
@@ -72,7 +72,9 @@ def _apply(
 
 
 def _built(
-    optimizer: Optimizer, trainable_variables: Sequence[Variable] | None, count: int
+    optimizer: Optimizer,
+    trainable_variables: Sequence[KerasVariable] | None,
+    count: int,
 ) -> list[Any]:
     """The variables of the gradients. Builds the optimizer if necessary."""
     if trainable_variables is None:

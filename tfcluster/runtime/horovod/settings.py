@@ -16,7 +16,7 @@ from tfcluster.runtime.exchange.wire_format import (
     Reduction,
     compression_named,
 )
-from tfcluster.runtime.keras.types import Layer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Layer
 from tfcluster.runtime.process_group import context, group
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.scripts import program_kind
@@ -26,7 +26,7 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
-Source: TypeAlias = Variable | TfVariable | Tensor
+Source: TypeAlias = KerasVariable | TfVariable | Tensor
 """A Keras or TensorFlow variable, or a tensor that a tape watches."""
 
 
@@ -66,12 +66,12 @@ class LocalSources:
 
 def weights_of(
     layers: Layer | list[Layer] | tuple[Layer, ...] | None,
-) -> list[Variable]:
+) -> list[KerasVariable]:
     """The trainable weights of one or several layers.
 
     Raises ValueError if a layer is not built.
     """
-    found: list[Variable] = []
+    found: list[KerasVariable] = []
     if layers is None:
         return found
     for layer in layers if isinstance(layers, list | tuple) else [layers]:
