@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
@@ -47,7 +48,7 @@ class ProcessSet:
         Raises ValueError if it is not a member, and NoRankError in a ps or data task.
         """
         if not self.included():
-            raise ValueError(f"rank {process_group.rank()} is not in {self}")
+            raise ValueError(f"rank {process_group.rank()} is not in {self!r}")
         return self.ranks.index(process_group.rank())
 
     def group(self) -> Group:
@@ -61,17 +62,22 @@ class ProcessSet:
             return process_group.group()
         if self.process_set_id is None:
             raise CollectiveError(
-                f"{self} has not been added: call add_process_set first"
+                f"{self!r} has not been added: call add_process_set first"
             )
         self.rank()
         if self._group is None:
             raise ValueError(
-                f"{self} has not been added: the program has set its process_set_id"
+                f"{self!r} has not been added: the program has set its process_set_id"
             )
         return self._group
 
     def __repr__(self) -> str:
         return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+
+    def __str__(self) -> str:
+        """What Horovod prints, for programs that read it."""
+        number = self.process_set_id
+        return f"ProcessSet(process_set_id={number}, ranks={self.ranks}, mpi_comm=None)"
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -86,6 +92,34 @@ global_process_set = _GlobalProcessSet()
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
 _next_id = 1
+
+
+def init(
+    comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None
+) -> None:
+    """Initialise the process group and add ``process_sets``; all ranks call this.
+
+    Further calls add only sets that have not been added. ``comm`` is for Horovod's
+    scripts: all ranks, or a communicator of mpi4py that has as many. Sets can also be
+    added later, with or without ``process_sets="dynamic"``. Raises ValueError for other
+    communicators and strings, and before any set is added if one is wrong or two have
+    the same ranks; otherwise what ``process_group.init`` and ``add_process_set`` raise.
+    Follows ``init`` of horovod/common/basics.py.
+    """
+    process_group.init()
+    if comm is not None and not _is_everyone(comm):
+        raise ValueError(
+            "init(comm=...) would leave out ranks: launch fewer, or use a ProcessSet"
+        )
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError('process_sets must be a list of ProcessSets or "dynamic"')
+        return
+    new = [each for each in process_sets or () if _added_as(each) is None]
+    for index, each in enumerate(new):
+        _check(each, new[:index])
+    for each in new:
+        add_process_set(each)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -180,16 +214,30 @@ def forget() -> None:
             found._group = None
 
 
-def _check(added: ProcessSet) -> None:
+def _is_everyone(comm: Any) -> bool:
+    size = process_group.size()
+    if hasattr(comm, "Get_size"):
+        return bool(comm.Get_size() == size)
+    return sorted(comm) in ([], list(range(size)))
+
+
+def _added_as(process_set: ProcessSet) -> int | None:
+    """The id of a set that has been added, itself and not one with the same ranks."""
+    number = process_set.process_set_id
+    return number if number is not None and _added.get(number) is process_set else None
+
+
+def _check(added: ProcessSet, others: Iterable[ProcessSet] = ()) -> None:
+    """Raise ValueError if ``added`` is wrong, or has the ranks of another set."""
     size = process_group.size()
     wrong = [rank for rank in added.ranks if not 0 <= rank < size]
     if wrong or not added.ranks:
         raise ValueError(f"ranks {wrong} do not exist: there are {size} ranks")
     if added.process_set_id is not None:
-        raise ValueError(f"{added} has already been added")
-    for other in _added.values():
+        raise ValueError(f"{added!r} has already been added")
+    for other in (*_added.values(), *others):
         if other.ranks == added.ranks:
-            raise ValueError(f"{other} already has the same ranks")
+            raise ValueError(f"{other!r} already has the same ranks")
 
 
 def _connected(added: ProcessSet, number: int) -> Group:
