@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-import tests.horovod_suite
+from tests import horovod_suite
 from tests.horovod_suite.expected import why_failing, why_not_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ Outcomes: TypeAlias = dict[str, tuple[str, str]]
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        "python -m tests.horovod_suite", description=tests.horovod_suite.__doc__
+        "python -m tests.horovod_suite", description=horovod_suite.__doc__
     )
     parser.add_argument("folder", type=Path, help="Horovod, or its folder test")
     parser.add_argument("--only", metavar="FILE", nargs="+", help="names of files")
@@ -65,7 +65,7 @@ def run(file: Path, ranks: int, options: Sequence[str]) -> Outcomes:
             [
                 *(sys.executable, "-m", "tfcluster", "launch", "-n", str(ranks)),
                 *("--set", "runtime.require_exchange=false", "--"),
-                *(sys.executable, "-m", "tests.horovod_suite.rank", folder),
+                *(sys.executable, str(ROOT / "tests/horovod_suite/rank.py"), folder),
                 *(*options, str(file.resolve())),
             ],
             cwd=folder,
@@ -137,16 +137,15 @@ def summary(found: Mapping[str, Outcomes], files: Iterable[str]) -> list[str]:
             if outcome == "skipped":
                 skipped[why] += 1
             elif outcome == "failed":
-                failures.append(
-                    f"failed{', as expected' * bool(known)}: {file}::{name}: {known or why}"
-                )
+                verdict = "failed, as expected" if known else "failed"
+                failures.append(f"{verdict}: {file}::{name}: {known or why}")
             elif known:
                 failures.append(f"passed, unexpectedly: {file}::{name}")
     cells = [str(total[each]) for each in ("passed", "failed", "skipped")]
     lines += [f"| all | {' | '.join(cells)} |", "", *failures]
     lines += [f"skipped: {n} tests: {why}" for why, n in skipped.most_common()]
-    lines += [f"not run: {file}: {why}" for file in files if (why := why_not_run(file))]
-    return lines
+    reasons = [(file, why_not_run(file)) for file in files]
+    return lines + [f"not run: {file}: {why}" for file, why in reasons if why]
 
 
 def print_lines(*lines: str) -> None:

@@ -1,11 +1,10 @@
 """Changes in memory, so that tests of 2023 run with Keras 3, NumPy 2 and tfcluster.
 
-Each docstring says what has changed since, or what the tests take from Horovod's insides.
+Each docstring says what has changed, or what the tests take from inside Horovod.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import sys
@@ -88,7 +87,7 @@ def inner_modules() -> None:
 
 
 def errors() -> None:
-    """tfcluster finds wrong arguments itself, and raises an error of its own for them."""
+    """tfcluster finds wrong arguments itself, and raises errors of its own."""
     original = TestCase.assertRaises
 
     def raises(test: TestCase, expected: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +95,7 @@ def errors() -> None:
         others = [other for kind in kinds for other in ERRORS.get(kind, ())]
         return original(test, (*kinds, *others), *args, **kwargs)
 
-    _set(tf.test.TestCase, "assertRaises", raises)
+    tf.test.TestCase.assertRaises = raises
 
 
 def half_precision() -> None:
@@ -106,7 +105,7 @@ def half_precision() -> None:
     def less(test: TestCase, a: Any, b: Any, msg: Any = None) -> None:
         original(test, float(a) if isinstance(a, np.float16) else a, b, msg)
 
-    _set(tf.test.TestCase, "assertLess", less)
+    tf.test.TestCase.assertLess = less
 
 
 def optimizers() -> None:
@@ -122,15 +121,15 @@ def optimizers() -> None:
             kwargs["learning_rate"] = lr or kwargs.get("learning_rate", 0.1)
         original(self, *args, **kwargs)
 
-    def subclassed(cls: Any, **_: object) -> None:
+    def subclassed(cls: Any, /, **_: object) -> None:
         step = vars(cls).get("update_step")
         if step is not None and step.__code__.co_argcount == 3:
-            _set(cls, "update_step", lambda self, g, v, _rate: step(self, g, v))
+            cls.update_step = lambda self, g, v, _rate: step(self, g, v)
 
-    _set(kind, "__init__", create)
-    _set(kind, "__init_subclass__", classmethod(subclassed))
-    _set(kind, "lr", property(lambda self: self.learning_rate))
-    _set(tf.keras.optimizers, "legacy", keras.optimizers)
+    kind.__init__ = create
+    kind.__init_subclass__ = classmethod(subclassed)
+    kind.lr = property(lambda self: self.learning_rate)
+    tf.keras.optimizers.legacy = keras.optimizers
 
 
 def gradients_of_optimizers() -> None:
@@ -156,10 +155,10 @@ def gradients_of_optimizers() -> None:
     def aggregation(self: Any) -> Any:
         return SimpleNamespace(counter=vars(self)["_tfcluster_accumulation"]._count)
 
-    _set(kind, "_compute_gradients", compute)
-    _set(kind, "get_gradients", lambda *_: None)
-    _set(kind, "apply_gradients", apply)
-    _set(kind, "_agg_helper", property(aggregation))
+    kind._compute_gradients = compute
+    kind.get_gradients = lambda *_: None
+    kind.apply_gradients = apply
+    kind._agg_helper = property(aggregation)
 
 
 def layers_and_models() -> None:
@@ -167,12 +166,12 @@ def layers_and_models() -> None:
     _without(keras.layers.BatchNormalization, "__init__", "fused")
     _without(keras.Model, "compile", "experimental_run_tf_function")
     mean_squared_error = keras.losses.mean_squared_error
-    _set(tf.keras.losses, "mean_squared_error", mean_squared_error)
+    tf.keras.losses.mean_squared_error = mean_squared_error
 
 
 def variables() -> None:
     """A variable of Keras 3 holds one of TensorFlow; the tests use them as keys."""
-    _set(keras.Variable, "ref", lambda self: self.value.ref())
+    keras.Variable.ref = lambda self: self.value.ref()
 
 
 def _without(kind: Any, method: str, argument: str) -> None:
@@ -183,9 +182,4 @@ def _without(kind: Any, method: str, argument: str) -> None:
         kwargs.pop(argument, None)
         return original(*args, **kwargs)
 
-    _set(kind, method, call)
-
-
-def _set(owner: Any, name: str, value: object) -> None:
-    with contextlib.suppress(AttributeError):
-        setattr(owner, name, value)
+    setattr(kind, method, call)

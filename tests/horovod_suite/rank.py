@@ -16,9 +16,11 @@ import pytest
 
 from tests.horovod_suite import adaptations
 
+OPTIONS = ("-p", "no:cacheprovider", "-q", "--tb=short", "-c", os.devnull)
+
 
 class Outcomes:
-    """A plugin of pytest that writes a line for each outcome, as soon as it is known."""
+    """A plugin of pytest: writes a line for each outcome as soon as it is known."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -44,8 +46,7 @@ def main(folder: str, arguments: list[str]) -> None:
     adaptations.install()
     with Path(folder, f"rank-{hvd.rank()}.jsonl").open("w", encoding="utf-8") as file:
         pytest.main(
-            ["-p", "no:cacheprovider", "-q", "--tb=short", "-c", os.devnull]
-            + arguments,
+            [*OPTIONS, *arguments],
             plugins=[Outcomes(file)],
         )
 
