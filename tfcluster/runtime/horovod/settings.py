@@ -116,10 +116,10 @@ class Settings:
     ) -> list[Gradient]:
         """Combine gradients (None, tensors or IndexedSlices) over the ranks.
 
-        None stays None. With ``by_position``, variables may have other names on other
-        ranks. Raises CollectiveMismatchError on all ranks if their gradients
-        differ in kind, dtype or shape, or if only some ranks have a gradient for a
-        variable.
+        None stays None. A rank outside of ``among`` keeps its gradients. With
+        ``by_position``, variables may have other names on other ranks. Raises
+        CollectiveMismatchError on all ranks if their gradients differ in kind, dtype or
+        shape, or if only some ranks have a gradient for a variable.
         """
         chosen = [
             tf.convert_to_tensor(gradient)
@@ -132,6 +132,11 @@ class Settings:
             for index, variable in enumerate(variables)
         ]
         own = {i for i, v in enumerate(variables) if self.local.has(v)}
+        if not self.among.included():
+            return [
+                self.local.scaled(gradient, self.among.size()) if i in own else gradient
+                for i, gradient in enumerate(chosen)
+            ]
         common = [i for i in range(len(chosen)) if i not in own]
         exchange = Exchange(
             f"gradients of {self.label}",
