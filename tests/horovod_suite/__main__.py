@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
         "--timeout", type=int, default=600, help="seconds for a test (default: 600)"
     )
     given = parser.parse_args(words)
-    files = test_files(given.folder)
+    files = files_in(given.folder)
     if not files:
         parser.error(f"no file parallel/test_*.py in {given.folder}")
     found: dict[str, Outcomes] = {}
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     return int(any(unexpected(name, tests) for name, tests in found.items()))
 
 
-def test_files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     """The tests that run in several processes."""
     parts = [folder / "test" / "parallel", folder / "parallel", folder]
     return sorted(next((p for p in parts if p.is_dir()), folder).glob("test_*.py"))

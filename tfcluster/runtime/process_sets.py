@@ -7,6 +7,7 @@ The members connect when a set is added, at the addresses from the launcher.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -91,7 +92,8 @@ global_process_set = _GlobalProcessSet()
 """The process set of all ranks."""
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
-_next_id = 1
+_additions = 0
+"""How many sets have ever been added: no two have a token in common."""
 
 
 def init(
@@ -125,13 +127,14 @@ def init(
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Add a process set and connect its members; all ranks have to call this.
 
-    Returns the set, with its ``process_set_id``. Raises ValueError for ranks that do
-    not exist, for no ranks, if the set has already been added, and if another set has
-    the same ranks. Raises CollectiveMismatchError on all ranks if they add different
-    sets, and another CollectiveError before ``init`` or if the members cannot be
-    connected. Follows ``add_process_set`` of horovod/common/process_sets.py.
+    Returns the set, whose ``process_set_id`` is now the lowest that was free. Raises
+    ValueError for ranks that do not exist, for no ranks, if the set has already been
+    added, and if another set has the same ranks. Raises CollectiveMismatchError on all
+    ranks if they add different sets, and another CollectiveError before ``init`` or if
+    the members cannot be connected. Follows ``add_process_set`` of
+    horovod/common/process_sets.py.
     """
-    global _next_id
+    global _additions
     added = (
         process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     )
@@ -139,10 +142,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ranks = process_group.group()
     what = f"addition of the process set {added.ranks}"
     meet(ranks, Signature(what))
-    number = _next_id
-    _next_id += 1
+    _additions += 1
     if added.included():
-        added._group = _connected(added, number)
+        added._group = _connected(added, _additions)
+    number = next(free for free in itertools.count() if free not in _added)
     added.process_set_id = number
     _added[number] = added
     # Otherwise members of the next set could connect at the same addresses.
@@ -240,9 +243,9 @@ def _check(added: ProcessSet, others: Iterable[ProcessSet] = ()) -> None:
             raise ValueError(f"{other!r} already has the same ranks")
 
 
-def _connected(added: ProcessSet, number: int) -> Group:
+def _connected(added: ProcessSet, addition: int) -> Group:
     context = process_group.context()
-    token = hashlib.sha256(b"process set %d " % number + context.token).digest()
+    token = hashlib.sha256(b"process set %d " % addition + context.token).digest()
     return process_group.group_among(added.ranks, token)
 
 

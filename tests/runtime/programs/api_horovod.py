@@ -201,7 +201,11 @@ def check_process_sets():
         "add_process_set",
         lambda: hvd.allreduce(tf.ones([1]), process_set=tail),
     )
+    number = single.process_set_id
     assert hvd.remove_process_set(single)
+    again = hvd.add_process_set([0])
+    assert again.process_set_id == number
+    assert hvd.remove_process_set(again)
     assert list(process_sets.get_process_set_ids_and_ranks()) == [0]
 
 
