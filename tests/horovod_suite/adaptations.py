@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from packaging.version import Version
+from tensorflow.python.client.session import register_session_run_conversion_functions
 
 from tfcluster import runtime
 from tfcluster.runtime.errors import CollectiveMismatchError
@@ -174,16 +175,20 @@ def layers_and_models() -> None:
 
 
 def variables() -> None:
-    """A variable of Keras 3 holds one of TensorFlow; the tests use them as keys."""
+    """A variable of Keras 3 holds one of TensorFlow; tests need its key and value."""
     keras.Variable.ref = lambda self: self.value.ref()
+    register_session_run_conversion_functions(
+        keras.Variable,
+        fetch_function=lambda each: ([each.value], lambda found: found[0]),
+    )
 
 
 def _without(kind: Any, method: str, argument: str) -> None:
     original = getattr(kind, method)
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    # Keras also calls both by keywords, and reads from this signature what they take.
+    def call(self: Any, **kwargs: Any) -> Any:
         kwargs.pop(argument, None)
-        return original(*args, **kwargs)
+        return original(self, **kwargs)
 
     setattr(kind, method, call)

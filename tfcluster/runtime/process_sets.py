@@ -55,22 +55,30 @@ class ProcessSet:
     def group(self) -> Group:
         """The process group of the members.
 
-        Raises CollectiveError if the set has not been added, or before ``init``, and
-        ValueError if this process is not a member, or if the program has assigned
-        ``process_set_id``.
+        Raises what ``require_added`` raises, CollectiveError before ``init``, and
+        ValueError if this process is not a member.
         """
+        self.require_added()
         if self.process_set_id == 0:
             return process_group.group()
-        if self.process_set_id is None:
+        self.rank()
+        assert self._group is not None
+        return self._group
+
+    def require_added(self) -> None:
+        """Raise CollectiveError if the set has not been added, or is removed.
+
+        Raises ValueError if the program has assigned ``process_set_id``.
+        """
+        number = self.process_set_id
+        if number is None:
             raise CollectiveError(
                 f"{self!r} has not been added: call add_process_set first"
             )
-        self.rank()
-        if self._group is None:
+        if _added.get(number) is not self:
             raise ValueError(
                 f"{self!r} has not been added: the program has set its process_set_id"
             )
-        return self._group
 
     def __repr__(self) -> str:
         return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
@@ -117,7 +125,8 @@ def init(
         if process_sets.lower() != "dynamic":
             raise ValueError('process_sets must be a list of ProcessSets or "dynamic"')
         return
-    new = [each for each in process_sets or () if _added_as(each) is None]
+    known = list(_added.values())
+    new = [each for each in process_sets or () if each not in known]
     for index, each in enumerate(new):
         _check(each, new[:index])
     for each in new:
@@ -222,12 +231,6 @@ def _is_everyone(comm: Any) -> bool:
     if hasattr(comm, "Get_size"):
         return bool(comm.Get_size() == size)
     return sorted(comm) in ([], list(range(size)))
-
-
-def _added_as(process_set: ProcessSet) -> int | None:
-    """The id of a set that has been added, itself and not one with the same ranks."""
-    number = process_set.process_set_id
-    return number if number is not None and _added.get(number) is process_set else None
 
 
 def _check(added: ProcessSet, others: Iterable[ProcessSet] = ()) -> None:

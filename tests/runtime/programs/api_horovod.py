@@ -202,6 +202,14 @@ def check_process_sets():
         lambda: hvd.allreduce(tf.ones([1]), process_set=tail),
     )
     number = single.process_set_id
+    copy = hvd.ProcessSet([0])
+    copy.process_set_id = number
+    with tf.Graph().as_default():
+        refuses(
+            ValueError,
+            "has set its process_set_id",
+            lambda: hvd.allreduce(tf.constant(1.0), process_set=copy),
+        )
     assert hvd.remove_process_set(single)
     again = hvd.add_process_set([0])
     assert again.process_set_id == number
