@@ -65,10 +65,13 @@ def _apply(
     def exchange(gradients: list[Gradient]) -> None:
         apply(settings.exchanged(gradients, variables), trainable_variables)
 
+    def count() -> None:
+        internals.iterations_of(optimizer).assign_add(1)
+
     if settings.passes == 1:
         exchange(grads)
     else:
-        _accumulation(optimizer, settings).add(grads, exchange)
+        _accumulation(optimizer, settings).add(grads, exchange, count)
 
 
 def _built(
@@ -140,9 +143,11 @@ class Accumulation:
         self,
         gradients: Sequence[Gradient],
         apply: Callable[[list[Gradient]], object],
+        count_pass: Callable[[], object],
     ) -> None:
         """Add one pass's gradients; on every ``passes``-th call, ``apply`` the sums.
 
+        On other calls, ``count_pass``: a schedule of Horovod's scripts counts passes.
         A None stays None. IndexedSlices become tensors. All shapes must be known.
         Raises ValueError if a variable has a gradient in some passes but not in others.
         """
@@ -170,12 +175,15 @@ class Accumulation:
             count.assign(0)
             return True
 
+        def go_on() -> bool:
+            count_pass()
+            return False
+
         if tf.executing_eagerly():
-            if int(count) >= self._passes:
-                finish()
+            (finish if int(count) >= self._passes else go_on)()
         else:
             full = tf.greater_equal(count.read_value(), self._passes)
-            tf.cond(full, finish, lambda: False)
+            tf.cond(full, finish, go_on)
 
     def _prepared(
         self, dense: Sequence[Tensor | None]
