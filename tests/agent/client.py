@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster.agent import proc
 from tfcluster.isolated_import import module_argv
-from tfcluster.wire import PROTOCOL, Decoder, Frame, encode
+from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, encode
 
 DEADLINE_S = 30.0
 # The Python of hosts may differ from the launcher's.

@@ -14,7 +14,7 @@ from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import Identity, members
 from tfcluster.agent.sweep import belongings
 from tfcluster.agent.task import signal_name
-from tfcluster.wire import Frame, WireError
+from tfcluster.protocol.wire import Frame, WireError
 
 STAT = b"4711 (a) b\n (c) S 12 13 14 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 99887 1 2\n"
 TCP = """\

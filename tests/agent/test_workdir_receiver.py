@@ -11,7 +11,7 @@ from tests.agent.client import Agent
 from tfcluster.agent.workdir_receiver import MEMORY, merge
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.model import Sync
-from tfcluster.wire import Frame
+from tfcluster.protocol.wire import Frame
 
 OLD, NEW, OTHER = "old", "new", "other"
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planning.descriptions import describe
-from tfcluster import wire
 from tfcluster.agent import frames
 from tfcluster.description_json import from_plain, to_plain
 from tfcluster.host_patterns import expand, fold, host_name_problem
 from tfcluster.model import Description
+from tfcluster.protocol import wire
 from tfcluster.record import events
 from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
 from tfcluster.runtime.collective.signature import Signature

@@ -19,8 +19,8 @@ from tfcluster.launcher.agent_connection import (
     Reception,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.protocol.wire import WireError, encode
 from tfcluster.schedulers.starting import is_readable
-from tfcluster.wire import WireError, encode
 
 SOON_S = 20.0
 NONCE = "n0nce"

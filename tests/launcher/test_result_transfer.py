@@ -18,9 +18,9 @@ from tfcluster.launcher.result_transfer import (
     Wanted,
     Window,
 )
+from tfcluster.protocol.wire import Frame
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.paths import RunPaths
-from tfcluster.wire import Frame
 
 Answer = Callable[[Frame], list[Frame]]
 

@@ -12,7 +12,7 @@ from tfcluster.errors import StartError
 from tfcluster.launcher import workdir_listing
 from tfcluster.launcher.workdir_listing import listing
 from tfcluster.model import Sync
-from tfcluster.wire import encode
+from tfcluster.protocol.wire import encode
 
 
 def paths(root: Path, *exclude: str) -> list[str]:

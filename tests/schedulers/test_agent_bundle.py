@@ -18,8 +18,8 @@ import pytest
 
 from tfcluster import __version__
 from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.protocol.wire import PROTOCOL, encode
 from tfcluster.schedulers.agent_bundle import agent_argv, pack, parcel
-from tfcluster.wire import PROTOCOL, encode
 
 OPEN = {
     "type": "open",

@@ -14,7 +14,7 @@ from functools import partial
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.constants import EVENT_QUEUE_BYTES
 from tfcluster.agent.loop import Loop
-from tfcluster.wire import Decoder, Frame, WireError, encode
+from tfcluster.protocol.wire import Decoder, Frame, WireError, encode
 
 _READ_BYTES = 256 << 10
 

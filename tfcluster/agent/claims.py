@@ -14,9 +14,9 @@ import struct
 from collections.abc import Callable
 
 from tfcluster.agent.events import EventSocket
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
-from tfcluster.wire import Frame
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol.wire import Frame
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """The variable with the socket's name in the abstract namespace, see unix(7)."""

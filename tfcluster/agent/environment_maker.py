@@ -27,7 +27,7 @@ from tfcluster.agent.environments import (
     open_lock,
     try_lock,
 )
-from tfcluster.wire import WORKDIR
+from tfcluster.protocol.wire import WORKDIR
 
 _KEY_CHARS = 20
 _PIP = (22, 3)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from tfcluster.agent.constants import EVENT_BYTES
 from tfcluster.agent.loop import Loop
-from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
+from tfcluster.protocol.wire import Frame, LineBuffer, WireError, encode, parse
 
 _READ_BYTES = 64 << 10
 _LAST_READS = 64

@@ -52,7 +52,7 @@ from tfcluster.agent.run import Run
 from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
 from tfcluster.agent.tasks import swept_keys
 from tfcluster.process_title import set_title
-from tfcluster.wire import PROTOCOL, Frame, WireError
+from tfcluster.protocol.wire import PROTOCOL, Frame, WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from tfcluster.agent.constants import (
     SYNC_WINDOW_BYTES,
 )
 from tfcluster.agent.frames import File, Part, Sync
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path
-from tfcluster.wire import WireError, loads
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"

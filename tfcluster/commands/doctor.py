@@ -34,8 +34,8 @@ from tfcluster.launcher.preparation import (
 )
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
+from tfcluster.protocol.wire import Frame
 from tfcluster.schedulers.base import BatchScheduler
-from tfcluster.wire import Frame
 
 
 def doctor(

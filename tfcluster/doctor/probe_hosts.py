@@ -16,8 +16,8 @@ from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host, Interpreter
+from tfcluster.protocol.wire import Frame, entries, loads
 from tfcluster.schedulers.starting import Starter
-from tfcluster.wire import Frame, entries, loads
 
 PROBING_S = 90.0
 PREPARING_S = 300.0

@@ -16,8 +16,15 @@ from tfcluster import __version__
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
 from tfcluster.model import Host
+from tfcluster.protocol.wire import (
+    PROTOCOL,
+    Frame,
+    LineBuffer,
+    WireError,
+    encode,
+    parse,
+)
 from tfcluster.schedulers.starting import AgentChannel, Starter
-from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
 
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0

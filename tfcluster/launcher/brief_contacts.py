@@ -21,8 +21,8 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.fan_out import FAN_OUT, open_all
 from tfcluster.model import Host
+from tfcluster.protocol.wire import Frame
 from tfcluster.schedulers.starting import Starter
-from tfcluster.wire import Frame
 
 GREETING_S = 30.0
 """How long FAN_OUT hosts may take to answer before they count as silent."""

@@ -78,12 +78,12 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
+from tfcluster.protocol.wire import Frame, WireError
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.wire import Frame, WireError
 
 TICK_S = 0.25
 PROGRESS_S = 1.0

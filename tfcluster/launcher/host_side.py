@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.agent_connection import AgentConnection
 from tfcluster.model import Host
-from tfcluster.wire import Frame, WireError, entries
+from tfcluster.protocol.wire import Frame, WireError, entries
 
 
 @dataclass(slots=True)

@@ -48,9 +48,7 @@ from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Interpreter, Strategy
 from tfcluster.peer_filter import compact
-from tfcluster.schedulers.starting import Starter
-from tfcluster.task_id import TaskId
-from tfcluster.wire import (
+from tfcluster.protocol.wire import (
     PROTOCOL,
     UNFORKABLE,
     UNUSABLE,
@@ -58,6 +56,8 @@ from tfcluster.wire import (
     WireError,
     entries,
 )
+from tfcluster.schedulers.starting import Starter
+from tfcluster.task_id import TaskId
 
 
 class Hosts:

@@ -32,10 +32,10 @@ from tfcluster.launcher.result_transfer import (
 from tfcluster.launcher.results import AT_ONCE
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.model import Description, Host
+from tfcluster.protocol.wire import Frame
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.starting import Starter
-from tfcluster.wire import Frame
 
 _POLL_S = 0.1
 _CLOSE_S = 5.0

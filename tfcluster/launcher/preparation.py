@@ -8,7 +8,7 @@ from __future__ import annotations
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.types import HostFailed
 from tfcluster.model import Description, Host, Interpreter
-from tfcluster.wire import Frame, entries
+from tfcluster.protocol.wire import Frame, entries
 
 
 def prepare_frame(

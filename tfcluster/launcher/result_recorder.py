@@ -13,8 +13,8 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.result_transfer import Outcome
 from tfcluster.launcher.results import Fetch, Results, event_fields
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.protocol.wire import Frame
 from tfcluster.record.replay import results_view
-from tfcluster.wire import Frame
 
 CLOSE_S = 2.0
 """How long fetches may take to end when the run is over."""

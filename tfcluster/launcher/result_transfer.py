@@ -34,7 +34,7 @@ from tfcluster.launcher.result_placement import (
     Remote,
     ResultFolder,
 )
-from tfcluster.wire import Frame
+from tfcluster.protocol.wire import Frame
 
 STALL_S = 30.0
 """A host that sends nothing for this long is given up."""

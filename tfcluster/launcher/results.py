@@ -29,11 +29,11 @@ from tfcluster.launcher.result_transfer import (
     run_all,
 )
 from tfcluster.launcher.workdir_listing import witnesses
+from tfcluster.protocol.wire import Frame
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.base import Remembering
-from tfcluster.wire import Frame
 
 AT_ONCE = 8
 """How many hosts send their files at a time."""

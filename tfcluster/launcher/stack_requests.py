@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfcluster.launcher.journal import Journal
+from tfcluster.protocol.wire import Frame
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame
 
 
 def ask_stacks(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
 from tfcluster.lifecycle.types import Stalled
+from tfcluster.protocol.wire import Frame
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame
 
 
 class StallDetector:

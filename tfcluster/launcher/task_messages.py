@@ -22,9 +22,9 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
+from tfcluster.protocol.wire import Frame, WireError, entries
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame, WireError, entries
 
 _OF_TASKS = frozenset(
     [

@@ -15,7 +15,7 @@ from tfcluster.agent.workdir_patterns import BY_HOST, ENVIRONMENT, NEVER, is_exc
 from tfcluster.agent.workdir_receiver import sha256
 from tfcluster.errors import StartError
 from tfcluster.model import Sync
-from tfcluster.wire import Frame
+from tfcluster.protocol.wire import Frame
 
 MAX_BYTES = 256 << 20
 MAX_FILES = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfcluster.launcher.workdir_listing import Listing
-from tfcluster.wire import Frame, WireError
+from tfcluster.protocol.wire import Frame, WireError
 
 
 class WorkdirSender:

@@ -15,7 +15,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import examples
 from tests.planning.descriptions import describe
 from tests.planning.descriptions import hosts as some_hosts
-from tfcluster import __version__, exit_causes, wire
+from tfcluster import __version__, exit_causes
 from tfcluster.agent import channel, events, frames, loop
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.compose import compose
@@ -28,11 +28,12 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.placement import place
+from tfcluster.protocol import wire
+from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 from tfcluster.record import replay
 from tfcluster.record.metrics_writer import MetricsWriter
 from tfcluster.record.paths import create_run
 from tfcluster.record.writer import Writer
-from tfcluster.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 
 _PORTION = 1 << 15
 _CLOSING_S = 10.0

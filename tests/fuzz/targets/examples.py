@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfcluster.agent import frames
-from tfcluster.wire import Frame, WireError
+from tfcluster.protocol.wire import Frame, WireError
 
 _VALUES: tuple[Any, ...] = ("TERM", 3, True, ["a", "b"], {"A": "b", "C": None}, {}, [])
 _MISSING = re.compile(r"frame: '([^']+)'")

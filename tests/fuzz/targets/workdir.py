@@ -13,7 +13,7 @@ from tests.fuzz.target import Target
 from tfcluster.agent import frames, workdir_receiver
 from tfcluster.agent.frames import Part, Sync
 from tfcluster.agent.workdir_receiver import WorkdirReceiver
-from tfcluster.wire import Decoder, WireError, encode
+from tfcluster.protocol.wire import Decoder, WireError, encode
 
 _FILES = {"train.py": b"import keras\n", "data/a b.txt": b"x" * 100, "empty": b""}
 

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tfcluster.protocol.wire import Decoder, WireError, encode
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
-from tfcluster.wire import Decoder, WireError, encode
 
 STEP_INTERVAL_S = 1.0
 _MOST_EPOCHS = 200

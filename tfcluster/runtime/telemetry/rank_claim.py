@@ -14,9 +14,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from tfcluster.protocol.wire import Decoder, WireError, encode
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.wire import Decoder, WireError, encode
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """The variable with the name of the agent's abstract Unix socket for this task."""

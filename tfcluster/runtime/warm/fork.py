@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.wire import Decoder, encode
+from tfcluster.protocol.wire import Decoder, encode
 
 _FIRST_FREE_FD = 3
 

@@ -21,6 +21,7 @@ from typing import NoReturn
 from tfcluster.import_variables import is_read_early
 from tfcluster.isolated_import import module_argv
 from tfcluster.process_title import set_title
+from tfcluster.protocol.wire import Decoder, Frame, encode
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.early_settings import variables_set
 from tfcluster.runtime.scripts.run_script import import_folder, parse
@@ -37,7 +38,6 @@ from tfcluster.runtime.warm.hidden_modules import (
 )
 from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
-from tfcluster.wire import Decoder, Frame, encode
 
 _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""
