@@ -13,7 +13,7 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.result_transfer import Outcome
 from tfcluster.launcher.results import Fetch, Results, event_fields
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.protocol.wire import Frame
+from tfcluster.protocol.messages import Message
 from tfcluster.record.replay import results_view
 
 CLOSE_S = 2.0
@@ -30,9 +30,9 @@ class ResultRecorder:
         self._show = show
         self._final: Fetch | None = None
 
-    def received(self, host: str, frame: Frame) -> bool:
-        """Take a frame if it is about results; returns whether it was."""
-        return self._results.received(host, frame)
+    def received(self, host: str, message: Message) -> bool:
+        """Take a message if it is about results; returns whether it was."""
+        return self._results.received(host, message)
 
     def lost(self, host: str, cause: str) -> None:
         """Note that we have lost contact with a host."""

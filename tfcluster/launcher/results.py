@@ -21,7 +21,6 @@ from tfcluster.file_patterns import pattern_problem
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
-    ANSWERS,
     HostTransfer,
     Inbox,
     Outcome,
@@ -29,7 +28,8 @@ from tfcluster.launcher.result_transfer import (
     run_all,
 )
 from tfcluster.launcher.workdir_listing import witnesses
-from tfcluster.protocol.wire import Frame
+from tfcluster.protocol.messages import Message, OfResults
+from tfcluster.protocol.requests import Request
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
@@ -64,7 +64,7 @@ class Results:
     def __init__(
         self,
         job: Job,
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Request], None],
         has_copy: Callable[[str], bool | None],
         *,
         launched_s: float,
@@ -87,12 +87,12 @@ class Results:
 
     # --- in -------------------------------------------------------------------------
 
-    def received(self, host: str, frame: Frame) -> bool:
-        """Take a frame if it is about results; returns whether it was."""
-        if frame["type"] not in ANSWERS:
+    def received(self, host: str, message: Message) -> bool:
+        """Take a message if it is about results; returns whether it was."""
+        if not isinstance(message, OfResults):
             return False
         if host in self._inboxes:
-            self._inboxes[host].put(frame)
+            self._inboxes[host].put(message)
         return True
 
     def lost(self, host: str, cause: str) -> None:
@@ -211,8 +211,8 @@ class Results:
         """Continue with this job."""
         self._job = job
 
-    def _sender(self, host: str) -> Callable[[Frame], None]:
-        return lambda frame: self._send(host, frame)
+    def _sender(self, host: str) -> Callable[[Request], None]:
+        return lambda request: self._send(host, request)
 
     def _inbox(self, host: str) -> Inbox:
         if host not in self._inboxes:

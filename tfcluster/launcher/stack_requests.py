@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfcluster.launcher.journal import Journal
-from tfcluster.protocol.wire import Frame
+from tfcluster.protocol.requests import Request, Stacks
 from tfcluster.task_id import TaskId
 
 
@@ -14,7 +14,7 @@ def ask_stacks(
     number: str,
     request: Mapping[str, Any],
     running: Mapping[TaskId, str],
-    send: Callable[[str, Frame], None],
+    send: Callable[[str, Request], None],
     journal: Journal,
 ) -> None:
     """Ask the running tasks (task -> host) that the request names, or else all tasks.
@@ -29,5 +29,4 @@ def ask_stacks(
     }
     journal.event("asked", request=number, tasks=sorted(chosen))
     for host in set(chosen.values()):
-        tasks = [task for task, where in chosen.items() if where == host]
-        send(host, {"type": "stacks", "tasks": tasks})
+        send(host, Stacks(tuple(t for t, where in chosen.items() if where == host)))

@@ -9,7 +9,7 @@ reads other JSON with the same limits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 TYPE_CHECKING = False  # as in typing, which agents need not import
 if TYPE_CHECKING:
@@ -40,13 +40,18 @@ class WireError(Exception):
     """The other side sent something that is not a frame, or a frame is too long."""
 
 
-def encode(frame: Mapping[str, Any]) -> bytes:
+def encode(
+    frame: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+) -> bytes:
     """The frame as one line. Raises WireError if it is longer than MAX_FRAME_BYTES.
 
-    Surrogates (bytes that were not UTF-8) survive as ``\\udcXX`` escapes.
+    ``convert`` gets what JSON does not have. Surrogates (bytes that were not UTF-8)
+    survive as ``\\udcXX`` escapes.
     """
     try:
-        text = json.dumps(frame, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(
+            frame, separators=(",", ":"), allow_nan=False, default=convert
+        )
     except ValueError as error:
         raise WireError(f"a {frame.get('type')!r} frame: {error}") from error
     line = text.encode() + b"\n"

@@ -268,7 +268,7 @@ def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
     kept: list[object] = []
-    about_tasks = task_messages.TaskFrames(
+    about_tasks = task_messages.TaskMessages(
         job, journal, _silent(), latest, lambda *words: kept.append(words), traces
     )
     try:
