@@ -12,6 +12,13 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field
+
+    from typing_extensions import dataclass_transform
+
+    @dataclass_transform(frozen_default=True)
+    class Struct:
+        """A class whose subclasses are frozen dataclasses, without a decorator."""
+
 else:
 
     class _Made:
@@ -56,3 +63,11 @@ else:
             if frozen:
                 cls.__hash__ = lambda self: hash(tuple(map(vars(self).get, names)))
         return cls
+
+    class Struct:
+        def __init_subclass__(cls):
+            cls.__annotations__ = {
+                **cls.__base__.__annotations__,
+                **cls.__annotations__,
+            }
+            dataclass(cls, frozen=True)

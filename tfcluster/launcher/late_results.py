@@ -166,5 +166,5 @@ class _Line:
                 self.inbox.end(cause)
             case Bye():
                 self.closed.set()
-            case message if isinstance(message, OfResults):
+            case OfResults() as message:
                 self.inbox.put(message)

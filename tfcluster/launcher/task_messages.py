@@ -33,7 +33,7 @@ from tfcluster.protocol.messages import (
     LogError,
     Message,
     Note,
-    OfTasks,
+    OfTask,
     Settled,
     Started,
     Swept,
@@ -110,11 +110,11 @@ class TaskMessages:
                 named = ", ".join(map(str, pids))
                 text = f"pids {named} are still alive after SIGKILL"
                 self._note(f"{host}: {text}; it may need a reboot")
-            case _ if isinstance(message, OfTasks):
+            case OfTask():
                 return self._about(host, message, now)
         return []
 
-    def _about(self, host: str, message: OfTasks, now: float) -> list[Event]:
+    def _about(self, host: str, message: OfTask, now: float) -> list[Event]:
         task, attempt = key = self._task(host, message.task), message.attempt
         match message:
             case Started(pid=pid):

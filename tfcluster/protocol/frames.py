@@ -8,7 +8,7 @@ its values.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import UnionType
 
@@ -17,7 +17,9 @@ from tfcluster.protocol.wire import Frame, WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
     Check = Callable[[Any], Any]
     Signed = int
@@ -45,20 +47,29 @@ def encode(frame: object) -> bytes:
     return wire.encode({"type": type_of(type(frame)), **vars(frame)}, _row)
 
 
-def decoder(*classes: type) -> Callable[[Frame], Any]:
-    """A function that makes an object of one of these classes from a frame.
+def decoder(base: type[T]) -> Callable[[Frame], T]:
+    """A function that makes an object of a subclass from a frame.
 
-    That function raises ProtocolError.
+    That function raises ProtocolError. ``base`` itself counts if it has no subclasses.
     """
-    by_type = {type_of(cls): cls for cls in classes}
+    by_type = {type_of(cls): cls for cls in leaves(base)}
 
-    def decode(frame: Frame) -> Any:
+    def decode(frame: Frame) -> T:
         cls = by_type.get(frame["type"])
         if cls is None:
             raise ProtocolError(f"no frame is of the type {frame['type'][:40]!r}")
         return cls(**_values(cls, frame))
 
     return decode
+
+
+def leaves(cls: type[T]) -> Iterator[type[T]]:
+    """The subclasses that have no subclasses, or else the class."""
+    inner = cls.__subclasses__()
+    if not inner:
+        yield cls
+    for each in inner:
+        yield from leaves(each)
 
 
 def _values(cls: type, frame: Frame) -> dict[str, Any]:

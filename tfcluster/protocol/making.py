@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import Struct
 from tfcluster.protocol.frames import decoder
 from tfcluster.protocol.requests import Environment
-from tfcluster.protocol.wire import Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Make:
+class Make(Struct):
     """The only request; ``python`` starts the base of the environment."""
 
     environment: Environment
@@ -19,31 +15,29 @@ class Make:
     cwd: str
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Answer(Struct):
+    """Base class of all answers."""
+
+
+class Say(Answer):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Answer):
     """A line of pip's output."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(Answer):
     python: str
     home: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unmade:
+class Unmade(Answer):
     cause: str
 
 
-Answer = Say | Line | Made | Unmade
-
-decode_request: Callable[[Frame], Make] = decoder(Make)
-decode_answer: Callable[[Frame], Answer] = decoder(*Answer.__args__)
+decode_request = decoder(Make)
+decode_answer = decoder(Answer)
 """Both raise ProtocolError."""

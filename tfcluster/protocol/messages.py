@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import Struct
 from tfcluster.protocol.frames import Signed, decoder
-from tfcluster.protocol.wire import Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Message(Struct):
+    """Base class of all messages."""
+
+
+class OfResults(Message):
+    """Answers the request with this number."""
+
+    number: int
+
+
+class OfTask(Message):
+    """About an attempt at a task."""
+
+    task: str
+    attempt: int
+
+
+class Hello(Message):
     """Answers ``open``; ``protocol`` and ``version`` are those of the agent."""
 
     protocol: int
@@ -31,19 +46,16 @@ class Hello:
     shared: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Message):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Message):
     asked_s: float
     monotonic_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Message):
     """``cause``: why there are fewer ports than requested."""
 
     ports: tuple[int, ...]
@@ -53,29 +65,25 @@ class Held:
 # --- the workdir ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Wants:
+class Wants(Message):
     """The parts of files that are needed: index, offset and length of each."""
 
     parts: tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
+class Synced(Message):
     cwd: str
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unsynced:
+class Unsynced(Message):
     cause: str
 
 
 # --- results ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct):
     """A file that matches."""
 
     path: str
@@ -84,11 +92,9 @@ class Result:
     mode: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(OfResults):
     """``refused``: paths that are not sent, and why; ``more``: how many others."""
 
-    number: int
     shared: bool
     folder: str
     files: tuple[Result, ...]
@@ -97,73 +103,57 @@ class Listed:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unlisted:
-    number: int
+class Unlisted(OfResults):
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    number: int
+class Reading(OfResults):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Working:
-    number: int
+class Working(OfResults):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    number: int
+class Piece(OfResults):
     offset: int
     data: str
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
-    number: int
+class Complete(OfResults):
     digest: str
     changed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unread:
-    number: int
+class Unread(OfResults):
     cause: str
 
 
 # --- the preparation --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Making:
+class Making(Message):
     text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Message):
     python: str | None
     environment: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unprepared:
+class Unprepared(Message):
     cause: str
     line: int | None
     of: str
     tail: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(Message):
     key: str
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cold:
+class Cold(Message):
     key: str
     cause: str
     tail: tuple[str, ...]
@@ -174,41 +164,28 @@ class Cold:
 # --- tasks ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    task: str
-    attempt: int
+class Started(OfTask):
     pid: int
     start_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    task: str
-    attempt: int
+class Listening(OfTask):
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Intruder:
-    task: str
-    attempt: int
+class Intruder(OfTask):
     port: int
     pid: int | None
     uid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(OfTask):
     """What the task itself has sent, unchecked."""
 
-    task: str
-    attempt: int
     event: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct):
     """``busy`` is a share; None: unknown, as in part of a divided GPU."""
 
     gpu: int
@@ -218,37 +195,25 @@ class Gpu:
     memory_total_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    task: str
-    attempt: int
+class Usage(OfTask):
     rss_bytes: int
     cpu_s: float
     processes: int
     gpus: tuple[Gpu, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    task: str
-    attempt: int
+class Log(OfTask):
     lines: tuple[str, ...]
     dropped: int
     dropped_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogError:
-    task: str
-    attempt: int
+class LogError(OfTask):
     cause: str
     dropped_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
-    task: str
-    attempt: int
+class Exited(OfTask):
     code: int | None
     signal: str | None
     oom: bool
@@ -262,16 +227,11 @@ class Exited:
     max_rss_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    task: str
-    attempt: int
+class Settled(OfTask):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    task: str
-    attempt: int
+class Failed(OfTask):
     cause: str
     errno: int
 
@@ -279,8 +239,7 @@ class Failed:
 # --- the end ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(Message):
     """``task`` and ``attempt`` are None if the processes belonged to no task."""
 
     count: int
@@ -289,65 +248,24 @@ class Swept:
     attempt: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Unkillable:
+class Unkillable(Message):
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Message):
     text: str
     signal: str | None = None
     guard: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Message):
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(Message):
     swept: int
     others: bool
 
 
-OfResults = Listed | Unlisted | Reading | Working | Piece | Complete | Unread
-
-OfTasks = (
-    Started
-    | Listening
-    | Intruder
-    | Event
-    | Usage
-    | Log
-    | LogError
-    | Exited
-    | Settled
-    | Failed
-)
-
-Message = (
-    Hello
-    | Ping
-    | Clock
-    | Held
-    | Wants
-    | Synced
-    | Unsynced
-    | OfResults
-    | Making
-    | Prepared
-    | Unprepared
-    | Warmed
-    | Cold
-    | OfTasks
-    | Swept
-    | Unkillable
-    | Note
-    | Fault
-    | Bye
-)
-
-decode: Callable[[Frame], Message] = decoder(*Message.__args__)
+decode = decoder(Message)
 """The frame as a message. Raises ProtocolError."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import Struct
 from tfcluster.protocol.frames import decoder
-from tfcluster.protocol.wire import Frame
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
+class Request(Struct):
+    """Base class of all requests."""
+
+
+class OfResults(Request):
+    """Base class of the requests about results."""
+
+
+class Open(Request):
     """The first frame; ``protocol`` and ``version`` are those of the launcher."""
 
     protocol: int
@@ -23,25 +29,21 @@ class Open:
     witness: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Request):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Request):
     asked_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(Request):
     count: int
     low: int | None
     high: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct):
     """One of the user's files; its path is relative to the folder, its digest SHA-256
     in hex."""
 
@@ -51,8 +53,7 @@ class File:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Sync:
+class Sync(Request):
     folder: str
     original: str
     inodes: tuple[tuple[str, int], ...]
@@ -60,15 +61,13 @@ class Sync:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Request):
     index: int
     offset: int
     data: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class List:
+class List(OfResults):
     """Lists results in ``folder``, unless the host shares the launcher's files."""
 
     number: int
@@ -77,8 +76,7 @@ class List:
     patterns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(OfResults):
     """Opens a listed file; the launcher already has ``have`` bytes with this digest."""
 
     number: int
@@ -88,23 +86,20 @@ class Read:
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class More:
+class More(OfResults):
     """Asks for the next piece of the opened file."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(OfResults):
     """The launcher's folder now has the content with this digest at this path."""
 
     path: str
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Struct):
     """The requirements of an environment; ``python`` starts its base."""
 
     file: str
@@ -115,8 +110,7 @@ class Environment:
     system_site_packages: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Request):
     setup: str | None
     env: Mapping[str, str | None]
     cwd: str
@@ -124,8 +118,7 @@ class Prepare:
     environment: Environment | None
 
 
-@dataclass(frozen=True, slots=True)
-class Warm:
+class Warm(Request):
     key: str
     argv: tuple[str, ...]
     env: Mapping[str, str | None]
@@ -135,8 +128,7 @@ class Warm:
     wrapped: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Request):
     task: str
     attempt: int
     argv: tuple[str, ...]
@@ -152,41 +144,20 @@ class Start:
     prepend: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Request):
     tasks: tuple[str, ...]
     grace_s: float
     signal: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
+class Stacks(Request):
     tasks: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Request):
     grace_s: float
     others_s: float = 0.0
 
 
-OfResults = List | Read | More | Returned
-
-Request = (
-    Open
-    | Ping
-    | Clock
-    | Hold
-    | Sync
-    | Part
-    | OfResults
-    | Prepare
-    | Warm
-    | Start
-    | Stop
-    | Stacks
-    | Close
-)
-
-decode: Callable[[Frame], Request] = decoder(*Request.__args__)
+decode = decoder(Request)
 """The frame as a request. Raises ProtocolError."""
