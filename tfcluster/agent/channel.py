@@ -14,9 +14,8 @@ from functools import partial
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.constants import EVENT_QUEUE_BYTES
 from tfcluster.agent.loop import Loop
-from tfcluster.protocol import requests
+from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import encode
-from tfcluster.protocol.messages import Log, Message, Note, Ping
 from tfcluster.protocol.requests import Request
 from tfcluster.protocol.wire import Decoder, WireError
 
@@ -47,11 +46,11 @@ class Channel:
         os.set_blocking(self._in, False)
         loop.watch(self._in, self._read)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: messages.Message) -> None:
         """Queue a control frame, and write as much as possible."""
         self._enqueue(_line(message))
 
-    def send_event(self, message: Message) -> None:
+    def send_event(self, message: messages.Message) -> None:
         """Queue a task's event, or a measurement of a task.
 
         It is dropped if more than EVENT_QUEUE_BYTES are queued.
@@ -61,7 +60,7 @@ class Channel:
             return
         if self._unsaid:
             count, self._unsaid = self._unsaid, 0
-            self.send(Note(f"{count} events of tasks were dropped"))
+            self.send(messages.Note(f"{count} events of tasks were dropped"))
         self._enqueue(_line(message))
 
     def _enqueue(self, line: bytes) -> None:
@@ -78,7 +77,7 @@ class Channel:
     def send_ping(self) -> None:
         """Send a heartbeat, unless other frames are queued, which serve as well."""
         if not self._queue:
-            self.send(Ping())
+            self.send(messages.Ping())
 
     def read_waiting(self) -> None:
         """Read what has already arrived, before the other side is called silent."""
@@ -114,7 +113,7 @@ class Channel:
                 self._queued -= len(line)
                 self._buffer = memoryview(line)
             elif (chunk := self._backlog.take()) is not None:
-                log = Log(
+                log = messages.Log(
                     task=chunk.source.task,
                     attempt=chunk.source.attempt,
                     lines=tuple(chunk.lines),
@@ -147,8 +146,8 @@ class Channel:
         self.on_end(cause)
 
 
-def _line(message: Message) -> bytes:
+def _line(message: messages.Message) -> bytes:
     try:
         return encode(message)
     except WireError as error:
-        return encode(Note(str(error)))
+        return encode(messages.Note(str(error)))

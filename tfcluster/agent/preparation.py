@@ -28,9 +28,8 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import signal_name
 from tfcluster.agent.tasks import RunServices
 from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol import making, messages
 from tfcluster.protocol.frames import encode
-from tfcluster.protocol.making import Line, Made, Make, Say, Unmade, decode_answer
-from tfcluster.protocol.messages import Making, Prepared, Unprepared
 from tfcluster.protocol.requests import Prepare
 from tfcluster.protocol.wire import parse
 
@@ -111,7 +110,7 @@ class Preparation:
         wanted = request.environment
         found = self._python is not None and not wanted.configured
         python = (str(self._python),) if found else wanted.python
-        given = _file(encode(Make(wanted, python, request.cwd)))
+        given = _file(encode(making.Make(wanted, python, request.cwd)))
         answer = _file(b"")
         try:
             argv = maker_argv(given, answer)
@@ -125,7 +124,7 @@ class Preparation:
         """Report news, or at least that the maker is still at work."""
         if self._step is not step or step.status is not None or step.closed:
             return
-        self._shared.reports.send(Making(None))
+        self._shared.reports.send(messages.Making(None))
         self._tell(os.pread(step.answer, _MAX_ANSWER_BYTES, 0))
         self._shared.loop.later(_LOOK_S, lambda: self._look(step))
 
@@ -135,24 +134,24 @@ class Preparation:
         whole = [line for line in lines if line.endswith(b"\n")]
         self._read_bytes += sum(map(len, whole))
         answers, now = (
-            [decode_answer(parse(line)) for line in whole],
+            [making.decode_answer(parse(line)) for line in whole],
             self._shared.loop.now(),
         )
-        last = next((a for a in reversed(answers) if isinstance(a, Line)), None)
+        last = next((a for a in reversed(answers) if isinstance(a, making.Line)), None)
         for each in answers:
             due = each is last and now - self._told >= _LINE_S
-            if isinstance(each, Say) or (isinstance(each, Line) and due):
+            if isinstance(each, making.Say) or (isinstance(each, making.Line) and due):
                 self._told = now
-                self._shared.reports.send(Making(each.text))
+                self._shared.reports.send(messages.Making(each.text))
 
     def _environment_ended(self, answer: bytes, status: int) -> None:
         self._tell(answer)
         lines = answer.splitlines()
-        match decode_answer(parse(lines[-1])) if lines else None:
-            case Made(python, home):
+        match making.decode_answer(parse(lines[-1])) if lines else None:
+            case making.Made(python, home):
                 self._environment = python
                 self._hold(home)
-            case Unmade(cause):
+            case making.Unmade(cause):
                 self._failure = LineFailed(None, cause)
             case _:
                 words = f"the maker of the environment ended early: {_words(status)}"
@@ -220,13 +219,13 @@ class Preparation:
             self._next()
 
     def _done(self) -> None:
-        self._shared.reports.send(Prepared(self._python, self._environment))
+        self._shared.reports.send(messages.Prepared(self._python, self._environment))
 
     def _fail(self, cause: str) -> None:
         self._tell_failure(LineFailed(None, cause), ())
 
     def _tell_failure(self, failed: LineFailed, tail: tuple[str, ...]) -> None:
-        message = Unprepared(failed.cause, failed.line, self._of, tail)
+        message = messages.Unprepared(failed.cause, failed.line, self._of, tail)
         self._shared.reports.send(message)
 
     def close(self) -> None:

@@ -36,19 +36,8 @@ from tfcluster.agent.workdir_patterns import (
     is_wanted,
 )
 from tfcluster.agent.workdir_receiver import remember_returned, same_files
-from tfcluster.protocol import messages
+from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.messages import (
-    Complete,
-    Listed,
-    Piece,
-    Reading,
-    Result,
-    Unlisted,
-    Unread,
-    Working,
-)
-from tfcluster.protocol.requests import List, More, OfResults, Read, Returned
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -67,7 +56,7 @@ class _ReadError(Exception):
 Refusal = tuple[str, str]
 """The path of a file that matches, and why it cannot be sent."""
 
-Found = Result | Refusal
+Found = messages.Result | Refusal
 
 
 class ResultSender:
@@ -88,15 +77,15 @@ class ResultSender:
         self._told_s = time.monotonic()
         self._closed = False
 
-    def obey(self, request: OfResults) -> None:
+    def obey(self, request: requests.OfResults) -> None:
         match request:
-            case List():
+            case requests.List():
                 self._list(request)
-            case Read():
+            case requests.Read():
                 self._read(request)
-            case More(number):
+            case requests.More(number):
                 self._more(number)
-            case Returned(path, digest):
+            case requests.Returned(path, digest):
                 _check(path)
                 self._returned[path] = digest
 
@@ -115,26 +104,28 @@ class ResultSender:
 
     # --- the list -------------------------------------------------------------------
 
-    def _list(self, request: List) -> None:
+    def _list(self, request: requests.List) -> None:
         self._drop()
         self._remember()
         self._root = None
         number = request.number
         if same_files(request.inodes):
-            nothing = Listed(number, True, request.folder, (), (), 0, last=True)
+            nothing = messages.Listed(
+                number, True, request.folder, (), (), 0, last=True
+            )
             self._send(nothing)
             return
         folder = local_path(request.folder).expanduser()
         if not folder.is_absolute():
             cause = f"{request.folder} cannot be expanded: the user has no home there"
-            self._send(Unlisted(number, cause))
+            self._send(messages.Unlisted(number, cause))
             return
         self._root = os.path.realpath(os.fsencode(folder))
         self._patterns = request.patterns
         try:
             os.stat(self._root)
         except OSError as error:
-            self._send(Unlisted(number, f"{folder}: {error.strerror}"))
+            self._send(messages.Unlisted(number, f"{folder}: {error.strerror}"))
             return
         shown = os.fsencode(folder).decode("utf-8", "surrogateescape")
         self._listing = _Listing(self._send, number, shown)
@@ -148,7 +139,7 @@ class ResultSender:
         except OSError as error:
             name = os.fsdecode(error.filename or b"a folder")
             cause = f"{name} cannot be read: {error.strerror}"
-            self._send(Unlisted(listing.number, cause))
+            self._send(messages.Unlisted(listing.number, cause))
             return
         if found is None:
             listing.end()
@@ -158,7 +149,7 @@ class ResultSender:
 
     # --- a file ---------------------------------------------------------------------
 
-    def _read(self, request: Read) -> None:
+    def _read(self, request: requests.Read) -> None:
         self._drop()
         if self._root is None:
             raise ProtocolError("nothing has been listed")
@@ -182,7 +173,7 @@ class ResultSender:
             self._fail(reading.number, error)
             return
         if done:
-            self._send(Reading(reading.number, reading.offset))
+            self._send(messages.Reading(reading.number, reading.offset))
             return
         self._show_life(reading.number)
         self._post(lambda: self._prove(reading))
@@ -192,7 +183,7 @@ class ResultSender:
         now = time.monotonic()
         if now - self._told_s > RESULT_TOLD_S:
             self._told_s = now
-            self._send(Working(number))
+            self._send(messages.Working(number))
 
     def _more(self, number: int) -> None:
         reading = self._reading
@@ -205,10 +196,10 @@ class ResultSender:
             self._fail(number, error)
             return
         if over is None:
-            self._send(Piece(number, offset, base64.b64encode(data).decode()))
+            self._send(messages.Piece(number, offset, base64.b64encode(data).decode()))
         else:
             digest, changed = over
-            self._send(Complete(number, digest, changed))
+            self._send(messages.Complete(number, digest, changed))
             self._drop()
 
     def _fail(self, number: int, error: Exception) -> None:
@@ -218,7 +209,7 @@ class ResultSender:
             cause = GONE
         elif isinstance(error, OSError):
             cause = error.strerror or cause
-        self._send(Unread(number, cause))
+        self._send(messages.Unread(number, cause))
 
     def _drop(self) -> None:
         if self._reading is not None:
@@ -235,7 +226,7 @@ class _Listing:
         self._send = send
         self.number = number
         self._folder = folder
-        self._rows: list[Result] = []
+        self._rows: list[messages.Result] = []
         self._refused: list[Refusal] = []
         self._bytes = 0
         self._count = 0
@@ -255,7 +246,7 @@ class _Listing:
                 cause = (
                     f"over {RESULT_FILES} files in {self._folder} match the patterns"
                 )
-                self._send(Unlisted(self.number, cause))
+                self._send(messages.Unlisted(self.number, cause))
                 return False
             self._rows.append(each)
             self._bytes += 6 * len(each.path) + 128
@@ -268,7 +259,7 @@ class _Listing:
         self._flush(last=True)
 
     def _flush(self, *, last: bool) -> None:
-        listed = Listed(
+        listed = messages.Listed(
             number=self.number,
             shared=False,
             folder=self._folder,
@@ -285,7 +276,7 @@ class _Listing:
 class _Reading:
     """An open file, of which ``size`` bytes are sent in order."""
 
-    def __init__(self, request: Read, fd: int) -> None:
+    def __init__(self, request: requests.Read, fd: int) -> None:
         self.number = request.number
         self.offset = 0
         self._request = request
@@ -392,7 +383,7 @@ def _found(root: bytes, path: bytes, text: str) -> list[Found]:
     finally:
         os.close(fd)
     mode = stat.S_IMODE(status.st_mode)
-    return [Result(text, status.st_size, status.st_mtime_ns, mode)]
+    return [messages.Result(text, status.st_size, status.st_mtime_ns, mode)]
 
 
 def _open_below(root: bytes, path: str) -> int:

@@ -32,8 +32,8 @@ from tfcluster.agent.sweep import AGENT, RUN, agent_mark
 from tfcluster.agent.task import Task
 from tfcluster.agent.tasks import RunServices, Tasks
 from tfcluster.agent.warm_interpreters import WarmInterpreters
+from tfcluster.protocol import requests
 from tfcluster.protocol.messages import LogError, Note
-from tfcluster.protocol.requests import Prepare, Request, Stacks, Start, Stop, Warm
 
 
 class Run:
@@ -74,25 +74,25 @@ class Run:
         self._listening = Listening(loop, channel, self._tree, self._guard.inodes)
         self._warmer.on_begun = self._expect_listener
 
-    def obey(self, request: Request, *, closing: bool) -> None:
+    def obey(self, request: requests.Request, *, closing: bool) -> None:
         match request:
-            case Start() if closing:
+            case requests.Start() if closing:
                 self._tasks.refuse(request, "the agent is closing")
-            case Start(warm=None):
+            case requests.Start(warm=None):
                 task = self._tasks.start(request)
                 if task is not None:
                     self._expect_listener(task)
-            case Start():
+            case requests.Start():
                 self._warmer.fork(request)
-            case Warm():
+            case requests.Warm():
                 if not closing:
                     self._warmer.start(request)
-            case Prepare():
+            case requests.Prepare():
                 if not closing:
                     self._preparation.start(request)
-            case Stop():
+            case requests.Stop():
                 self._tasks.stop(request)
-            case Stacks(names):
+            case requests.Stacks(names):
                 self._tasks.ask_stacks(names)
 
     def reap(self) -> None:

@@ -36,23 +36,8 @@ from tfcluster.agent.run import Run
 from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
 from tfcluster.agent.tasks import swept
 from tfcluster.process_title import set_title
-from tfcluster.protocol import messages
+from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.messages import Bye, Fault, Held, Hello, Note, Unkillable
-from tfcluster.protocol.requests import (
-    Clock,
-    Close,
-    Hold,
-    List,
-    More,
-    Open,
-    Part,
-    Ping,
-    Read,
-    Request,
-    Returned,
-    Sync,
-)
 from tfcluster.protocol.wire import PROTOCOL
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
@@ -99,7 +84,7 @@ class Supervisor:
         self._channel = channel
         self._backlog = backlog
         self._guard_socket = guard_socket
-        self._opened: Open | None = None
+        self._opened: requests.Open | None = None
         self._run: Run | None = None
         self._ports = Ports()
         self._syncing: WorkdirReceiver | None = None
@@ -116,9 +101,9 @@ class Supervisor:
 
     # --- input ----------------------------------------------------------------------
 
-    def _obey(self, request: Request) -> None:
+    def _obey(self, request: requests.Request) -> None:
         self._heard = self._loop.awake()
-        if isinstance(request, Open):
+        if isinstance(request, requests.Open):
             self._open(request)
             return
         if self._run is None:
@@ -126,20 +111,25 @@ class Supervisor:
                 return
             raise ProtocolError("the first frame must be 'open'")
         match request:
-            case Ping():
+            case requests.Ping():
                 pass
-            case Clock(asked_s):
+            case requests.Clock(asked_s):
                 self._channel.send(messages.Clock(asked_s, time.monotonic()))
-            case Hold(count, low, high):
+            case requests.Hold(count, low, high):
                 ports, cause = self._ports.hold(count, low, high)
-                self._channel.send(Held(tuple(ports), cause))
-            case Sync():
+                self._channel.send(messages.Held(tuple(ports), cause))
+            case requests.Sync():
                 self._sync().listed(request)
-            case Part():
+            case requests.Part():
                 self._sync().came(request)
-            case List() | Read() | More() | Returned():
+            case (
+                requests.List()
+                | requests.Read()
+                | requests.More()
+                | requests.Returned()
+            ):
                 self._results().obey(request)
-            case Close(grace_s, others_s):
+            case requests.Close(grace_s, others_s):
                 self.close(grace_s, exit_codes.CLOSED, others_s)
             case _:
                 self._run.obey(request, closing=self.closing)
@@ -159,7 +149,7 @@ class Supervisor:
             self._returning = ResultSender(self._channel.send, self._loop.post)
         return self._returning
 
-    def _open(self, request: Open) -> None:
+    def _open(self, request: requests.Open) -> None:
         if self._opened is not None:
             raise ProtocolError("a second 'open'")
         if not request.run.isprintable() or not request.run:
@@ -167,7 +157,7 @@ class Supervisor:
         self._opened = request
         self._guard_socket.send_run(request.run)
         set_title(f"tfcluster: agent {request.run}", "tfcluster-agent")
-        hello = Hello(
+        hello = messages.Hello(
             protocol=PROTOCOL,
             version=__version__,
             nonce=request.nonce,
@@ -198,7 +188,7 @@ class Supervisor:
         if not self._run.adopts_orphans:
             text = "orphaned processes cannot be adopted here"
             text += "; they are found only by their marks"
-            self._channel.send(Note(text))
+            self._channel.send(messages.Note(text))
         self._beat()
 
     def _beat(self) -> None:
@@ -230,7 +220,7 @@ class Supervisor:
 
     def _lease_over(self, cause: str) -> None:
         if not self.closing:
-            self._channel.send(Note(f"stopping all tasks: {cause}"))
+            self._channel.send(messages.Note(f"stopping all tasks: {cause}"))
             self.close(self._grace_s, exit_codes.LEASE_ENDED)
 
     def _signal(self, signum: int) -> None:
@@ -240,7 +230,7 @@ class Supervisor:
         elif signum in FORWARDED:
             name = signal.Signals(signum).name
             text = f"the agent received {name}"
-            self._channel.send(Note(text, signal=name.removeprefix("SIG")))
+            self._channel.send(messages.Note(text, signal=name.removeprefix("SIG")))
             if signum == signal.SIGTERM and not self.closing:
                 self.close(self._grace_s, exit_codes.TERMINATED)
 
@@ -250,7 +240,7 @@ class Supervisor:
         if not self.closing:
             text = "the guard process died; if the agent is also killed, "
             text += "tasks may keep running"
-            self._channel.send(Note(text, guard=self._guard_socket.guard))
+            self._channel.send(messages.Note(text, guard=self._guard_socket.guard))
 
     # --- the end --------------------------------------------------------------------
 
@@ -261,7 +251,7 @@ class Supervisor:
     def fault(self, cause: str) -> None:
         """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
-        self._channel.send(Fault(cause))
+        self._channel.send(messages.Fault(cause))
         self.close(self._grace_s, exit_codes.FAULT)
 
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
@@ -330,7 +320,9 @@ class Supervisor:
         if killed:
             self._channel.send(swept(killed))
         if left:
-            self._channel.send(Unkillable(tuple(process.pid for process in left)))
+            self._channel.send(
+                messages.Unkillable(tuple(process.pid for process in left))
+            )
         if not self._others:
             clear_away(self._opened.run if self._opened else None)
         if self._run is not None:
@@ -343,7 +335,7 @@ class Supervisor:
         # Nobody asked for the end of a lease: it must look like a lost host, even to a
         # launcher that was only suspended for a while.
         if self.code != exit_codes.LEASE_ENDED:
-            self._channel.send(Bye(self._swept, self._others))
+            self._channel.send(messages.Bye(self._swept, self._others))
         self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
 
     def _end(self) -> None:

@@ -39,16 +39,7 @@ from tfcluster.agent.task import Task, signal_number
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.protocol.messages import (
-    Event,
-    Failed,
-    Message,
-    Note,
-    Settled,
-    Started,
-    Swept,
-    Unkillable,
-)
+from tfcluster.protocol import messages
 from tfcluster.protocol.requests import Start, Stop
 from tfcluster.protocol.wire import Frame
 
@@ -59,9 +50,9 @@ if TYPE_CHECKING:
     class Reports(Protocol):
         """Sends frames; the channel does."""
 
-        def send(self, message: Message) -> None: ...
+        def send(self, message: messages.Message) -> None: ...
 
-        def send_event(self, message: Message) -> None: ...
+        def send_event(self, message: messages.Message) -> None: ...
 
 
 _EVENTS = "TFCLUSTER_EVENTS"
@@ -104,7 +95,7 @@ class Tasks:
         self.on_server: Callable[[Task, int], None] = lambda task, port: None
         self._layers = LayerRemover(
             shared.loop.post,
-            lambda text: shared.reports.send(Note(text)),
+            lambda text: shared.reports.send(messages.Note(text)),
             self._tasks.values,
         )
         self._usage = UsageReports(
@@ -178,7 +169,9 @@ class Tasks:
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
         self._usage.begin()
         start_time = task.process.start_time
-        self._shared.reports.send(Started(*task.key, pid=pid, start_time=start_time))
+        self._shared.reports.send(
+            messages.Started(*task.key, pid=pid, start_time=start_time)
+        )
         self._stopping.begun(task)
 
     def failed(self, task: Task, cause: str, number: int = 0) -> None:
@@ -191,7 +184,7 @@ class Tasks:
 
     def refuse(self, request: Start, cause: str, number: int = 0) -> None:
         """Report that a task is not started."""
-        failed = Failed(request.task, request.attempt, cause, number)
+        failed = messages.Failed(request.task, request.attempt, cause, number)
         self._shared.reports.send(failed)
 
     def ended(self, child: Ended) -> bool:
@@ -267,11 +260,11 @@ class Tasks:
             elif event["type"] == "server":
                 self._guard_server(task, event)
             else:
-                reports.send_event(Event(*task.key, event=event))
+                reports.send_event(messages.Event(*task.key, event=event))
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
-            reports.send(Note(text))
+            reports.send(messages.Note(text))
 
         task = Task(
             request=request,
@@ -298,7 +291,7 @@ class Tasks:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
             self._shared.reports.send(swept(task.leftovers.values(), *task.key))
-        self._shared.reports.send(Settled(*task.key))
+        self._shared.reports.send(messages.Settled(*task.key))
         self._layers.settled(task)
         self._forget(task)
 
@@ -308,15 +301,15 @@ class Tasks:
             self._tasks.pop(task.stream, None)
 
     def _unkillable(self, left: list[Process]) -> None:
-        self._shared.reports.send(Unkillable(tuple(p.pid for p in left)))
+        self._shared.reports.send(messages.Unkillable(tuple(p.pid for p in left)))
 
 
 def swept(
     processes: Collection[Process], task: str | None = None, attempt: int | None = None
-) -> Swept:
+) -> messages.Swept:
     """The message, with the names of at most twenty processes."""
     names = [str(process) for process in processes][:_SHOWN_PROCESSES]
-    return Swept(len(processes), tuple(names), task, attempt)
+    return messages.Swept(len(processes), tuple(names), task, attempt)
 
 
 def _utc_now() -> str:

@@ -28,7 +28,7 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, RunServices, Tasks
 from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.protocol.messages import Cold, Note, Warmed
+from tfcluster.protocol import messages
 from tfcluster.protocol.requests import Start, Warm
 from tfcluster.protocol.wire import (
     BLAMES_WRAPPER,
@@ -298,7 +298,7 @@ class WarmInterpreters:
                 self._take(interpreter, parse(line))
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
-            self._shared.reports.send(Note(note))
+            self._shared.reports.send(messages.Note(note))
             self._kill(interpreter)
             self._close(interpreter)
             return False
@@ -315,7 +315,7 @@ class WarmInterpreters:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
             key = interpreter.request.key
-            self._shared.reports.send(Warmed(key, seconds))
+            self._shared.reports.send(messages.Warmed(key, seconds))
             self._write(interpreter)
         elif kind == "unfit":
             interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]
@@ -366,8 +366,10 @@ class WarmInterpreters:
             why = tail[-1] if tail else "its wrapper does not permit forks"
             why = why.removeprefix("tfcluster: ")
             text = f"tasks are started one by one, which takes longer: {why}"
-            self._shared.reports.send(Note(text))
-        self._shared.reports.send(Cold(key, cause, tuple(tail), unfit, wrapper))
+            self._shared.reports.send(messages.Note(text))
+        self._shared.reports.send(
+            messages.Cold(key, cause, tuple(tail), unfit, wrapper)
+        )
 
 
 def _words(status: int) -> str:

@@ -16,18 +16,7 @@ from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host, Interpreter
-from tfcluster.protocol.messages import (
-    Exited,
-    Failed,
-    Held,
-    Hello,
-    Log,
-    Making,
-    Message,
-    Prepared,
-    Unprepared,
-)
-from tfcluster.protocol.requests import Hold, Prepare, Start
+from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import loads
 from tfcluster.schedulers.starting import Starter
 
@@ -52,14 +41,14 @@ class Requirements:
     imports: bool
     low: int | None = None
     high: int | None = None
-    prepare: Callable[[Host], Prepare] | None = None
+    prepare: Callable[[Host], requests.Prepare] | None = None
     """The request that prepares a host; None: nothing has to be done."""
     probes: bool = True
     """Whether hosts are examined once they are prepared."""
-    unprepared: Callable[[Unprepared], str] = lambda answer: answer.cause
+    unprepared: Callable[[messages.Unprepared], str] = lambda answer: answer.cause
     """Why a host could not be prepared, from its answer."""
-    own_python: Callable[[Host, Prepared], Interpreter | None] = lambda host, answer: (
-        None
+    own_python: Callable[[Host, messages.Prepared], Interpreter | None] = (
+        lambda host, answer: None
     )
     """The interpreter that a host has after its preparation."""
     say: Callable[[str], None] = lambda text: None
@@ -171,12 +160,12 @@ class _Examination:
             report.error = error.message.removeprefix(f"{item.host}: ") + hint
             report.unreachable = error.exit_code is ExitCode.HOST
         else:
-            hold = Hold(1, self._requirements.low, self._requirements.high)
+            hold = requests.Hold(1, self._requirements.low, self._requirements.high)
             self._contacts.send(item.host, hold)
 
-    def _received(self, report: Report, message: Message) -> None:
+    def _received(self, report: Report, message: messages.Message) -> None:
         match message:
-            case Hello():
+            case messages.Hello():
                 self._packages[report.host.name] = message.package
                 report.address = choose_address(
                     report.host,
@@ -185,28 +174,28 @@ class _Examination:
                     resolved=resolve(report.host.name),
                     alone=self._alone,
                 )
-            case Held((port, *_)):
+            case messages.Held((port, *_)):
                 report.port = port
-            case Held(cause=cause):
+            case messages.Held(cause=cause):
                 report.error = cause or "no port is free"
-            case Making(text):
+            case messages.Making(text):
                 # While pip runs, this may take any time.
                 self._deadline = time.monotonic() + PREPARING_S
                 if text:
                     self._requirements.say(f"{report.host.name}: {text}")
-            case Prepared():
+            case messages.Prepared():
                 report.prepared = True
                 own = self._requirements.own_python
                 report.python = own(report.host, message)
-            case Unprepared(tail=tail):
+            case messages.Unprepared(tail=tail):
                 cause = self._requirements.unprepared(message)
                 report.error = "\n    ".join([cause, *tail])
-            case Log(lines=lines):
+            case messages.Log(lines=lines):
                 for line in lines:
                     self._fact(report, line)
-            case Failed(cause=cause):
+            case messages.Failed(cause=cause):
                 report.error = cause
-            case Exited(code=code, tail=tail):
+            case messages.Exited(code=code, tail=tail):
                 report.facts["ended"] = code
                 if code:
                     report.error = tail[-1] if tail else "the probe failed"
@@ -239,7 +228,7 @@ class _Examination:
             python, _PROBE, json.dumps(wanted), root=self._packages[name]
         )
         self._asked_s[name] = time.time()
-        request = Start(
+        request = requests.Start(
             task=_TASK,
             attempt=0,
             argv=tuple(argv),

@@ -47,26 +47,8 @@ from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Interpreter, Strategy
 from tfcluster.peer_filter import compact
-from tfcluster.protocol import requests
+from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.messages import (
-    Bye,
-    Cold,
-    Fault,
-    Held,
-    Hello,
-    Making,
-    Message,
-    Note,
-    Ping,
-    Prepared,
-    Synced,
-    Unprepared,
-    Unsynced,
-    Wants,
-    Warmed,
-)
-from tfcluster.protocol.requests import Clock, Close, Hold, Request, Warm
 from tfcluster.protocol.wire import UNFORKABLE, UNUSABLE
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
@@ -190,7 +172,7 @@ class Hosts:
     def _hold(self, side: HostSide, count: int) -> None:
         ports = self._job.description.ports
         low, high = (ports.low, ports.high) if ports else (None, None)
-        self.send(side.host.name, Hold(count, low, high))
+        self.send(side.host.name, requests.Hold(count, low, high))
 
     def _prepare(self, side: HostSide) -> None:
         """Have the host run the setup lines, if there are any, and import."""
@@ -223,7 +205,7 @@ class Hosts:
         for number, warm in enumerate(warm_specs(specs)):
             side.warm.add(warm.key)
             side.warming.add(warm.key)
-            request = Warm(
+            request = requests.Warm(
                 key=warm.key,
                 argv=tuple(module_argv(warm.python, WARM, root=side.package)),
                 env=warm_env(job, by_key[warm.key]),
@@ -234,7 +216,7 @@ class Hosts:
             )
             self.send(side.host.name, request)
 
-    def send(self, host: str, request: Request) -> None:
+    def send(self, host: str, request: requests.Request) -> None:
         """Queue a request for a host; does nothing if we have no contact with it."""
         contact = self._sides[host].contact
         if contact is not None:
@@ -250,7 +232,7 @@ class Hosts:
 
     def ask_clock(self, name: str) -> None:
         """Ask a host that has answered before for the time of its monotonic clock."""
-        self.send(name, Clock(time.time()))
+        self.send(name, requests.Clock(time.time()))
 
     def close(self, names: Sequence[str], grace_s: float) -> None:
         for name in names:
@@ -260,7 +242,7 @@ class Hosts:
                 # Connecting may take long, and the agent is no longer needed.
                 self._post(Unopened(name, StartError(f"{name}: no longer needed")))
             else:
-                self.send(name, Close(grace_s))
+                self.send(name, requests.Close(grace_s))
 
     def drop(self, names: Sequence[str]) -> None:
         """End contact, and have new agents sweep what the old ones left."""
@@ -334,7 +316,7 @@ class Hosts:
         if side.gone:
             item.contact.kill()
         elif side.closing:
-            self.send(item.host, Close(0.0))
+            self.send(item.host, requests.Close(0.0))
         else:
             self._hold(side, self._ports_of(side))
         return []
@@ -376,7 +358,7 @@ class Hosts:
             )
         return [HostLost(item.host, f"contact lost: {cause}")]
 
-    def received(self, host: str, message: Message) -> list[Event] | None:
+    def received(self, host: str, message: messages.Message) -> list[Event] | None:
         """Lifecycle events of a message about the host; None if it is for the caller.
 
         Raises ProtocolError.
@@ -384,11 +366,11 @@ class Hosts:
         side = self._sides[host]
         self.silence.heard(host)
         match message:
-            case Ping():
+            case messages.Ping():
                 return []
-            case Hello():
+            case messages.Hello():
                 return self._greeted(side, message)
-            case Held(ports):
+            case messages.Held(ports):
                 if not all(0 < port < 1 << 16 for port in ports):
                     raise ProtocolError("ports must be numbers from 1 to 65535")
                 if side.ready:
@@ -399,39 +381,39 @@ class Hosts:
                 if len(ports) < self._ports_of(side):
                     return self._fail(host, _too_few_ports(message, self._job))
                 side.ports = list(ports)
-            case Warmed(key):
+            case messages.Warmed(key):
                 side.warming.discard(key)
-            case Cold():
+            case messages.Cold():
                 return self._cold(side, message)
-            case Wants():
+            case messages.Wants():
                 self.files.wants(host, message)
-            case Synced():
+            case messages.Synced():
                 self.files.synced(host, message)
                 self._prepare(side)
-            case Making(text):
+            case messages.Making(text):
                 if text and not side.making:
                     side.making = True
                     self._note(host, ENVIRONMENT, None)
                 return []
-            case Prepared():
+            case messages.Prepared():
                 self._prepared(side, message)
-            case Unprepared():
+            case messages.Unprepared():
                 return [unprepared(self._job.description, host, message)]
-            case Unsynced(cause):
+            case messages.Unsynced(cause):
                 return [HostFailed(host, f"cannot copy the workdir: {cause}")]
-            case Fault(cause):
+            case messages.Fault(cause):
                 return [] if side.ready else [HostFailed(host, cause)]
-            case Bye():
+            case messages.Bye():
                 side.gone = True
                 return [HostClosed(host)]
-            case Note(guard=int(pid)):
+            case messages.Note(guard=int(pid)):
                 side.dead_guard = pid
                 return None  # the note is shown like any other
             case _:
                 return None
         return self._ready(side)
 
-    def _greeted(self, side: HostSide, hello: Hello) -> list[Event]:
+    def _greeted(self, side: HostSide, hello: messages.Hello) -> list[Event]:
         side.greeted = True
         name = side.host.name
         side.package = hello.package
@@ -463,7 +445,7 @@ class Hosts:
             self._prepare(side)
         return [*self._failures(), *self._ready(side)]
 
-    def _prepared(self, side: HostSide, prepared: Prepared) -> None:
+    def _prepared(self, side: HostSide, prepared: messages.Prepared) -> None:
         side.preparing = False
         python = changed_python(self._job.description, side.host, prepared)
         if python is not None:
@@ -474,7 +456,7 @@ class Hosts:
             )
         self._warm(side)
 
-    def _cold(self, side: HostSide, cold: Cold) -> list[Event]:
+    def _cold(self, side: HostSide, cold: messages.Cold) -> list[Event]:
         side.warming.discard(cold.key)
         side.warm.discard(cold.key)
         strategy = self._job.description.runtime.strategy
@@ -578,7 +560,7 @@ class Hosts:
         return key in self._sides[host].warm
 
 
-def _too_few_ports(held: Held, job: Job) -> str:
+def _too_few_ports(held: messages.Held, job: Job) -> str:
     """The agent's reason, with what the user can do."""
     cause = held.cause or "too few ports are free"
     if job.description.ports is None:

@@ -34,18 +34,7 @@ from tfcluster.launcher.result_placement import (
     Remote,
     ResultFolder,
 )
-from tfcluster.protocol.messages import (
-    Complete,
-    Listed,
-    OfResults,
-    Piece,
-    Reading,
-    Result,
-    Unlisted,
-    Unread,
-    Working,
-)
-from tfcluster.protocol.requests import List, More, Read, Request, Returned
+from tfcluster.protocol import messages, requests
 
 STALL_S = 30.0
 """A host that sends nothing for this long is given up."""
@@ -73,11 +62,11 @@ class _FileError(Exception):
 class Inbox:
     """The answers of one host; ``end`` says that no more will come, and why."""
 
-    answers: SimpleQueue[OfResults | None] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[messages.OfResults | None] = field(default_factory=SimpleQueue)
     cause: str | None = None
     """Why no more will come."""
 
-    def put(self, answer: OfResults) -> None:
+    def put(self, answer: messages.OfResults) -> None:
         self.answers.put(answer)
 
     def end(self, cause: str) -> None:
@@ -175,7 +164,7 @@ class HostTransfer:
         wanted: Wanted,
         here: ResultFolder,
         *,
-        send: Callable[[Request], None],
+        send: Callable[[requests.Request], None],
         inbox: Inbox,
         numbers: itertools.count[int],
         stopped: Callable[[], str | None],
@@ -219,14 +208,14 @@ class HostTransfer:
     def _list(self) -> list[Remote]:
         number = next(self._numbers)
         wanted = self._wanted
-        self._send(List(number, wanted.folder, wanted.inodes, wanted.patterns))
+        self._send(requests.List(number, wanted.folder, wanted.inodes, wanted.patterns))
         found: dict[str, Remote] = {}
         listed = 0
         while True:
             answer = self._receive(number)
-            if isinstance(answer, Unlisted):
+            if isinstance(answer, messages.Unlisted):
                 raise _Ended(answer.cause)
-            if not isinstance(answer, Listed):
+            if not isinstance(answer, messages.Listed):
                 raise _Ended(_VIOLATED)
             self._outcome.shared = answer.shared
             self._outcome.folder = answer.folder
@@ -300,9 +289,9 @@ class HostTransfer:
         base, have, digest = (None, 0, "")
         if proves:
             base, have, digest = self._proof(remote, choice, partial)
-        self._send(Read(number, remote.path, remote.size, have, digest))
+        self._send(requests.Read(number, remote.path, remote.size, have, digest))
         answer = self._receive_of_file(number)
-        if not isinstance(answer, Reading) or answer.offset not in (0, have):
+        if not isinstance(answer, messages.Reading) or answer.offset not in (0, have):
             raise _Ended(_VIOLATED)
         offset = answer.offset
         same = base is not None and have == offset == remote.size
@@ -368,13 +357,13 @@ class HostTransfer:
         if why := self._stopped():
             raise _Ended(why)
 
-    def _pieces(self, number: int, size: int, partial: Partial) -> Complete:
+    def _pieces(self, number: int, size: int, partial: Partial) -> messages.Complete:
         """Receive the next ``size`` bytes; returns the final answer."""
         asked: list[float] = []
         left = -(-size // RESULT_PIECE_BYTES) + 1  # the last answer is `complete`
         while True:
             while left and len(asked) < self._window.pieces:
-                self._send(More(number))
+                self._send(requests.More(number))
                 asked.append(time.monotonic())
                 left -= 1
             if not asked:  # pieces were shorter than they could be
@@ -382,7 +371,7 @@ class HostTransfer:
                 continue
             answer = self._receive_of_file(number)
             self._window.returned(time.monotonic() - asked.pop(0))
-            if isinstance(answer, Complete):
+            if isinstance(answer, messages.Complete):
                 if size:
                     raise _Ended(f"{_VIOLATED}: pieces are missing")
                 return answer
@@ -396,23 +385,23 @@ class HostTransfer:
 
     def _drain(self, number: int) -> None:
         """Have the agent close a file from which nothing is needed."""
-        self._send(More(number))
+        self._send(requests.More(number))
         self._receive_of_file(number)
 
     def _returned(self, remote: Remote, choice: Choice, digest: str) -> None:
         """Tell the host that the workdir here now has its file's content."""
         if choice.path == remote.path:
-            self._send(Returned(remote.path, digest))
+            self._send(requests.Returned(remote.path, digest))
 
     # --- answers --------------------------------------------------------------------
 
-    def _receive_of_file(self, number: int) -> OfResults:
+    def _receive_of_file(self, number: int) -> messages.OfResults:
         answer = self._receive(number)
-        if isinstance(answer, Unread):
+        if isinstance(answer, messages.Unread):
             raise _FileError(answer.cause)
         return answer
 
-    def _receive(self, number: int) -> OfResults:
+    def _receive(self, number: int) -> messages.OfResults:
         """The next answer to the request with this number.
 
         Raises _Ended if we lose contact, or nothing comes for too long.
@@ -436,17 +425,17 @@ class HostTransfer:
             if item.number != number:
                 continue  # about an earlier file
             heard_s = time.monotonic()
-            if not isinstance(item, Working):
+            if not isinstance(item, messages.Working):
                 return item
 
 
-def _remote(file: Result) -> Remote:
+def _remote(file: messages.Result) -> Remote:
     return Remote(file.path, file.size, file.mtime_ns, stat.S_IMODE(file.mode))
 
 
-def _decoded(answer: OfResults) -> bytes:
+def _decoded(answer: messages.OfResults) -> bytes:
     with suppress(ValueError):
-        if isinstance(answer, Piece):
+        if isinstance(answer, messages.Piece):
             data = base64.b64decode(answer.data, validate=True)
             if data:
                 return data

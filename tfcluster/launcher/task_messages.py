@@ -24,22 +24,6 @@ from tfcluster.lifecycle.types import (
 )
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.messages import (
-    Exited,
-    Failed,
-    Intruder,
-    Listening,
-    Log,
-    LogError,
-    Message,
-    Note,
-    OfTask,
-    Settled,
-    Started,
-    Swept,
-    Unkillable,
-    Usage,
-)
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
 from tfcluster.task_id import TaskId
 
@@ -95,48 +79,48 @@ class TaskMessages:
         self._job = job
         self._owners |= {(t, s.place.host.name) for t, s in job.specs.items()}
 
-    def received(self, host: str, message: Message, now: float) -> list[Event]:
+    def received(self, host: str, message: messages.Message, now: float) -> list[Event]:
         """The lifecycle events that result from a message.
 
         Raises ProtocolError if it is about a task that this host does not have.
         """
         match message:
-            case Note(text, signal):
+            case messages.Note(text, signal):
                 self._note(_of_host(host, text))
                 return [AgentAskedToStop(host)] if signal == "TERM" else []
-            case Swept(count):
+            case messages.Swept(count):
                 self._swept(host, count)
-            case Unkillable(pids):
+            case messages.Unkillable(pids):
                 named = ", ".join(map(str, pids))
                 text = f"pids {named} are still alive after SIGKILL"
                 self._note(f"{host}: {text}; it may need a reboot")
-            case OfTask():
+            case messages.OfTask():
                 return self._about(host, message, now)
         return []
 
-    def _about(self, host: str, message: OfTask, now: float) -> list[Event]:
+    def _about(self, host: str, message: messages.OfTask, now: float) -> list[Event]:
         task, attempt = key = self._task(host, message.task), message.attempt
         match message:
-            case Started(pid=pid):
+            case messages.Started(pid=pid):
                 self._facts[key] = {"host": host, "pid": pid}
                 return [TaskStarted(task, attempt)]
-            case Listening():
+            case messages.Listening():
                 return [TaskListening(task, attempt)]
-            case Intruder():
+            case messages.Intruder():
                 return [TaskUnstartable(task, attempt, _intrusion(message))]
-            case Failed(cause=cause):
+            case messages.Failed(cause=cause):
                 return [TaskUnstartable(task, attempt, cause)]
-            case Exited():
+            case messages.Exited():
                 at_s = self._ends.at_s(host, message.death, now - message.ago_s)
                 return [self._exited(key, message, at_s)]
-            case Settled():
+            case messages.Settled():
                 return [TaskSettled(task, attempt)]
-            case Usage():
+            case messages.Usage():
                 self.progress.uses(task, message)
-            case Log(lines=lines, dropped=dropped):
+            case messages.Log(lines=lines, dropped=dropped):
                 self._show.log(str(task), lines, dropped)
                 self._keep(host, task, lines, dropped)
-            case LogError(cause=cause, dropped_bytes=lost):
+            case messages.LogError(cause=cause, dropped_bytes=lost):
                 self._note(
                     f"{task} on {host}: cannot write its log: {cause}, {lost} bytes "
                     "dropped"
@@ -146,7 +130,7 @@ class TaskMessages:
         return []
 
     def _exited(
-        self, key: tuple[TaskId, int], exited: Exited, at_s: float
+        self, key: tuple[TaskId, int], exited: messages.Exited, at_s: float
     ) -> TaskExited:
         task, attempt = key
         code, signal = exited.code, exited.signal
@@ -280,7 +264,7 @@ def _of_host(host: str, text: str) -> str:
     return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
 
 
-def _intrusion(intruder: Intruder) -> str:
+def _intrusion(intruder: messages.Intruder) -> str:
     uid, pid = intruder.uid, intruder.pid
     who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
     return f"its port {intruder.port} is held by {who}"
