@@ -110,10 +110,8 @@ class ResultSender:
         self._root = None
         number = request.number
         if same_files(request.inodes):
-            nothing = messages.Listed(
-                number, True, request.folder, (), (), 0, last=True
-            )
-            self._send(nothing)
+            answer = messages.Listed(number, True, request.folder, (), (), 0, True)
+            self._send(answer)
             return
         folder = local_path(request.folder).expanduser()
         if not folder.is_absolute():

@@ -122,12 +122,7 @@ class Supervisor:
                 self._sync().listed(request)
             case requests.Part():
                 self._sync().came(request)
-            case (
-                requests.List()
-                | requests.Read()
-                | requests.More()
-                | requests.Returned()
-            ):
+            case requests.OfResults():
                 self._results().obey(request)
             case requests.Close(grace_s, others_s):
                 self.close(grace_s, exit_codes.CLOSED, others_s)
@@ -320,9 +315,7 @@ class Supervisor:
         if killed:
             self._channel.send(swept(killed))
         if left:
-            self._channel.send(
-                messages.Unkillable(tuple(process.pid for process in left))
-            )
+            self._channel.send(messages.Unkillable(tuple(p.pid for p in left)))
         if not self._others:
             clear_away(self._opened.run if self._opened else None)
         if self._run is not None:

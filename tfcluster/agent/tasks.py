@@ -169,9 +169,8 @@ class Tasks:
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
         self._usage.begin()
         start_time = task.process.start_time
-        self._shared.reports.send(
-            messages.Started(*task.key, pid=pid, start_time=start_time)
-        )
+        started = messages.Started(*task.key, pid=pid, start_time=start_time)
+        self._shared.reports.send(started)
         self._stopping.begun(task)
 
     def failed(self, task: Task, cause: str, number: int = 0) -> None:

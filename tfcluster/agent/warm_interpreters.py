@@ -367,9 +367,8 @@ class WarmInterpreters:
             why = why.removeprefix("tfcluster: ")
             text = f"tasks are started one by one, which takes longer: {why}"
             self._shared.reports.send(messages.Note(text))
-        self._shared.reports.send(
-            messages.Cold(key, cause, tuple(tail), unfit, wrapper)
-        )
+        cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
+        self._shared.reports.send(cold)
 
 
 def _words(status: int) -> str:

@@ -47,8 +47,8 @@ class Requirements:
     """Whether hosts are examined once they are prepared."""
     unprepared: Callable[[messages.Unprepared], str] = lambda answer: answer.cause
     """Why a host could not be prepared, from its answer."""
-    own_python: Callable[[Host, messages.Prepared], Interpreter | None] = (
-        lambda host, answer: None
+    own_python: Callable[[Host, messages.Prepared], Interpreter | None] = lambda *_: (
+        None
     )
     """The interpreter that a host has after its preparation."""
     say: Callable[[str], None] = lambda text: None
