@@ -30,11 +30,12 @@ OPEN = {
     "lease_s": 30,
     "heartbeat_s": 5,
     "grace_s": 1,
+    "witness": None,
 }
 
 
 def ship(home: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
-    frames = encode(OPEN) + encode({"type": "close", "grace_s": 0})
+    frames = encode(OPEN) + encode({"type": "close", "grace_s": 0, "others_s": 0})
     return subprocess.run(
         agent_argv((sys.executable,)),
         input=data + frames,

@@ -27,7 +27,7 @@ from tfcluster.agent.environments import (
     open_lock,
     try_lock,
 )
-from tfcluster.protocol import making
+from tfcluster.protocol import local
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import WORKDIR, parse
 
@@ -62,11 +62,11 @@ class Failed(Exception):
 def main(argv: Sequence[str]) -> int:
     request, answer = map(int, argv)
     size = os.fstat(request).st_size
-    maker = _Maker(making.decode_request(parse(os.pread(request, size, 0))), answer)
+    maker = _Maker(local.decode_make(parse(os.pread(request, size, 0))), answer)
     try:
         maker.make()
     except Failed as error:
-        maker.answer(making.Unmade(str(error)))
+        maker.answer(local.Unmade(str(error)))
         return 1
     except OSError as error:
         where = error.filename or folder(os.environ)
@@ -74,13 +74,13 @@ def main(argv: Sequence[str]) -> int:
             f"the environment cannot be made: {where}: {error.strerror} "
             "(XDG_CACHE_HOME may name another folder for it)"
         )
-        maker.answer(making.Unmade(cause))
+        maker.answer(local.Unmade(cause))
         return 1
     return 0
 
 
 class _Maker:
-    def __init__(self, wanted: making.Make, answer: int) -> None:
+    def __init__(self, wanted: local.Make, answer: int) -> None:
         self._file = wanted.environment.file
         self._files = wanted.environment.files
         self._digest = wanted.environment.digest
@@ -90,11 +90,11 @@ class _Maker:
         self._answer = answer
         self._locked = -1
 
-    def answer(self, answer: making.Answer) -> None:
+    def answer(self, answer: local.OfMaker) -> None:
         os.write(self._answer, encode(answer))
 
     def _say(self, text: str) -> None:
-        self.answer(making.Say(text))
+        self.answer(local.Say(text))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
@@ -121,7 +121,7 @@ class _Maker:
         finally:
             os.close(lock)
         python = os.path.join(home, "bin", "python")
-        self.answer(making.Made(python, home))
+        self.answer(local.Made(python, home))
 
     def _key(self, facts: dict[str, Any]) -> str:
         base = [facts[key] for key in ("version", "machine", "libc", "path")]
@@ -242,7 +242,7 @@ class _Maker:
             text = line.decode(errors="replace").strip()
             if text and time.monotonic() - told_s >= _QUIET_S:
                 told_s = time.monotonic()
-                self.answer(making.Line(text[:200]))
+                self.answer(local.Line(text[:200]))
         if status := process.wait():
             how = f"failed with exit status {status}"
             if status < 0:

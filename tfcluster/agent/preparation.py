@@ -28,7 +28,7 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import signal_name
 from tfcluster.agent.tasks import RunServices
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.protocol import making, messages
+from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.requests import Prepare
 from tfcluster.protocol.wire import parse
@@ -110,7 +110,7 @@ class Preparation:
         wanted = request.environment
         found = self._python is not None and not wanted.configured
         python = (str(self._python),) if found else wanted.python
-        given = _file(encode(making.Make(wanted, python, request.cwd)))
+        given = _file(encode(local.Make(wanted, python, request.cwd)))
         answer = _file(b"")
         try:
             argv = maker_argv(given, answer)
@@ -134,24 +134,24 @@ class Preparation:
         whole = [line for line in lines if line.endswith(b"\n")]
         self._read_bytes += sum(map(len, whole))
         answers, now = (
-            [making.decode_answer(parse(line)) for line in whole],
+            [local.decode_of_maker(parse(line)) for line in whole],
             self._shared.loop.now(),
         )
-        last = next((a for a in reversed(answers) if isinstance(a, making.Line)), None)
+        last = next((a for a in reversed(answers) if isinstance(a, local.Line)), None)
         for each in answers:
             due = each is last and now - self._told >= _LINE_S
-            if isinstance(each, making.Say) or (isinstance(each, making.Line) and due):
+            if isinstance(each, local.Say) or (isinstance(each, local.Line) and due):
                 self._told = now
                 self._shared.reports.send(messages.Making(each.text))
 
     def _environment_ended(self, answer: bytes, status: int) -> None:
         self._tell(answer)
         lines = answer.splitlines()
-        match making.decode_answer(parse(lines[-1])) if lines else None:
-            case making.Made(python, home):
+        match local.decode_of_maker(parse(lines[-1])) if lines else None:
+            case local.Made(python, home):
                 self._environment = python
                 self._hold(home)
-            case making.Unmade(cause):
+            case local.Unmade(cause):
                 self._failure = LineFailed(None, cause)
             case _:
                 words = f"the maker of the environment ended early: {_words(status)}"

@@ -28,15 +28,14 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, RunServices, Tasks
 from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.protocol import messages
+from tfcluster.protocol import local, messages
+from tfcluster.protocol.frames import ProtocolError, encode
 from tfcluster.protocol.requests import Start, Warm
 from tfcluster.protocol.wire import (
     BLAMES_WRAPPER,
     UNFORKABLE,
-    Frame,
     LineBuffer,
     WireError,
-    encode,
     parse,
 )
 
@@ -167,15 +166,9 @@ class WarmInterpreters:
             self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
             return
         self._requests += 1
-        frame = {
-            "type": "fork",
-            "id": self._requests,
-            "argv": list(request.argv),
-            "env": self._tasks.changes(task),
-            "cwd": request.cwd,
-        }
+        env = self._tasks.changes(task)
         try:
-            line = encode(frame)
+            line = encode(local.Fork(self._requests, request.argv, env, request.cwd))
         except WireError as error:
             ends.close()
             self._tasks.failed(task, str(error))
@@ -295,7 +288,7 @@ class WarmInterpreters:
             return False
         try:
             for line in interpreter.lines.feed(data):
-                self._take(interpreter, parse(line))
+                self._take(interpreter, local.decode_of_interpreter(parse(line)))
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
             self._shared.reports.send(messages.Note(note))
@@ -309,27 +302,34 @@ class WarmInterpreters:
         if interpreter.status is None:  # otherwise the pid may have been reused
             send_group(interpreter.pid, signal.SIGKILL)
 
-    def _take(self, interpreter: _Interpreter, frame: Frame) -> None:
-        kind = frame["type"]
-        if kind == "ready" and not interpreter.ready:
+    def _take(self, interpreter: _Interpreter, said: local.OfInterpreter) -> None:
+        match said:
+            case local.Ready():
+                self._ready(interpreter)
+            case local.Unfit(cause):
+                interpreter.unfit = cause[:_CAUSE_CHARS]
+            case local.Forked(number, pid):
+                if pid <= 1:
+                    raise ProtocolError(f"{pid!r} is not a pid")
+                self._begun(self._asked(interpreter, number), pid)
+            case local.ForkFailed(number, cause):
+                task = self._asked(interpreter, number)
+                self._tasks.failed(task, cause[:_CAUSE_CHARS])
+
+    @staticmethod
+    def _asked(interpreter: _Interpreter, number: int) -> Task:
+        """The task of a request that has been answered."""
+        if number not in interpreter.asked:
+            raise ProtocolError(f"answered request {number!r}, which was not made")
+        return interpreter.asked.pop(number).task
+
+    def _ready(self, interpreter: _Interpreter) -> None:
+        if not interpreter.ready:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
             key = interpreter.request.key
             self._shared.reports.send(messages.Warmed(key, seconds))
             self._write(interpreter)
-        elif kind == "unfit":
-            interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]
-        elif kind in ("forked", "fork_failed"):
-            number, pid = frame.get("id"), frame.get("pid", 0)
-            if not isinstance(number, int) or number not in interpreter.asked:
-                raise WireError(f"answered request {number!r}, which was not made")
-            if not isinstance(pid, int) or (kind == "forked" and pid <= 1):
-                raise WireError(f"{pid!r} is not a pid")
-            task = interpreter.asked.pop(number).task
-            if kind == "forked":
-                self._begun(task, pid)
-            else:
-                self._tasks.failed(task, str(frame.get("cause"))[:_CAUSE_CHARS])
 
     def _begun(self, task: Task, pid: int) -> None:
         ended = self._children.take(pid)

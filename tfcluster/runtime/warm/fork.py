@@ -20,7 +20,7 @@ from tfcluster.protocol.wire import Decoder, encode
 _FIRST_FREE_FD = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ForkRequest:
     """The initial state of a task's process."""
 
