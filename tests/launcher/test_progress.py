@@ -104,6 +104,7 @@ def test_what_tasks_report_and_use_is_one_record() -> None:
             "rss_bytes": 70,
             "max_rss_bytes": 80,
             "cpu_s": 2.0,
+            "processes": 4,
             "gpus": [{"gpu": 0, "busy": 0.5}],
         }
     }

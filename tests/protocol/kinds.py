@@ -40,7 +40,7 @@ def values(kind: Any) -> SearchStrategy[Any]:
     """All values of this type that a frame can have."""
     if kind in _STRATEGIES:
         return _STRATEGIES[kind]
-    args = getattr(kind, "__args__", ())
+    args: tuple[Any, ...] = getattr(kind, "__args__", ())
     if isinstance(kind, UnionType):
         return st.none() | values(args[0])
     origin = getattr(kind, "__origin__", None)
@@ -57,7 +57,7 @@ def example(kind: Any, **given: object) -> Any:
     """One value of this type, with something in every field that is not given."""
     if kind in _EXAMPLES:
         return _EXAMPLES[kind]
-    args = getattr(kind, "__args__", ())
+    args: tuple[Any, ...] = getattr(kind, "__args__", ())
     origin = getattr(kind, "__origin__", None)
     if isinstance(kind, UnionType):
         return example(args[0])
