@@ -33,41 +33,42 @@ else:
     def dataclass(cls=None, /, *, eq=True, frozen=False, slots=False):
         if cls is None:
             return lambda cls: dataclass(cls, eq=eq, frozen=frozen)
-        names = tuple(cls.__annotations__)
-        defaults = {name: vars(cls)[name] for name in names if name in vars(cls)}
-
-        def __init__(self, *values, **named):
-            fields = vars(self)
-            fields.update(zip(names, values, strict=False))
-            fields.update(named)
-            if len(fields) < len(names):
-                for name, value in defaults.items():
-                    if name not in fields:
-                        made = isinstance(value, _Made)
-                        fields[name] = value.factory() if made else value
-            if fields.keys() != wanted or len(values) + len(named) > len(names):
-                raise TypeError(f"{cls.__name__}({', '.join(names)}), not {fields}")
-
-        def __repr__(self):
-            words = (f"{name}={getattr(self, name)!r}" for name in names)
-            return f"{cls.__name__}({', '.join(words)})"
-
-        def __eq__(self, other):
-            same = other.__class__ is self.__class__
-            return vars(self) == vars(other) if same else NotImplemented
-
-        wanted = frozenset(names)
-        cls.__init__, cls.__repr__, cls.__match_args__ = __init__, __repr__, names
+        names = cls.__match_args__ = tuple(cls.__annotations__)
+        own = vars(cls)
+        cls._defaults = {name: own[name] for name in names if name in own}
+        cls.__init__, cls.__repr__ = _init, _repr
         if eq:
-            cls.__eq__, cls.__hash__ = __eq__, None
-            if frozen:
-                cls.__hash__ = lambda self: hash(tuple(map(vars(self).get, names)))
+            cls.__eq__, cls.__hash__ = _eq, _hash if frozen else None
         return cls
+
+    # Shared by all classes: functions of their own would take long to create.
+
+    def _init(self, *values, **named):
+        names, fields = self.__match_args__, vars(self)
+        fields.update(zip(names, values, strict=False))
+        fields.update(named)
+        if len(fields) < len(names):
+            for name, value in self._defaults.items():
+                if name not in fields:
+                    made = isinstance(value, _Made)
+                    fields[name] = value.factory() if made else value
+        if fields.keys() != {*names} or len(values) + len(named) > len(names):
+            name = type(self).__name__
+            raise TypeError(f"{name}({', '.join(names)}), not {fields}")
+
+    def _repr(self):
+        words = (f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def _eq(self, other):
+        same = other.__class__ is self.__class__
+        return vars(self) == vars(other) if same else NotImplemented
+
+    def _hash(self):
+        return hash(tuple(map(vars(self).get, self.__match_args__)))
 
     class Struct:
         def __init_subclass__(cls):
-            cls.__annotations__ = {
-                **cls.__base__.__annotations__,
-                **cls.__annotations__,
-            }
+            inherited = cls.__base__.__annotations__
+            cls.__annotations__ = {**inherited, **cls.__annotations__}
             dataclass(cls, frozen=True)
