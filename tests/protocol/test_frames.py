@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from tests.protocol.kinds import examples, fields, values
 from tfcluster.light_dataclasses import Struct
-from tfcluster.protocol import local, messages, requests
+from tfcluster.protocol import commands, local, messages, requests
 from tfcluster.protocol.frames import ProtocolError, encode, leaves, type_of
 from tfcluster.protocol.wire import Frame, parse
 
 DIRECTIONS: Mapping[type[Struct], Callable[[Frame], Any]] = {
     requests.Request: requests.decode,
     messages.Message: messages.decode,
+    commands.Command: commands.decode,
     local.Make: local.decode_make,
     local.OfMaker: local.decode_of_maker,
     local.Fork: local.decode_fork,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from tfcluster.compose import address, cluster_of
 from tfcluster.crash import save_crash
@@ -77,6 +76,7 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
+from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
 from tfcluster.protocol.requests import Start, Stop
@@ -337,17 +337,18 @@ class Driver:
     def _serve(self) -> None:
         """Handle the requests of other commands."""
         for number, request in take(RunPaths(self._job.logs.parent)):
-            if request.get("type") == "stacks":
-                running, send = self._running(), self._hosts.send
-                ask_stacks(number, request, running, send, self._journal)
-            elif request.get("type") == "fetch":
-                self._results.begin(number, request)
-            elif request.get("type") == "resize":
-                for event in self._resize(number, request):
-                    self._feed(event)
+            match request:
+                case commands.Stacks(tasks):
+                    running, send = self._running(), self._hosts.send
+                    ask_stacks(number, tasks, running, send, self._journal)
+                case commands.Fetch():
+                    self._results.begin(number, request)
+                case commands.Resize():
+                    for event in self._resize(number, request):
+                        self._feed(event)
         self._resizer.probe(time.monotonic())
 
-    def _resize(self, number: str | None, request: Mapping[str, Any]) -> list[Event]:
+    def _resize(self, number: str | None, request: commands.Resize) -> list[Event]:
         """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]

@@ -28,6 +28,7 @@ from tfcluster.launcher.result_transfer import (
     run_all,
 )
 from tfcluster.launcher.workdir_listing import witnesses
+from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message, OfResults
 from tfcluster.protocol.requests import Request
 from tfcluster.record.fetched import FetchedFiles
@@ -101,9 +102,8 @@ class Results:
         if host in self._inboxes:
             self._inboxes[host].end(cause)
 
-    def begin(self, number: str | None, request: Mapping[str, Any]) -> Fetch:
-        """Begin a fetch. ``request`` has ``patterns`` (None: as configured), ``all``
-        and ``force``; patterns that lead out of the workdir are left out."""
+    def begin(self, number: str | None, request: commands.Fetch) -> Fetch:
+        """Begin a fetch, without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
         hosts = self._hosts(every=every)
         if schedulers.get(self._job.description.backend).here:
@@ -129,7 +129,7 @@ class Results:
                     host,
                     self._fetched,
                     launched_ns=self._launched_ns,
-                    force=request.get("force") is True,
+                    force=request.force,
                     apart=every,
                 ),
                 send=self._sender(host),
@@ -150,7 +150,7 @@ class Results:
 
     def skip(self, why: str) -> list[Outcome]:
         """The outcomes of a fetch at the end that is skipped for this reason."""
-        _, every = self._wanted({})
+        _, every = self._wanted(commands.Fetch())
         return [
             Outcome(host, cause=why, over=True) for host in self._hosts(every=every)
         ]
@@ -160,14 +160,13 @@ class Results:
         for fetch in self._fetches:
             fetch.stop = fetch.stop or why
 
-    def _wanted(self, request: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    def _wanted(self, request: commands.Fetch) -> tuple[tuple[str, ...], bool]:
         configured = self._job.description.results
-        given, every = request.get("patterns"), request.get("all")
-        if not isinstance(given, list) or not given:
-            given = () if configured is None else configured.patterns
-        if not isinstance(every, bool):
+        patterns, every = request.patterns, request.all
+        if not patterns and configured is not None:
+            patterns = configured.patterns
+        if every is None:
             every = configured is not None and configured.all
-        patterns = [str(each) for each in given]
         return tuple(each for each in patterns if not pattern_problem(each)), every
 
     def _asked(

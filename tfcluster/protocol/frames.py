@@ -55,9 +55,9 @@ def decoder(base: type[T]) -> Callable[[Frame], T]:
     by_type = {type_of(cls): cls for cls in leaves(base)}
 
     def decode(frame: Frame) -> T:
-        cls = by_type.get(frame["type"])
+        cls = by_type.get(str(frame.get("type")))
         if cls is None:
-            raise ProtocolError(f"no frame is of the type {frame['type'][:40]!r}")
+            raise ProtocolError(f"no frame is of the type {frame.get('type')!r:.60}")
         return cls(**_values(cls, frame))
 
     return decode

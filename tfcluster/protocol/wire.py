@@ -74,16 +74,6 @@ def parse(line: bytes) -> Frame:
     return frame
 
 
-def entries(frame: Mapping[str, Any], key: str) -> list[Any]:
-    """The list under ``key``; [] if it is missing or null. Raises WireError."""
-    value = frame.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise WireError(f"{frame.get('type')!r} frame: {key!r} must be a list")
-    return value
-
-
 def loads(text: bytes) -> Any:
     """The value of a JSON text in UTF-8. Raises ValueError.
 
