@@ -133,10 +133,8 @@ class Preparation:
         lines = answer[self._read_bytes :].splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         self._read_bytes += sum(map(len, whole))
-        answers, now = (
-            [local.decode_of_maker(parse(line)) for line in whole],
-            self._shared.loop.now(),
-        )
+        answers = [local.decode_of_maker(parse(line)) for line in whole]
+        now = self._shared.loop.now()
         last = next((a for a in reversed(answers) if isinstance(a, local.Line)), None)
         for each in answers:
             due = each is last and now - self._told >= _LINE_S
