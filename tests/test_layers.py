@@ -23,8 +23,9 @@ ROOT = Path(tfcluster.__file__).parent
 # The layers, lowest first, one per line. Members may import from lower layers and from
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
-    "errors states vocabulary wire isolated_import process_title versions durations "
-    "import_variables peer_filter plain_data",
+    "errors states vocabulary light_dataclasses isolated_import process_title versions "
+    "durations import_variables peer_filter plain_data",
+    "protocol",
     "documents",
     "host_patterns task_id file_patterns",
     "model",
@@ -111,7 +112,8 @@ ONLY = {
 # tfcluster imports it.
 RUNTIME_MAY_IMPORT = {
     "runtime",
-    "wire",
+    "light_dataclasses",
+    "protocol",
     "states",
     "vocabulary",
     "task_id",
@@ -127,7 +129,8 @@ RUNTIME_MAY_IMPORT = {
 AGENT_MAY_IMPORT = {
     "agent",
     "process_title",
-    "wire",
+    "light_dataclasses",
+    "protocol",
     "isolated_import",
     "peer_filter",
 }

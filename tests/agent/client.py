@@ -7,16 +7,21 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from tfcluster.agent import proc
 from tfcluster.isolated_import import module_argv
-from tfcluster.wire import PROTOCOL, Decoder, Frame, encode
+from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, encode
 
 DEADLINE_S = 30.0
+_DEFAULTS: Mapping[str, Frame] = {
+    "close": {"others_s": 0.0},
+    "prepare": {"environment": None},
+    "warm": {"prepend": {}, "wrapped": False},
+}
 # The Python of hosts may differ from the launcher's.
 PYTHON = os.environ.get("TFCLUSTER_TEST_HOST_PYTHON", sys.executable)
 
@@ -58,6 +63,7 @@ class Agent:
             "lease_s": lease_s,
             "heartbeat_s": heartbeat_s,
             "grace_s": grace_s,
+            "witness": None,
         }
 
     def __enter__(self) -> Agent:
@@ -88,7 +94,8 @@ class Agent:
                     pipe.close()
 
     def send(self, **frame: object) -> None:
-        self.send_bytes(encode(frame))
+        """Send a frame, with defaults for some keys that are not given."""
+        self.send_bytes(encode({**_DEFAULTS.get(str(frame["type"]), {}), **frame}))
 
     def send_bytes(self, data: bytes) -> None:
         assert self.process.stdin is not None
@@ -115,6 +122,8 @@ class Agent:
             "parameter_port": None,
             "listens": False,
             "watched": False,
+            "peers": None,
+            "prepend": {},
         }
         self.send(**{**frame, **keys})
 

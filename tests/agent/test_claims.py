@@ -25,16 +25,16 @@ def claim(name):
     line.sendall(json.dumps({"type": "claim", "command": name}).encode() + b"\\n")
     return line, json.loads(line.makefile().readline())
 first, said = claim("A")
-print(said["type"], said["number"])
+print(said["taken"], said["number"])
 second, said = claim("B")
-print(said["type"], said["pid"] == os.getpid(), said["command"])
+print(said["taken"], said["pid"] == os.getpid(), said["command"])
 second.sendall(b'{"type":"warning","text":"not mine to say"}\\n')
 first.sendall(b'{"type":"step","step":1}\\n{"type":"exchanged"}\\n')
 first.close()
 third, said = claim("C")
-while said["type"] == "taken":
+while said["taken"]:
     third, said = claim("C")
-print(said["type"], said["number"], said["command"])
+print(said["taken"], said["number"], said["command"])
 """
 
 
@@ -44,7 +44,7 @@ def test_the_first_process_gets_the_rank_and_the_next_one_after_it(
     agent.python("w:0", CLAIMS)
     assert agent.wait("event", task="w:0")["event"] == {"type": "step", "step": 1}
     exited = agent.wait("exited", task="w:0")
-    assert exited["tail"] == ["claimed 0", "taken True A", "claimed 1 A"]
+    assert exited["tail"] == ["False 0", "True True A", "False 1 A"]
     assert exited["exchanged"] is True
     assert not [frame for frame in agent.frames if frame["type"] == "event"]
 

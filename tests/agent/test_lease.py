@@ -154,11 +154,11 @@ def test_another_protocol(tmp_path: Path) -> None:
     agent.dispose()
 
 
-def test_unknown_frames_and_keys_are_ignored(tmp_path: Path) -> None:
+def test_an_unknown_frame_stops_everything(tmp_path: Path) -> None:
     with Agent(tmp_path) as agent:
         agent.send(type="of the future", x=1)
-        agent.send(type="ping", x=1)
-        assert agent.close() == 0
+        assert "'of the future'" in agent.wait("fault")["cause"]
+        assert agent.process.wait(20) == 11
 
 
 def test_a_launcher_that_closes_its_ear(tmp_path: Path) -> None:

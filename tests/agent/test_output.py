@@ -15,7 +15,7 @@ import pytest
 
 from tests.agent.client import PYTHON, Agent, eventually
 from tests.time_limits import allow_s
-from tfcluster.wire import Frame
+from tfcluster.protocol.wire import Frame
 
 MIB = 1 << 20
 

@@ -6,15 +6,14 @@ import signal
 import pytest
 
 from tfcluster.agent import proc
-from tfcluster.agent.frames import Close, Hold, Ping, Start, Stop, parse_request
 from tfcluster.agent.listening_sockets import Listener, parse
 from tfcluster.agent.oom import counter_files, parse_count
 from tfcluster.agent.ports import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import Identity, members
 from tfcluster.agent.sweep import belongings
-from tfcluster.agent.task import signal_name
-from tfcluster.wire import Frame, WireError
+from tfcluster.agent.task import signal_name, signal_number
+from tfcluster.protocol.frames import ProtocolError
 
 STAT = b"4711 (a) b\n (c) S 12 13 14 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 99887 1 2\n"
 TCP = """\
@@ -24,20 +23,6 @@ TCP = """\
    2: 00000000000000000000000000000000:9C44 00000000000000000000000000000000:0000 0A \
 00000000:00000000 00:00000000 00000000     0        0 125 1
 """
-START: Frame = {
-    "type": "start",
-    "task": "w:0",
-    "attempt": 1,
-    "argv": ["a"],
-    "env": {"A": "1", "B": None},
-    "cwd": "/",
-    "log": "/l",
-    "port": None,
-    "warm": None,
-    "parameter_port": None,
-    "listens": False,
-    "watched": False,
-}
 
 
 def process(pid: int, ppid: int, session: int = 0, state: str = "S") -> Process:
@@ -186,47 +171,7 @@ def test_signal_names() -> None:
     assert signal_name(signal.SIGRTMIN + 1) == "RTMIN+1"
 
 
-def test_requests_are_typed() -> None:
-    typed = parse_request(START)
-    assert isinstance(typed, Start)
-    assert (typed.argv, typed.env) == (("a",), {"A": "1", "B": None})
-    stop = {"type": "stop", "tasks": ["a"], "grace_s": 2, "signal": "INT"}
-    assert parse_request(stop) == Stop(("a",), 2.0, signal.SIGINT)
-    assert parse_request({"type": "hold", "count": 2}) == Hold(2, None, None)
-    assert parse_request({"type": "close", "grace_s": 0.5}) == Close(0.5, 0.0)
-    assert parse_request({"type": "ping", "new": [1]}) == Ping()
-    assert parse_request({"type": "of the future"}) is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"argv": "ls"},
-        {"argv": ["ls", 1]},
-        {"argv": None},
-        {"env": {"A": 1}},
-        {"env": []},
-        {"attempt": True},
-        {"attempt": -1},
-        {"attempt": "1"},
-        {"cwd": None},
-        {"port": 1.5},
-        {"listens": 1},
-        {"watched": None},
-        {"warm": 3},
-    ],
-)
-def test_a_wrong_value_is_named(change: Frame) -> None:
-    with pytest.raises(WireError, match=next(iter(change))):
-        parse_request({**START, **change})
-
-
-@pytest.mark.parametrize("grace", [-1, float("nan"), float("inf"), "5", None, True])
-def test_seconds_are_finite_and_not_negative(grace: object) -> None:
-    with pytest.raises(WireError, match="grace_s"):
-        parse_request({"type": "close", "grace_s": grace})
-
-
 def test_an_unknown_signal() -> None:
-    with pytest.raises(WireError, match="'TREM'"):
-        parse_request({"type": "stop", "tasks": [], "grace_s": 1, "signal": "TREM"})
+    assert signal_number("INT") == signal.SIGINT
+    with pytest.raises(ProtocolError, match="'TREM'"):
+        signal_number("TREM")

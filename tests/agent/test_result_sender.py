@@ -13,7 +13,7 @@ import pytest
 from tests.agent.client import Agent
 from tfcluster.agent.constants import RESULT_PIECE_BYTES
 from tfcluster.agent.workdir_patterns import is_inside, is_never, is_wanted
-from tfcluster.wire import Frame
+from tfcluster.protocol.wire import Frame
 
 
 @pytest.mark.parametrize(

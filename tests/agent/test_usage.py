@@ -19,6 +19,7 @@ from tfcluster.agent.gpu_usage import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.task import Task
 from tfcluster.agent.usage import UsageReports, interval_s
+from tfcluster.protocol.messages import Gpu
 
 MIB = 1 << 20
 BUSY = """
@@ -66,9 +67,11 @@ def test_nothing_is_reported_of_a_task_that_has_ended_already() -> None:
     with subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
         asked = SimpleNamespace(env={})
-        task = cast("Task", SimpleNamespace(process_id=ended.pid, request=asked))
+        task = cast(
+            "Task", SimpleNamespace(process_id=ended.pid, request=asked, key=("w:0", 0))
+        )
         loop = Loop()
-        UsageReports(loop, lambda: [task], lambda *said: sent.append(said), {})._look()
+        UsageReports(loop, lambda: [task], sent.append, {})._look()
     assert sent == []
 
 
@@ -91,9 +94,7 @@ def test_measuring_becomes_rarer_and_never_takes_much() -> None:
 
 def test_a_task_has_the_gpus_that_it_may_see() -> None:
     usage = GpuUsage()
-    gpus: list[dict[str, object]] = [
-        {"gpu": number, "uuid": f"GPU-{number}ab", "busy": 0.5} for number in range(3)
-    ]
+    gpus = [Gpu(n, f"GPU-{n}ab", 0.5, None, None) for n in range(3)]
     usage.latest = gpus
     assert usage.of(None) == gpus
     assert usage.of("2, 0") == [gpus[2], gpus[0]]
@@ -132,9 +133,8 @@ def test_gpus_are_asked_through_the_library_of_the_driver(tmp_path: Path) -> Non
     usage = GpuUsage("/proc/version", str(library))
     usage.start()
     eventually(lambda: bool(usage.latest), lambda: "no GPUs", 20)
-    memory = {"memory_bytes": 10 << 30, "memory_total_bytes": 80 << 30}
-    assert usage.of("0") == [{"gpu": 0, "uuid": "GPU-a", "busy": 0.75, **memory}]
-    assert usage.of("GPU-b") == [{"gpu": 1, "uuid": "GPU-b", **memory}]
+    assert usage.of("0") == [Gpu(0, "GPU-a", 0.75, 10 << 30, 80 << 30)]
+    assert usage.of("GPU-b") == [Gpu(1, "GPU-b", None, 10 << 30, 80 << 30)]
 
 
 def test_without_a_driver_or_its_library_there_are_no_gpus() -> None:

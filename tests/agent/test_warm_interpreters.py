@@ -175,7 +175,7 @@ def test_a_refused_fork(agent: Agent) -> None:
 def test_an_interpreter_that_talks_nonsense_is_put_down(agent: Agent) -> None:
     warm(agent, "babble")
     fork(agent, "w:0", "pass")
-    assert "not a pid" in agent.wait("note")["text"]
+    assert "'pid' must be int" in agent.wait("note")["text"]
     assert agent.wait("failed", task="w:0")["cause"]
     assert "SIGKILL" in agent.wait("cold")["cause"]
 

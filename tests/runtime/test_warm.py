@@ -193,7 +193,6 @@ def test_an_interrupt_ends_a_task_by_the_signal(
     [
         ({"argv": [], "env": {}, "cwd": "/no/such"}, 2, "No such file or directory"),
         ({"argv": [], "env": {}, "cwd": "/"}, 0, "needs 2 descriptors, got 0"),
-        ({"argv": [], "cwd": "/"}, 2, "needs 'argv', 'env' and 'cwd'"),
     ],
 )
 def test_what_cannot_be_forked_is_reported(
@@ -306,7 +305,6 @@ def fake_tensorflow(folder: Path, text: str) -> None:
 def interpreter(folder: Path, *, ready: bool = True) -> WarmInterpreter:
     env = {**os.environ, "PYTHONPATH": str(folder)}
     warm = WarmInterpreter(env, folder / "log")
-    assert warm.hear()["type"] == "phase"
     if ready:
         assert warm.hear()["type"] == "ready"
     return warm

@@ -18,8 +18,8 @@ import pytest
 
 from tfcluster import __version__
 from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.protocol.wire import PROTOCOL, encode
 from tfcluster.schedulers.agent_bundle import agent_argv, pack, parcel
-from tfcluster.wire import PROTOCOL, encode
 
 OPEN = {
     "type": "open",
@@ -30,11 +30,12 @@ OPEN = {
     "lease_s": 30,
     "heartbeat_s": 5,
     "grace_s": 1,
+    "witness": None,
 }
 
 
 def ship(home: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
-    frames = encode(OPEN) + encode({"type": "close", "grace_s": 0})
+    frames = encode(OPEN) + encode({"type": "close", "grace_s": 0, "others_s": 0})
     return subprocess.run(
         agent_argv((sys.executable,)),
         input=data + frames,

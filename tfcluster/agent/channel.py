@@ -1,7 +1,7 @@
 """The agent's side of the channel: reads and writes frames.
 
 Control frames overtake log frames, and a launcher that does not read never blocks the
-loop. Knows only the outer form of frames.
+loop. Does not know what requests mean.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from functools import partial
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.constants import EVENT_QUEUE_BYTES
 from tfcluster.agent.loop import Loop
-from tfcluster.wire import Decoder, Frame, WireError, encode
+from tfcluster.protocol import messages, requests
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.requests import Request
+from tfcluster.protocol.wire import Decoder, WireError
 
 _READ_BYTES = 256 << 10
 
 
 class Channel:
-    """Calls ``on_frame`` with each frame, ``on_end`` with a cause when the other side
-    is gone, and ``on_garbage`` with a cause when it violates the protocol."""
+    """Calls ``on_request`` with each request, ``on_end`` with a cause when the other
+    side is gone, and ``on_garbage`` with a cause when it violates the protocol."""
 
     def __init__(
         self, loop: Loop, ends: tuple[int, int], backlog: ConsoleQueue
@@ -36,18 +39,18 @@ class Channel:
         self._waiting = False
         self._closed = False
         self._unsaid = 0
-        self.on_frame: Callable[[Frame], None] = lambda frame: None
+        self.on_request: Callable[[Request], None] = lambda request: None
         self.on_end: Callable[[str], None] = lambda cause: None
         self.on_garbage: Callable[[str], None] = lambda cause: None
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         loop.watch(self._in, self._read)
 
-    def send(self, type_: str, /, **keys: object) -> None:
+    def send(self, message: messages.Message) -> None:
         """Queue a control frame, and write as much as possible."""
-        self._enqueue(_line({"type": type_, **keys}))
+        self._enqueue(_line(message))
 
-    def send_event(self, type_: str, /, **keys: object) -> None:
+    def send_event(self, message: messages.Message) -> None:
         """Queue a task's event, or a measurement of a task.
 
         It is dropped if more than EVENT_QUEUE_BYTES are queued.
@@ -57,8 +60,8 @@ class Channel:
             return
         if self._unsaid:
             count, self._unsaid = self._unsaid, 0
-            self.send("note", text=f"{count} events of tasks were dropped")
-        self._enqueue(_line({"type": type_, **keys}))
+            self.send(messages.Note(f"{count} events of tasks were dropped"))
+        self._enqueue(_line(message))
 
     def _enqueue(self, line: bytes) -> None:
         if not self._closed:
@@ -74,7 +77,7 @@ class Channel:
     def send_ping(self) -> None:
         """Send a heartbeat, unless other frames are queued, which serve as well."""
         if not self._queue:
-            self.send("ping")
+            self.send(messages.Ping())
 
     def read_waiting(self) -> None:
         """Read what has already arrived, before the other side is called silent."""
@@ -110,11 +113,14 @@ class Channel:
                 self._queued -= len(line)
                 self._buffer = memoryview(line)
             elif (chunk := self._backlog.take()) is not None:
-                source = {"task": chunk.source.task, "attempt": chunk.source.attempt}
-                keys = {"lines": chunk.lines, "dropped": chunk.dropped}
-                frame = {"type": "log", **source, **keys}
-                line = _line({**frame, "dropped_bytes": chunk.dropped_bytes})
-                self._buffer = memoryview(line)
+                log = messages.Log(
+                    task=chunk.source.task,
+                    attempt=chunk.source.attempt,
+                    lines=tuple(chunk.lines),
+                    dropped=chunk.dropped,
+                    dropped_bytes=chunk.dropped_bytes,
+                )
+                self._buffer = memoryview(_line(log))
         return bool(self._buffer)
 
     def _read(self) -> None:
@@ -130,7 +136,7 @@ class Channel:
             return
         try:
             for frame in self._decoder.feed(data):
-                self.on_frame(frame)
+                self.on_request(requests.decode(frame))
         except WireError as error:
             self.stop_reading()
             self.on_garbage(str(error))
@@ -140,8 +146,8 @@ class Channel:
         self.on_end(cause)
 
 
-def _line(frame: Frame) -> bytes:
+def _line(message: messages.Message) -> bytes:
     try:
-        return encode(frame)
+        return encode(message)
     except WireError as error:
-        return encode({"type": "note", "text": str(error)})
+        return encode(messages.Note(str(error)))

@@ -14,9 +14,10 @@ import struct
 from collections.abc import Callable
 
 from tfcluster.agent.events import EventSocket
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
-from tfcluster.wire import Frame
+from tfcluster.protocol import local
+from tfcluster.protocol.frames import type_of
+from tfcluster.protocol.wire import Frame
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """The variable with the socket's name in the abstract namespace, see unix(7)."""
@@ -25,17 +26,6 @@ _WAITING = 16
 _MAX_CONNECTIONS = 64
 _COMMAND_CHARS = 200
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
-
-
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """A process that holds the rank, or has held it."""
-
-    pid: int
-    command: str
-
-    def keys(self) -> dict[str, object]:
-        return {"pid": self.pid, "command": self.command}
 
 
 def listen() -> socket.socket:
@@ -71,7 +61,8 @@ class Claims:
         self._complain = complain
         self._connections: dict[EventSocket, int] = {}  # with their pids
         self._holder: EventSocket | None = None
-        self._last: Claimant | None = None
+        self._last: tuple[int, str] | None = None
+        """Pid and command of the process that holds the rank, or has held it."""
         self._count = 0
         self.address = listener.getsockname()[1:].decode()
         loop.watch(self._listener.fileno(), self._accept)
@@ -116,20 +107,21 @@ class Claims:
         return True
 
     def _take(self, connection: EventSocket, event: Frame) -> None:
-        if event["type"] == "claim":
-            connection.answer(self._claimed(connection, event))
+        if event["type"] == type_of(local.Claim):
+            connection.answer(self._claimed(connection, local.decode_claim(event)))
         elif connection is self._holder:
             self._say(event)
 
-    def _claimed(self, connection: EventSocket, event: Frame) -> Frame:
-        last = {} if self._last is None else self._last.keys()
-        if self._holder is not None:
-            return {"type": "taken", **last}
-        self._holder = connection
-        command = str(event.get("command"))[:_COMMAND_CHARS]
-        self._last = Claimant(self._connections[connection], command)
-        self._count += 1
-        return {"type": "claimed", "number": self._count - 1, **last}
+    def _claimed(self, connection: EventSocket, claim: local.Claim) -> local.Claimed:
+        pid, command = self._last or (None, None)
+        taken = self._holder is not None
+        answer = local.Claimed(taken, self._count, pid, command)
+        if not taken:
+            self._holder = connection
+            command = claim.command[:_COMMAND_CHARS]
+            self._last = self._connections[connection], command
+            self._count += 1
+        return answer
 
     def _gone(self, connection: EventSocket) -> None:
         self._connections.pop(connection, None)

@@ -27,7 +27,9 @@ from tfcluster.agent.environments import (
     open_lock,
     try_lock,
 )
-from tfcluster.wire import WORKDIR
+from tfcluster.protocol import local
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import WORKDIR, parse
 
 _KEY_CHARS = 20
 _PIP = (22, 3)
@@ -60,12 +62,11 @@ class Failed(Exception):
 def main(argv: Sequence[str]) -> int:
     request, answer = map(int, argv)
     size = os.fstat(request).st_size
-    wanted: dict[str, Any] = json.loads(os.pread(request, size, 0))
-    maker = _Maker(wanted, answer)
+    maker = _Maker(local.decode_make(parse(os.pread(request, size, 0))), answer)
     try:
         maker.make()
     except Failed as error:
-        maker.answer(type="failed", cause=str(error))
+        maker.answer(local.Unmade(str(error)))
         return 1
     except OSError as error:
         where = error.filename or folder(os.environ)
@@ -73,27 +74,27 @@ def main(argv: Sequence[str]) -> int:
             f"the environment cannot be made: {where}: {error.strerror} "
             "(XDG_CACHE_HOME may name another folder for it)"
         )
-        maker.answer(type="failed", cause=cause)
+        maker.answer(local.Unmade(cause))
         return 1
     return 0
 
 
 class _Maker:
-    def __init__(self, wanted: dict[str, Any], answer: int) -> None:
-        self._file: str = wanted["file"]
-        self._files: list[tuple[str, str]] = wanted["files"]
-        self._digest: str = wanted["digest"]
-        self._python: list[str] = wanted["python"]
-        self._system: bool = wanted["system_site_packages"]
-        self._cwd: str = wanted["cwd"]
+    def __init__(self, wanted: local.Make, answer: int) -> None:
+        self._file = wanted.environment.file
+        self._files = wanted.environment.files
+        self._digest = wanted.environment.digest
+        self._system = wanted.environment.system_site_packages
+        self._python = wanted.python
+        self._cwd = wanted.cwd
         self._answer = answer
         self._locked = -1
 
-    def answer(self, **frame: object) -> None:
-        os.write(self._answer, json.dumps(frame).encode() + b"\n")
+    def answer(self, answer: local.OfMaker) -> None:
+        os.write(self._answer, encode(answer))
 
     def _say(self, text: str) -> None:
-        self.answer(type="say", text=text)
+        self.answer(local.Say(text))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
@@ -120,11 +121,16 @@ class _Maker:
         finally:
             os.close(lock)
         python = os.path.join(home, "bin", "python")
-        self.answer(type="made", python=python, home=home)
+        self.answer(local.Made(python, home))
 
     def _key(self, facts: dict[str, Any]) -> str:
         base = [facts[key] for key in ("version", "machine", "libc", "path")]
-        parts = [self._digest, base, self._python[:-1], self._system]
+        parts = [
+            self._digest,
+            base,
+            self._python[:-1],
+            self._system,
+        ]
         if any(WORKDIR in text for _, text in self._files):
             parts.append(self._cwd)  # an editable package stays there
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -236,7 +242,7 @@ class _Maker:
             text = line.decode(errors="replace").strip()
             if text and time.monotonic() - told_s >= _QUIET_S:
                 told_s = time.monotonic()
-                self.answer(type="line", text=text[:200])
+                self.answer(local.Line(text[:200]))
         if status := process.wait():
             how = f"failed with exit status {status}"
             if status < 0:

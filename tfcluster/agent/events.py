@@ -11,7 +11,10 @@ from contextlib import suppress
 
 from tfcluster.agent.constants import EVENT_BYTES
 from tfcluster.agent.loop import Loop
-from tfcluster.wire import Frame, LineBuffer, WireError, encode, parse
+from tfcluster.light_dataclasses import Struct
+from tfcluster.protocol import local
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import Frame, LineBuffer, WireError, parse
 
 _READ_BYTES = 64 << 10
 _LAST_READS = 64
@@ -43,11 +46,11 @@ class EventSocket:
 
     def ask_stacks(self) -> None:
         # If the task does not read requests, the socket fills up and they are lost.
-        self.answer({"type": "stacks"})
+        self.answer(local.Stacks())
 
-    def answer(self, frame: Frame) -> None:
+    def answer(self, answer: Struct) -> None:
         with suppress(OSError):
-            self._end.send(encode(frame))
+            self._end.send(encode(answer))
 
     def finish(self) -> None:
         """Read what has arrived, and close."""

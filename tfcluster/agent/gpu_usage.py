@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 
+from tfcluster.protocol.messages import Gpu
+
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any
@@ -26,7 +28,7 @@ class GpuUsage:
         self._driver = driver
         self._library = library
         self._thread: threading.Thread | None = None
-        self.latest: list[dict[str, object]] = []
+        self.latest: list[Gpu] = []
 
     def start(self) -> None:
         """Start the thread, if there is a driver."""
@@ -41,7 +43,7 @@ class GpuUsage:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def of(self, visible: str | None) -> list[dict[str, object]]:
+    def of(self, visible: str | None) -> list[Gpu]:
         """The usage of the GPUs in CUDA_VISIBLE_DEVICES; of all GPUs if it is None."""
         latest = self.latest
         if visible is None:
@@ -51,7 +53,7 @@ class GpuUsage:
             gpu
             for word in wanted
             for gpu in latest
-            if word == str(gpu["gpu"]) or _is_uuid_of(word, gpu)
+            if word == str(gpu.gpu) or _is_uuid_of(word, gpu)
         ]
 
     def _watch(self) -> None:
@@ -65,9 +67,9 @@ class GpuUsage:
             self.latest = []  # no library, or an old one that lacks a function
 
 
-def _is_uuid_of(word: str, gpu: dict[str, object]) -> bool:
+def _is_uuid_of(word: str, gpu: Gpu) -> bool:
     """CUDA accepts any beginning of a UUID."""
-    return word.startswith("GPU-") and str(gpu["uuid"]).startswith(word)
+    return word.startswith("GPU-") and gpu.uuid.startswith(word)
 
 
 class _Nvml:
@@ -92,26 +94,28 @@ class _Nvml:
         if self._nvml.nvmlInit_v2() != 0:
             raise OSError(f"{library} cannot be initialised")
 
-    def read(self) -> list[dict[str, object]] | None:
+    def read(self) -> list[Gpu] | None:
         """The usage of every GPU; None if the driver no longer answers."""
         count = self._c.c_uint()
         if self._nvml.nvmlDeviceGetCount_v2(self._c.byref(count)) != 0:
             return None
         return [gpu for n in range(count.value) if (gpu := self._gpu(n)) is not None]
 
-    def _gpu(self, number: int) -> dict[str, object] | None:
+    def _gpu(self, number: int) -> Gpu | None:
         ref, handle = self._c.byref, self._c.c_void_p()
         nvml = self._nvml
         if nvml.nvmlDeviceGetHandleByIndex_v2(number, ref(handle)) != 0:
             return None
         uuid = self._c.create_string_buffer(_UUID_CHARS)
         nvml.nvmlDeviceGetUUID(handle, uuid, _UUID_CHARS)
-        keys: dict[str, object] = {"gpu": number, "uuid": uuid.value.decode("ascii")}
         # Neither is known for a GPU that is divided into instances (MIG).
         busy, memory = self._utilization(), self._memory()
-        if nvml.nvmlDeviceGetUtilizationRates(handle, ref(busy)) == 0:
-            keys["busy"] = busy.gpu / 100
-        if nvml.nvmlDeviceGetMemoryInfo(handle, ref(memory)) == 0:
-            keys["memory_bytes"] = memory.used
-            keys["memory_total_bytes"] = memory.total
-        return keys
+        is_known = nvml.nvmlDeviceGetUtilizationRates(handle, ref(busy)) == 0
+        has_memory = nvml.nvmlDeviceGetMemoryInfo(handle, ref(memory)) == 0
+        return Gpu(
+            gpu=number,
+            uuid=uuid.value.decode("ascii"),
+            busy=busy.gpu / 100 if is_known else None,
+            memory_bytes=memory.used if has_memory else None,
+            memory_total_bytes=memory.total if has_memory else None,
+        )

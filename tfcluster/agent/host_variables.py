@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 
 from tfcluster.agent.os_encoding import raw
-from tfcluster.wire import INTRA_OP_THREADS, loads
+from tfcluster.protocol.wire import INTRA_OP_THREADS, loads
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
 _GRPC, _ALL, _UPPER = "no_grpc_proxy", "no_proxy", "NO_PROXY"

@@ -17,11 +17,13 @@ from tfcluster.agent.constants import (
     LISTEN_POLL_MAX_S,
     LISTEN_POLL_S,
 )
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.listening_sockets import Listener, listeners
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import Task
 from tfcluster.agent.task_sockets import descriptors_of
+from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.protocol import messages
+from tfcluster.protocol.messages import Intruder, Note
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -111,21 +113,21 @@ class Listening:
         watch.suspects = inodes
         if strange:
             return False
-        self._reports.send("listening", **watch.task.key, port=watch.port)
+        self._reports.send(messages.Listening(*watch.task.key, port=watch.port))
         return True
 
     def _tell(self, watch: _Watch, entry: Listener, *, shared: bool) -> None:
         pid = _owner(entry.inode)
         if shared:
-            keys = {**watch.task.key, "port": watch.port}
-            self._reports.send("intruder", **keys, pid=pid, uid=entry.uid)
+            told = Intruder(*watch.task.key, port=watch.port, pid=pid, uid=entry.uid)
+            self._reports.send(told)
             return
         who = f"a process of uid {entry.uid}" if pid is None else f"pid {pid}"
         text = (
             f"warning: {who}, which {watch.task.name} did not start, listens on port "
             f"{watch.port} of that task"
         )
-        self._reports.send("note", text=text)
+        self._reports.send(Note(text))
 
 
 def _owner(inode: int) -> int | None:

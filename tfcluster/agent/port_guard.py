@@ -21,11 +21,12 @@ from tfcluster.agent.constants import (
     GUARD_POLL_SHARE,
     GUARD_POLL_SLOW_S,
 )
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.listening_sockets import listeners
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.rejecting_listener import Group, RejectingListener
 from tfcluster.agent.task import Task
+from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.protocol.messages import Note
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class PortGuard:
             f"warning: port {port} of {task.name} is open to any client, because "
             f"connections to it cannot be filtered: {why} (see SECURITY.md)"
         )
-        self._reports.send("note", text=text)
+        self._reports.send(Note(text))
 
 
 def _cut_strangers(watch: _Watch, found: Iterator[socket.socket]) -> None:

@@ -11,8 +11,6 @@ import signal
 from collections.abc import Callable
 
 from tfcluster.agent.environments import hold, maker_argv
-from tfcluster.agent.frames import Prepare
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.login_shell import (
     Captured,
     LineFailed,
@@ -29,7 +27,11 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import signal_name
 from tfcluster.agent.tasks import RunServices
-from tfcluster.wire import encode, parse
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol import local, messages
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.requests import Prepare
+from tfcluster.protocol.wire import parse
 
 _MARKS = b"TFCLUSTER_"
 _MAX_ANSWER_BYTES = 8 << 20
@@ -57,7 +59,7 @@ class Preparation:
         self._foreign = foreign
         self._request: Prepare | None = None
         self._step: _Step | None = None
-        self._failure: dict[str, object] | None = None
+        self._failure: LineFailed | None = None
         self._python: str | None = None
         self._environment: str | None = None
         self._next: Callable[[], None] | None = None
@@ -89,8 +91,8 @@ class Preparation:
 
     def _lines_ended(self, answer: bytes, status: int) -> None:
         match parse_answer(answer, _words(status)):
-            case LineFailed(line, cause):
-                self._failure = {"cause": cause, "line": line}
+            case LineFailed() as failed:
+                self._failure = failed
             case Captured(env, python):
                 base = self._shared.base
                 marks = {k: v for k, v in base.items() if k.startswith(_MARKS)}
@@ -105,10 +107,11 @@ class Preparation:
         if request is None or request.environment is None:
             self._done()
             return
-        wanted = {**request.environment, "cwd": request.cwd}
-        if self._python is not None and not wanted.get("configured"):
-            wanted["python"] = [self._python]
-        given, answer = _file(encode(wanted)), _file(b"")
+        wanted = request.environment
+        found = self._python is not None and not wanted.configured
+        python = (str(self._python),) if found else wanted.python
+        given = _file(encode(local.Make(wanted, python, request.cwd)))
+        answer = _file(b"")
         try:
             argv = maker_argv(given, answer)
             self._spawn(request, argv, answer, given, self._environment_ended)
@@ -121,7 +124,7 @@ class Preparation:
         """Report news, or at least that the maker is still at work."""
         if self._step is not step or step.status is not None or step.closed:
             return
-        self._shared.reports.send("making", text=None)
+        self._shared.reports.send(messages.Making(None))
         self._tell(os.pread(step.answer, _MAX_ANSWER_BYTES, 0))
         self._shared.loop.later(_LOOK_S, lambda: self._look(step))
 
@@ -130,34 +133,37 @@ class Preparation:
         lines = answer[self._read_bytes :].splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         self._read_bytes += sum(map(len, whole))
-        frames, now = [parse(line) for line in whole], self._shared.loop.now()
-        last = next((f for f in reversed(frames) if f["type"] == "line"), None)
-        for frame in frames:
-            due = frame is last and now - self._told >= _LINE_S
-            if frame["type"] == "say" or due:
+        answers = [local.decode_of_maker(parse(line)) for line in whole]
+        now = self._shared.loop.now()
+        last = next((a for a in reversed(answers) if isinstance(a, local.Line)), None)
+        for each in answers:
+            due = each is last and now - self._told >= _LINE_S
+            if isinstance(each, local.Say) or (isinstance(each, local.Line) and due):
                 self._told = now
-                self._shared.reports.send("making", text=frame.get("text"))
+                self._shared.reports.send(messages.Making(each.text))
 
     def _environment_ended(self, answer: bytes, status: int) -> None:
         self._tell(answer)
         lines = answer.splitlines()
-        last = parse(lines[-1]) if lines else {"type": "", "cause": None}
-        if last["type"] == "made":
-            self._environment = str(last["python"])
-            self._hold(str(last["home"]))
-        else:
-            words = f"the maker of the environment ended early: {_words(status)}"
-            self._failure = {"cause": last.get("cause") or words, "line": None}
+        match local.decode_of_maker(parse(lines[-1])) if lines else None:
+            case local.Made(python, home):
+                self._environment = python
+                self._hold(home)
+            case local.Unmade(cause):
+                self._failure = LineFailed(None, cause)
+            case _:
+                words = f"the maker of the environment ended early: {_words(status)}"
+                self._failure = LineFailed(None, words)
 
     def _hold(self, home: str) -> None:
         try:
             self._held = hold(home)
         except OSError as error:
-            self._failure = {"cause": f"{home}: {error.strerror}", "line": None}
+            self._failure = LineFailed(None, f"{home}: {error.strerror}")
             return
         if self._held is None:
             cause = f"{home} is being removed at this moment: launch again"
-            self._failure = {"cause": cause, "line": None}
+            self._failure = LineFailed(None, cause)
 
     def _spawn(
         self,
@@ -206,20 +212,19 @@ class Preparation:
         if step.closed:
             return
         if self._failure is not None:
-            self._shared.reports.send(
-                "unprepared", **self._failure, of=self._of, tail=tail
-            )
+            self._tell_failure(self._failure, tuple(tail))
         elif self._next is not None:
             self._next()
 
     def _done(self) -> None:
-        self._shared.reports.send(
-            "prepared", python=self._python, environment=self._environment
-        )
+        self._shared.reports.send(messages.Prepared(self._python, self._environment))
 
     def _fail(self, cause: str) -> None:
-        keys = {"cause": cause, "line": None, "of": self._of}
-        self._shared.reports.send("unprepared", **keys, tail=[])
+        self._tell_failure(LineFailed(None, cause), ())
+
+    def _tell_failure(self, failed: LineFailed, tail: tuple[str, ...]) -> None:
+        message = messages.Unprepared(failed.cause, failed.line, self._of, tail)
+        self._shared.reports.send(message)
 
     def close(self) -> None:
         """End the processes that still run; their answers are no longer needed."""

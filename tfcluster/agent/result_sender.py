@@ -26,8 +26,6 @@ from tfcluster.agent.constants import (
     RESULT_SHOWN,
     RESULT_TOLD_S,
 )
-from tfcluster.agent.frames import List, More, Read, Results, Returned
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path, raw
 from tfcluster.agent.workdir_patterns import (
     BY_HOST,
@@ -38,7 +36,8 @@ from tfcluster.agent.workdir_patterns import (
     is_wanted,
 )
 from tfcluster.agent.workdir_receiver import remember_returned, same_files
-from tfcluster.wire import WireError
+from tfcluster.protocol import messages, requests
+from tfcluster.protocol.frames import ProtocolError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -54,18 +53,10 @@ class _ReadError(Exception):
     """The file cannot be sent; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A file that matches; ``size`` in bytes, ``mtime_ns`` since the epoch.
+Refusal = tuple[str, str]
+"""The path of a file that matches, and why it cannot be sent."""
 
-    ``cause``: why it cannot be sent; empty if it can.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    mode: int
-    cause: str
+Found = messages.Result | Refusal
 
 
 class ResultSender:
@@ -73,7 +64,7 @@ class ResultSender:
 
     def __init__(
         self,
-        send: Callable[..., None],
+        send: Callable[[messages.OfResults], None],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._send = send
@@ -86,15 +77,15 @@ class ResultSender:
         self._told_s = time.monotonic()
         self._closed = False
 
-    def obey(self, request: Results) -> None:
+    def obey(self, request: requests.OfResults) -> None:
         match request:
-            case List():
+            case requests.List():
                 self._list(request)
-            case Read():
+            case requests.Read():
                 self._read(request)
-            case More(number):
+            case requests.More(number):
                 self._more(number)
-            case Returned(path, digest):
+            case requests.Returned(path, digest):
                 _check(path)
                 self._returned[path] = digest
 
@@ -113,26 +104,26 @@ class ResultSender:
 
     # --- the list -------------------------------------------------------------------
 
-    def _list(self, request: List) -> None:
+    def _list(self, request: requests.List) -> None:
         self._drop()
         self._remember()
         self._root = None
         number = request.number
         if same_files(request.inodes):
-            keys = {"folder": request.folder, "files": [], "refused": [], "more": 0}
-            self._send("listed", number=number, shared=True, last=True, **keys)
+            answer = messages.Listed(number, True, request.folder, (), (), 0, True)
+            self._send(answer)
             return
         folder = local_path(request.folder).expanduser()
         if not folder.is_absolute():
             cause = f"{request.folder} cannot be expanded: the user has no home there"
-            self._send("unlisted", number=number, cause=cause)
+            self._send(messages.Unlisted(number, cause))
             return
         self._root = os.path.realpath(os.fsencode(folder))
         self._patterns = request.patterns
         try:
             os.stat(self._root)
         except OSError as error:
-            self._send("unlisted", number=number, cause=f"{folder}: {error.strerror}")
+            self._send(messages.Unlisted(number, f"{folder}: {error.strerror}"))
             return
         shown = os.fsencode(folder).decode("utf-8", "surrogateescape")
         self._listing = _Listing(self._send, number, shown)
@@ -146,7 +137,7 @@ class ResultSender:
         except OSError as error:
             name = os.fsdecode(error.filename or b"a folder")
             cause = f"{name} cannot be read: {error.strerror}"
-            self._send("unlisted", number=listing.number, cause=cause)
+            self._send(messages.Unlisted(listing.number, cause))
             return
         if found is None:
             listing.end()
@@ -156,13 +147,13 @@ class ResultSender:
 
     # --- a file ---------------------------------------------------------------------
 
-    def _read(self, request: Read) -> None:
+    def _read(self, request: requests.Read) -> None:
         self._drop()
         if self._root is None:
-            raise WireError("nothing has been listed")
+            raise ProtocolError("nothing has been listed")
         _check(request.path)
         if not is_wanted(request.path, self._patterns):
-            raise WireError(f"{request.path!r} was not listed")
+            raise ProtocolError(f"{request.path!r} was not listed")
         try:
             self._reading = _Reading(request, _open_below(self._root, request.path))
         except (OSError, _ReadError) as error:
@@ -180,7 +171,7 @@ class ResultSender:
             self._fail(reading.number, error)
             return
         if done:
-            self._send("reading", number=reading.number, offset=reading.offset)
+            self._send(messages.Reading(reading.number, reading.offset))
             return
         self._show_life(reading.number)
         self._post(lambda: self._prove(reading))
@@ -190,7 +181,7 @@ class ResultSender:
         now = time.monotonic()
         if now - self._told_s > RESULT_TOLD_S:
             self._told_s = now
-            self._send("working", number=number)
+            self._send(messages.Working(number))
 
     def _more(self, number: int) -> None:
         reading = self._reading
@@ -203,11 +194,10 @@ class ResultSender:
             self._fail(number, error)
             return
         if over is None:
-            text = base64.b64encode(data).decode()
-            self._send("piece", number=number, offset=offset, data=text)
+            self._send(messages.Piece(number, offset, base64.b64encode(data).decode()))
         else:
             digest, changed = over
-            self._send("complete", number=number, digest=digest, changed=changed)
+            self._send(messages.Complete(number, digest, changed))
             self._drop()
 
     def _fail(self, number: int, error: Exception) -> None:
@@ -217,7 +207,7 @@ class ResultSender:
             cause = GONE
         elif isinstance(error, OSError):
             cause = error.strerror or cause
-        self._send("unread", number=number, cause=cause)
+        self._send(messages.Unread(number, cause))
 
     def _drop(self) -> None:
         if self._reading is not None:
@@ -228,12 +218,14 @@ class ResultSender:
 class _Listing:
     """Collects rows, and sends them in frames of limited size."""
 
-    def __init__(self, send: Callable[..., None], number: int, folder: str) -> None:
+    def __init__(
+        self, send: Callable[[messages.OfResults], None], number: int, folder: str
+    ) -> None:
         self._send = send
         self.number = number
         self._folder = folder
-        self._rows: list[list[object]] = []
-        self._refused: list[list[str]] = []
+        self._rows: list[messages.Result] = []
+        self._refused: list[Refusal] = []
         self._bytes = 0
         self._count = 0
         self._unshown = 0
@@ -241,9 +233,9 @@ class _Listing:
     def add(self, found: Sequence[Found]) -> bool:
         """Add files; False if there are too many, which has been reported."""
         for each in found:
-            if each.cause:
+            if isinstance(each, tuple):
                 if len(self._refused) < RESULT_SHOWN:
-                    self._refused.append([each.path, each.cause])
+                    self._refused.append(each)
                 else:
                     self._unshown += 1
                 continue
@@ -252,9 +244,9 @@ class _Listing:
                 cause = (
                     f"over {RESULT_FILES} files in {self._folder} match the patterns"
                 )
-                self._send("unlisted", number=self.number, cause=cause)
+                self._send(messages.Unlisted(self.number, cause))
                 return False
-            self._rows.append([each.path, each.size, each.mtime_ns, each.mode])
+            self._rows.append(each)
             self._bytes += 6 * len(each.path) + 128
             if len(self._rows) >= RESULT_ROWS or self._bytes > RESULT_ROW_BYTES:
                 self._flush(last=False)
@@ -265,24 +257,24 @@ class _Listing:
         self._flush(last=True)
 
     def _flush(self, *, last: bool) -> None:
-        self._send(
-            "listed",
+        listed = messages.Listed(
             number=self.number,
             shared=False,
             folder=self._folder,
-            files=self._rows,
+            files=tuple(self._rows),
             # Refusals are limited separately: all of them must fit into one frame.
-            refused=self._refused if last else [],
+            refused=tuple(self._refused) if last else (),
             more=self._unshown if last else 0,
             last=last,
         )
+        self._send(listed)
         self._rows, self._bytes = [], 0
 
 
 class _Reading:
     """An open file, of which ``size`` bytes are sent in order."""
 
-    def __init__(self, request: Read, fd: int) -> None:
+    def __init__(self, request: requests.Read, fd: int) -> None:
         self.number = request.number
         self.offset = 0
         self._request = request
@@ -352,7 +344,7 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
             if not isinstance(error, FileNotFoundError):  # otherwise it just vanished
                 text = below.decode("utf-8", "surrogateescape")
                 cause = f"this folder cannot be read: {error.strerror}"
-                yield [Found(text, 0, 0, 0, cause)]
+                yield [(text, cause)]
             continue
         for entry in listed:
             path = os.path.join(below, entry.name)
@@ -379,17 +371,17 @@ def _found(root: bytes, path: bytes, text: str) -> list[Found]:
     except FileNotFoundError:
         if not os.path.islink(os.path.join(root, path)):
             return []
-        return [Found(text, 0, 0, 0, "it is a link to nothing")]
+        return [(text, "it is a link to nothing")]
     except _ReadError as error:
-        return [Found(text, 0, 0, 0, str(error))]
+        return [(text, str(error))]
     except OSError as error:
-        return [Found(text, 0, 0, 0, error.strerror or str(error))]
+        return [(text, error.strerror or str(error))]
     try:
         status = os.fstat(fd)
     finally:
         os.close(fd)
     mode = stat.S_IMODE(status.st_mode)
-    return [Found(text, status.st_size, status.st_mtime_ns, mode, "")]
+    return [messages.Result(text, status.st_size, status.st_mtime_ns, mode)]
 
 
 def _open_below(root: bytes, path: str) -> int:
@@ -429,4 +421,4 @@ def _stamp(status: os.stat_result) -> tuple[int, int]:
 
 def _check(path: str) -> None:
     if not is_inside(path):
-        raise WireError(f"{path!r} is not a path within a folder")
+        raise ProtocolError(f"{path!r} is not a path within a folder")

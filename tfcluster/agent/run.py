@@ -15,7 +15,6 @@ from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.frames import Prepare, Request, Stacks, Start, Stop, Warm
 from tfcluster.agent.listening import Listening
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
@@ -33,6 +32,8 @@ from tfcluster.agent.sweep import AGENT, RUN, agent_mark
 from tfcluster.agent.task import Task
 from tfcluster.agent.tasks import RunServices, Tasks
 from tfcluster.agent.warm_interpreters import WarmInterpreters
+from tfcluster.protocol import requests
+from tfcluster.protocol.messages import LogError, Note
 
 
 class Run:
@@ -73,25 +74,25 @@ class Run:
         self._listening = Listening(loop, channel, self._tree, self._guard.inodes)
         self._warmer.on_begun = self._expect_listener
 
-    def obey(self, request: Request, *, closing: bool) -> None:
+    def obey(self, request: requests.Request, *, closing: bool) -> None:
         match request:
-            case Start() if closing:
+            case requests.Start() if closing:
                 self._tasks.refuse(request, "the agent is closing")
-            case Start(warm=None):
+            case requests.Start(warm=None):
                 task = self._tasks.start(request)
                 if task is not None:
                     self._expect_listener(task)
-            case Start():
+            case requests.Start():
                 self._warmer.fork(request)
-            case Warm():
+            case requests.Warm():
                 if not closing:
                     self._warmer.start(request)
-            case Prepare():
+            case requests.Prepare():
                 if not closing:
                     self._preparation.start(request)
-            case Stop():
+            case requests.Stop():
                 self._tasks.stop(request)
-            case Stacks(names):
+            case requests.Stacks(names):
                 self._tasks.ask_stacks(names)
 
     def reap(self) -> None:
@@ -129,13 +130,11 @@ class Run:
         cause, lost = notice.cause, notice.dropped_bytes
         task = self._tasks.find(notice.stream)
         if cause is not None and task is not None:
-            self._channel.send(
-                "log_error", task=task.name, cause=cause, dropped_bytes=lost
-            )
+            self._channel.send(LogError(*task.key, cause=cause, dropped_bytes=lost))
             return
         whose = task.name if task is not None else "a warm interpreter"
         text = cause or f"can be written again; {lost} bytes are missing"
-        self._channel.send("note", text=f"the log of {whose}: {text}")
+        self._channel.send(Note(f"the log of {whose}: {text}"))
 
     def _expect_listener(self, task: Task) -> None:
         self._listening.expect(task)

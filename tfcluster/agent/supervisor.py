@@ -26,22 +26,6 @@ from tfcluster.agent.constants import (
     SWEEP_S,
 )
 from tfcluster.agent.devices import gpus
-from tfcluster.agent.frames import (
-    Clock,
-    Close,
-    Hold,
-    List,
-    More,
-    Open,
-    Part,
-    Ping,
-    Read,
-    Request,
-    Results,
-    Returned,
-    Sync,
-    parse_request,
-)
 from tfcluster.agent.guard import FORWARDED, IGNORED, GuardSocket
 from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
@@ -50,9 +34,11 @@ from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import Process
 from tfcluster.agent.run import Run
 from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
-from tfcluster.agent.tasks import swept_keys
+from tfcluster.agent.tasks import swept
 from tfcluster.process_title import set_title
-from tfcluster.wire import PROTOCOL, Frame, WireError
+from tfcluster.protocol import messages, requests
+from tfcluster.protocol.frames import ProtocolError
+from tfcluster.protocol.wire import PROTOCOL
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -98,7 +84,7 @@ class Supervisor:
         self._channel = channel
         self._backlog = backlog
         self._guard_socket = guard_socket
-        self._opened: Open | None = None
+        self._opened: requests.Open | None = None
         self._run: Run | None = None
         self._ports = Ports()
         self._syncing: WorkdirReceiver | None = None
@@ -106,7 +92,7 @@ class Supervisor:
         self._heard = loop.awake()
         self._swept = 0
         self._others = False
-        channel.on_frame = self._frame
+        channel.on_request = self._obey
         channel.on_end = self._hung_up
         channel.on_garbage = self.fault
         loop.on_signals((signal.SIGCHLD, *FORWARDED, *IGNORED), self._signal)
@@ -115,36 +101,30 @@ class Supervisor:
 
     # --- input ----------------------------------------------------------------------
 
-    def _frame(self, frame: Frame) -> None:
+    def _obey(self, request: requests.Request) -> None:
         self._heard = self._loop.awake()
-        request = parse_request(frame)
-        if isinstance(request, Open):
+        if isinstance(request, requests.Open):
             self._open(request)
-        elif request is not None:
-            self._obey(request)
-
-    def _obey(self, request: Request) -> None:
+            return
         if self._run is None:
             if self.closing:
                 return
-            raise WireError("the first frame must be 'open'")
+            raise ProtocolError("the first frame must be 'open'")
         match request:
-            case Ping():
+            case requests.Ping():
                 pass
-            case Clock(asked_s):
-                self._channel.send(
-                    "clock", asked_s=asked_s, monotonic_s=time.monotonic()
-                )
-            case Hold(count, low, high):
+            case requests.Clock(asked_s):
+                self._channel.send(messages.Clock(asked_s, time.monotonic()))
+            case requests.Hold(count, low, high):
                 ports, cause = self._ports.hold(count, low, high)
-                self._channel.send("held", ports=ports, cause=cause)
-            case Sync():
+                self._channel.send(messages.Held(tuple(ports), cause))
+            case requests.Sync():
                 self._sync().listed(request)
-            case Part():
+            case requests.Part():
                 self._sync().came(request)
-            case List() | Read() | More() | Returned():
-                self._return(request)
-            case Close(grace_s, others_s):
+            case requests.OfResults():
+                self._results().obey(request)
+            case requests.Close(grace_s, others_s):
                 self.close(grace_s, exit_codes.CLOSED, others_s)
             case _:
                 self._run.obey(request, closing=self.closing)
@@ -157,23 +137,22 @@ class Supervisor:
             self._syncing = WorkdirReceiver(self._channel.send)
         return self._syncing
 
-    def _return(self, request: Results) -> None:
+    def _results(self) -> ResultSender:
         if self._returning is None:
             from tfcluster.agent.result_sender import ResultSender  # as above
 
             self._returning = ResultSender(self._channel.send, self._loop.post)
-        self._returning.obey(request)
+        return self._returning
 
-    def _open(self, request: Open) -> None:
+    def _open(self, request: requests.Open) -> None:
         if self._opened is not None:
-            raise WireError("a second 'open'")
+            raise ProtocolError("a second 'open'")
         if not request.run.isprintable() or not request.run:
-            raise WireError(f"{request.run!r} cannot mark the processes of a run")
+            raise ProtocolError(f"{request.run!r} cannot mark the processes of a run")
         self._opened = request
         self._guard_socket.send_run(request.run)
         set_title(f"tfcluster: agent {request.run}", "tfcluster-agent")
-        self._channel.send(
-            "hello",
+        hello = messages.Hello(
             protocol=PROTOCOL,
             version=__version__,
             nonce=request.nonce,
@@ -186,11 +165,12 @@ class Supervisor:
             network=proc.network(),
             package=_package(),
             way_in=way_in(os.environ),
-            addresses=local_addresses(),
+            addresses=tuple(local_addresses()),
             gpus=gpus(os.environ),
             clock=time.time(),
             shared=None if request.witness is None else _is_file(request.witness),
         )
+        self._channel.send(hello)
         if request.protocol != PROTOCOL:
             self.fault(
                 f"the launcher speaks protocol {request.protocol}, "
@@ -201,11 +181,9 @@ class Supervisor:
             self._loop, self._channel, self._backlog, request.run, self.fault
         )
         if not self._run.adopts_orphans:
-            self._channel.send(
-                "note",
-                text="orphaned processes cannot be adopted here; "
-                "they are found only by their marks",
-            )
+            text = "orphaned processes cannot be adopted here"
+            text += "; they are found only by their marks"
+            self._channel.send(messages.Note(text))
         self._beat()
 
     def _beat(self) -> None:
@@ -237,7 +215,7 @@ class Supervisor:
 
     def _lease_over(self, cause: str) -> None:
         if not self.closing:
-            self._channel.send("note", text=f"stopping all tasks: {cause}")
+            self._channel.send(messages.Note(f"stopping all tasks: {cause}"))
             self.close(self._grace_s, exit_codes.LEASE_ENDED)
 
     def _signal(self, signum: int) -> None:
@@ -247,7 +225,7 @@ class Supervisor:
         elif signum in FORWARDED:
             name = signal.Signals(signum).name
             text = f"the agent received {name}"
-            self._channel.send("note", text=text, signal=name.removeprefix("SIG"))
+            self._channel.send(messages.Note(text, signal=name.removeprefix("SIG")))
             if signum == signal.SIGTERM and not self.closing:
                 self.close(self._grace_s, exit_codes.TERMINATED)
 
@@ -255,12 +233,9 @@ class Supervisor:
         # The tasks are unharmed, so the run continues, only without this safety net.
         self._loop.unwatch(self._guard_socket.fileno())
         if not self.closing:
-            self._channel.send(
-                "note",
-                text="the guard process died; if the agent is also "
-                "killed, tasks may keep running",
-                guard=self._guard_socket.guard,
-            )
+            text = "the guard process died; if the agent is also killed, "
+            text += "tasks may keep running"
+            self._channel.send(messages.Note(text, guard=self._guard_socket.guard))
 
     # --- the end --------------------------------------------------------------------
 
@@ -271,7 +246,7 @@ class Supervisor:
     def fault(self, cause: str) -> None:
         """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
-        self._channel.send("fault", cause=cause)
+        self._channel.send(messages.Fault(cause))
         self.close(self._grace_s, exit_codes.FAULT)
 
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
@@ -338,9 +313,9 @@ class Supervisor:
     def _all_swept(self, killed: list[Process], left: list[Process]) -> None:
         self._swept = len(killed)
         if killed:
-            self._channel.send("swept", **swept_keys(killed))
+            self._channel.send(swept(killed))
         if left:
-            self._channel.send("unkillable", pids=[process.pid for process in left])
+            self._channel.send(messages.Unkillable(tuple(p.pid for p in left)))
         if not self._others:
             clear_away(self._opened.run if self._opened else None)
         if self._run is not None:
@@ -353,7 +328,7 @@ class Supervisor:
         # Nobody asked for the end of a lease: it must look like a lost host, even to a
         # launcher that was only suspended for a while.
         if self.code != exit_codes.LEASE_ENDED:
-            self._channel.send("bye", swept=self._swept, others=self._others)
+            self._channel.send(messages.Bye(self._swept, self._others))
         self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
 
     def _end(self) -> None:

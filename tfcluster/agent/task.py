@@ -7,11 +7,13 @@ import signal
 
 from tfcluster.agent.claims import Claims
 from tfcluster.agent.events import EventSocket
-from tfcluster.agent.frames import Start
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.loop import Timer
 from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import Identity
+from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.protocol.frames import ProtocolError
+from tfcluster.protocol.messages import Exited
+from tfcluster.protocol.requests import Start
 
 
 @dataclass(eq=False)
@@ -48,9 +50,9 @@ class Task:
         return self.request.task
 
     @property
-    def key(self) -> dict[str, object]:
-        """The keys that all frames about this task have in common."""
-        return {"task": self.request.task, "attempt": self.request.attempt}
+    def key(self) -> tuple[str, int]:
+        """The first two fields of all messages about this task."""
+        return self.request.task, self.request.attempt
 
     @property
     def process_id(self) -> int | None:
@@ -69,24 +71,32 @@ class Task:
             waited_for=self.status is not None,
         )
 
-    def outcome(self, now: float) -> dict[str, object]:
-        """The keys of the ``exited`` frame, once the task has ended."""
+    def outcome(self, now: float) -> Exited:
+        """The message once the task has ended."""
         status = self.status or 0
         signaled = os.WIFSIGNALED(status)
-        return {
-            **self.key,
-            "code": None if signaled else os.WEXITSTATUS(status),
-            "signal": signal_name(os.WTERMSIG(status)) if signaled else None,
-            "oom": self.oom,
-            "tail": self.tail or [],
-            "seconds": round(self.seconds, 3),
-            "ago_s": round(max(0.0, now - self.began - self.seconds), 3),
-            "death": self.death,
-            "stopped": self.stopped,
-            "exchanged": self.exchanged,
-            "cpu_s": round(self.cpu_s, 3),
-            "max_rss_bytes": self.max_rss_bytes,
-        }
+        return Exited(
+            *self.key,
+            code=None if signaled else os.WEXITSTATUS(status),
+            signal=signal_name(os.WTERMSIG(status)) if signaled else None,
+            oom=self.oom,
+            tail=tuple(self.tail or ()),
+            seconds=round(self.seconds, 3),
+            ago_s=round(max(0.0, now - self.began - self.seconds), 3),
+            death=self.death,
+            stopped=self.stopped,
+            exchanged=self.exchanged,
+            cpu_s=round(self.cpu_s, 3),
+            max_rss_bytes=self.max_rss_bytes,
+        )
+
+
+def signal_number(name: str) -> int:
+    """The opposite of ``signal_name``, for names. Raises ProtocolError."""
+    try:
+        return signal.Signals[f"SIG{name}"].value
+    except KeyError:
+        raise ProtocolError(f"no signal is called {name!r}") from None
 
 
 def signal_name(signum: int) -> str:

@@ -21,10 +21,8 @@ from tfcluster.agent.console_queue import Source
 from tfcluster.agent.constants import EXIT_REPORT_S
 from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.events import EventSocket
-from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.host_variables import adapted
 from tfcluster.agent.layers import LayerRemover
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
 from tfcluster.agent.output_capture import OutputCapture
@@ -37,10 +35,13 @@ from tfcluster.agent.spawn import (
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import Task
+from tfcluster.agent.task import Task, signal_number
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
-from tfcluster.wire import Frame
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol import messages
+from tfcluster.protocol.requests import Start, Stop
+from tfcluster.protocol.wire import Frame
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
     class Reports(Protocol):
         """Sends frames; the channel does."""
 
-        def send(self, type_: str, /, **keys: object) -> None: ...
+        def send(self, message: messages.Message) -> None: ...
 
-        def send_event(self, type_: str, /, **keys: object) -> None: ...
+        def send_event(self, message: messages.Message) -> None: ...
 
 
 _EVENTS = "TFCLUSTER_EVENTS"
@@ -94,11 +95,11 @@ class Tasks:
         self.on_server: Callable[[Task, int], None] = lambda task, port: None
         self._layers = LayerRemover(
             shared.loop.post,
-            lambda text: shared.reports.send("note", text=text),
+            lambda text: shared.reports.send(messages.Note(text)),
             self._tasks.values,
         )
         self._usage = UsageReports(
-            shared.loop, self._running, self._send_usage, shared.base
+            shared.loop, self._running, shared.reports.send_event, shared.base
         )
         self._stopping = Stopping(
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
@@ -168,7 +169,8 @@ class Tasks:
         task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
         self._usage.begin()
         start_time = task.process.start_time
-        self._send("started", task, pid=pid, start_time=start_time)
+        started = messages.Started(*task.key, pid=pid, start_time=start_time)
+        self._shared.reports.send(started)
         self._stopping.begun(task)
 
     def failed(self, task: Task, cause: str, number: int = 0) -> None:
@@ -181,8 +183,8 @@ class Tasks:
 
     def refuse(self, request: Start, cause: str, number: int = 0) -> None:
         """Report that a task is not started."""
-        keys = {"task": request.task, "attempt": request.attempt, "errno": number}
-        self._shared.reports.send("failed", **keys, cause=cause)
+        failed = messages.Failed(request.task, request.attempt, cause, number)
+        self._shared.reports.send(failed)
 
     def ended(self, child: Ended) -> bool:
         """Note that a child was reaped; returns whether it was a task's process."""
@@ -212,7 +214,7 @@ class Tasks:
     def stop(self, request: Stop) -> None:
         wanted = set(request.tasks)
         tasks = [t for t in self._tasks.values() if t.name in wanted]
-        self._stopping.stop(tasks, request.signum, request.grace_s)
+        self._stopping.stop(tasks, signal_number(request.signal), request.grace_s)
 
     def stop_all(self, grace_s: float) -> None:
         self._stopping.stop(list(self._tasks.values()), signal.SIGTERM, grace_s)
@@ -257,11 +259,11 @@ class Tasks:
             elif event["type"] == "server":
                 self._guard_server(task, event)
             else:
-                reports.send_event("event", **task.key, event=event)
+                reports.send_event(messages.Event(*task.key, event=event))
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
-            reports.send("note", text=text)
+            reports.send(messages.Note(text))
 
         task = Task(
             request=request,
@@ -281,16 +283,14 @@ class Tasks:
     def _report(self, task: Task) -> None:
         if not task.reported:
             task.reported = True
-            self._shared.reports.send("exited", **task.outcome(self._shared.loop.now()))
+            self._shared.reports.send(task.outcome(self._shared.loop.now()))
             self._forget(task)
 
     def _settled(self, task: Task) -> None:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
-            self._shared.reports.send(
-                "swept", **task.key, **swept_keys(task.leftovers.values())
-            )
-        self._send("settled", task)
+            self._shared.reports.send(swept(task.leftovers.values(), *task.key))
+        self._shared.reports.send(messages.Settled(*task.key))
         self._layers.settled(task)
         self._forget(task)
 
@@ -300,19 +300,15 @@ class Tasks:
             self._tasks.pop(task.stream, None)
 
     def _unkillable(self, left: list[Process]) -> None:
-        self._shared.reports.send("unkillable", pids=[p.pid for p in left])
-
-    def _send_usage(self, task: Task, keys: Mapping[str, object]) -> None:
-        self._shared.reports.send_event("usage", **task.key, **keys)
-
-    def _send(self, type_: str, task: Task, /, **keys: object) -> None:
-        self._shared.reports.send(type_, **task.key, **keys)
+        self._shared.reports.send(messages.Unkillable(tuple(p.pid for p in left)))
 
 
-def swept_keys(processes: Collection[Process]) -> dict[str, object]:
-    """The keys of ``swept``, with the names of at most twenty processes."""
+def swept(
+    processes: Collection[Process], task: str | None = None, attempt: int | None = None
+) -> messages.Swept:
+    """The message, with the names of at most twenty processes."""
     names = [str(process) for process in processes][:_SHOWN_PROCESSES]
-    return {"count": len(processes), "processes": names}
+    return messages.Swept(len(processes), tuple(names), task, attempt)
 
 
 def _utc_now() -> str:

@@ -19,21 +19,19 @@ from tfcluster.agent.constants import (
 from tfcluster.agent.gpu_usage import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.task import Task
+from tfcluster.protocol.messages import Usage
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class UsageReports:
-    """Reports the usage of every running task, again and again.
-
-    ``send`` gets a task and the keys of its ``usage`` frame.
-    """
+    """Sends the usage of every running task, again and again."""
 
     def __init__(
         self,
         loop: Loop,
         running: Callable[[], Iterable[Task]],
-        send: Callable[[Task, Mapping[str, object]], None],
+        send: Callable[[Usage], None],
         base: Mapping[bytes, bytes],
     ) -> None:
         self._loop = loop
@@ -62,24 +60,23 @@ class UsageReports:
             leader = task.process_id
             if leader is not None:
                 members = proc.family(table, [leader], [leader])
-                keys = self._keys(task, members)
-                if keys["rss_bytes"]:  # otherwise all have ended, and wait to be reaped
-                    self._send(task, keys)
+                usage = self._usage(task, members)
+                if usage.rss_bytes:  # otherwise all have ended, and wait to be reaped
+                    self._send(usage)
         self._looks += 1
         cost_s = self._loop.now() - began
         self._due = True
         self._loop.later(interval_s(self._looks, cost_s), self._look)
 
-    def _keys(self, task: Task, pids: Iterable[int]) -> dict[str, object]:
+    def _usage(self, task: Task, pids: Iterable[int]) -> Usage:
         found = [used for pid in pids if (used := proc.usage(pid)) is not None]
-        keys: dict[str, object] = {
-            "rss_bytes": sum(used.rss_bytes for used in found),
-            "cpu_s": round(sum(used.cpu_s for used in found), 2),
-            "processes": len(found),
-        }
-        if gpus := self._gpus.of(self._visible(task)):
-            keys["gpus"] = gpus
-        return keys
+        return Usage(
+            *task.key,
+            rss_bytes=sum(used.rss_bytes for used in found),
+            cpu_s=round(sum(used.cpu_s for used in found), 2),
+            processes=len(found),
+            gpus=tuple(self._gpus.of(self._visible(task))),
+        )
 
     def _visible(self, task: Task) -> str | None:
         """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""

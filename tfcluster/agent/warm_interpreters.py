@@ -17,8 +17,6 @@ from functools import partial
 
 from tfcluster.agent.children import Children
 from tfcluster.agent.constants import CLOSE_LOOK_S, EVENT_BYTES
-from tfcluster.agent.frames import Start, Warm
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import (
     Program,
@@ -29,13 +27,15 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, RunServices, Tasks
-from tfcluster.wire import (
+from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.protocol import local, messages
+from tfcluster.protocol.frames import ProtocolError, encode
+from tfcluster.protocol.requests import Start, Warm
+from tfcluster.protocol.wire import (
     BLAMES_WRAPPER,
     UNFORKABLE,
-    Frame,
     LineBuffer,
     WireError,
-    encode,
     parse,
 )
 
@@ -166,15 +166,9 @@ class WarmInterpreters:
             self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
             return
         self._requests += 1
-        frame = {
-            "type": "fork",
-            "id": self._requests,
-            "argv": list(request.argv),
-            "env": self._tasks.changes(task),
-            "cwd": request.cwd,
-        }
+        env = self._tasks.changes(task)
         try:
-            line = encode(frame)
+            line = encode(local.Fork(self._requests, request.argv, env, request.cwd))
         except WireError as error:
             ends.close()
             self._tasks.failed(task, str(error))
@@ -294,10 +288,10 @@ class WarmInterpreters:
             return False
         try:
             for line in interpreter.lines.feed(data):
-                self._take(interpreter, parse(line))
+                self._take(interpreter, local.decode_of_interpreter(parse(line)))
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
-            self._shared.reports.send("note", text=note)
+            self._shared.reports.send(messages.Note(note))
             self._kill(interpreter)
             self._close(interpreter)
             return False
@@ -308,27 +302,34 @@ class WarmInterpreters:
         if interpreter.status is None:  # otherwise the pid may have been reused
             send_group(interpreter.pid, signal.SIGKILL)
 
-    def _take(self, interpreter: _Interpreter, frame: Frame) -> None:
-        kind = frame["type"]
-        if kind == "ready" and not interpreter.ready:
+    def _take(self, interpreter: _Interpreter, said: local.OfInterpreter) -> None:
+        match said:
+            case local.Ready():
+                self._ready(interpreter)
+            case local.Unfit(cause):
+                interpreter.unfit = cause[:_CAUSE_CHARS]
+            case local.Forked(number, pid):
+                if pid <= 1:
+                    raise ProtocolError(f"{pid!r} is not a pid")
+                self._begun(self._asked(interpreter, number), pid)
+            case local.ForkFailed(number, cause):
+                task = self._asked(interpreter, number)
+                self._tasks.failed(task, cause[:_CAUSE_CHARS])
+
+    @staticmethod
+    def _asked(interpreter: _Interpreter, number: int) -> Task:
+        """The task of a request that has been answered."""
+        if number not in interpreter.asked:
+            raise ProtocolError(f"answered request {number!r}, which was not made")
+        return interpreter.asked.pop(number).task
+
+    def _ready(self, interpreter: _Interpreter) -> None:
+        if not interpreter.ready:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
             key = interpreter.request.key
-            self._shared.reports.send("warmed", key=key, seconds=seconds)
+            self._shared.reports.send(messages.Warmed(key, seconds))
             self._write(interpreter)
-        elif kind == "unfit":
-            interpreter.unfit = str(frame.get("cause"))[:_CAUSE_CHARS]
-        elif kind in ("forked", "fork_failed"):
-            number, pid = frame.get("id"), frame.get("pid", 0)
-            if not isinstance(number, int) or number not in interpreter.asked:
-                raise WireError(f"answered request {number!r}, which was not made")
-            if not isinstance(pid, int) or (kind == "forked" and pid <= 1):
-                raise WireError(f"{pid!r} is not a pid")
-            task = interpreter.asked.pop(number).task
-            if kind == "forked":
-                self._begun(task, pid)
-            else:
-                self._tasks.failed(task, str(frame.get("cause"))[:_CAUSE_CHARS])
 
     def _begun(self, task: Task, pid: int) -> None:
         ended = self._children.take(pid)
@@ -365,9 +366,9 @@ class WarmInterpreters:
             why = tail[-1] if tail else "its wrapper does not permit forks"
             why = why.removeprefix("tfcluster: ")
             text = f"tasks are started one by one, which takes longer: {why}"
-            self._shared.reports.send("note", text=text)
-        keys = {"unfit": unfit, "wrapper": wrapper}
-        self._shared.reports.send("cold", key=key, cause=cause, tail=tail, **keys)
+            self._shared.reports.send(messages.Note(text))
+        cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
+        self._shared.reports.send(cold)
 
 
 def _words(status: int) -> str:

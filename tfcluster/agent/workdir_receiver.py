@@ -26,10 +26,10 @@ from tfcluster.agent.constants import (
     SYNC_STALE_S,
     SYNC_WINDOW_BYTES,
 )
-from tfcluster.agent.frames import File, Part, Sync
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path
-from tfcluster.wire import WireError, loads
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol import messages, requests
+from tfcluster.protocol.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"
@@ -83,14 +83,14 @@ def merge(
 class WorkdirReceiver:
     """Receives one folder. ``send`` sends a frame to the launcher."""
 
-    def __init__(self, send: Callable[..., None]) -> None:
+    def __init__(self, send: Callable[[messages.Message], None]) -> None:
         self._send = send
-        self._request: Sync | None = None
-        self._files: list[File] = []
+        self._request: requests.Sync | None = None
+        self._files: list[requests.File] = []
         self._taking: _Taking | None = None
         self._over = False
 
-    def listed(self, request: Sync) -> None:
+    def listed(self, request: requests.Sync) -> None:
         """Add a part of the list of files; the last part begins the transfer."""
         if self._over:
             return  # the transfer is done, or has failed
@@ -103,7 +103,7 @@ class WorkdirReceiver:
         if request.last:
             self._guarded(self._begin)
 
-    def came(self, part: Part) -> None:
+    def came(self, part: requests.Part) -> None:
         """Take the next requested part, which has arrived."""
         if self._taking is not None and not self._over:
             self._guarded(lambda: self._take(part))
@@ -123,7 +123,7 @@ class WorkdirReceiver:
             cause = str(error)
             if isinstance(error, OSError):
                 cause = f"{error.filename or where}: {error.strerror}"
-            self._send("unsynced", cause=cause)
+            self._send(messages.Unsynced(cause))
 
     def _begin(self) -> None:
         assert self._request is not None  # set by listed()
@@ -151,7 +151,7 @@ class WorkdirReceiver:
         self._taking = _Taking(root, self._files, plan, known)
         self._ask()
 
-    def _take(self, part: Part) -> None:
+    def _take(self, part: requests.Part) -> None:
         assert self._taking is not None  # checked by came()
         self._taking.write(part)
         self._ask()
@@ -159,21 +159,21 @@ class WorkdirReceiver:
     def _ask(self) -> None:
         assert self._taking is not None  # set by both callers
         if parts := self._taking.wanted():
-            self._send("wants", parts=parts)
+            self._send(messages.Wants(parts))
         elif self._taking.complete:
             self._taking.finish()
             self._done(str(self._taking.root), count=self._taking.count)
 
     def _done(self, cwd: str, *, count: int) -> None:
         self._over = True
-        self._send("synced", cwd=cwd, count=count)
+        self._send(messages.Synced(cwd, count))
 
 
 class _Taking:
     """A transfer: requests files in parts, and keeps them apart until all are here."""
 
     def __init__(
-        self, root: Path, files: Sequence[File], plan: Merge, known: Known
+        self, root: Path, files: Sequence[requests.File], plan: Merge, known: Known
     ) -> None:
         self.root = root
         self.count = len(plan.take)
@@ -185,35 +185,35 @@ class _Taking:
         self._files = {i: each for i, each in enumerate(files) if each.path in taken}
         # Not a list: the launcher determines the sizes.
         self._queue = (
-            [index, offset, min(SYNC_PART_BYTES, each.size - offset)]
+            (index, offset, min(SYNC_PART_BYTES, each.size - offset))
             for index, each in self._files.items()
             for offset in range(0, max(each.size, 1), SYNC_PART_BYTES)
         )
         self._ahead = next(self._queue, None)
-        self._awaited: list[list[int]] = []
+        self._awaited: list[tuple[int, int, int]] = []
         self._open: tuple[int, BinaryIO] | None = None
 
     @property
     def complete(self) -> bool:
         return self._ahead is None and not self._awaited
 
-    def wanted(self) -> list[list[int]]:
-        """``[file, offset, length]`` of the next parts; [] while some are awaited."""
+    def wanted(self) -> tuple[tuple[int, int, int], ...]:
+        """File, offset and length of the next parts; none while some are awaited."""
         if self._awaited:
-            return []
+            return ()
         size = 0
         while self._ahead is not None and size < SYNC_WINDOW_BYTES:
             self._awaited.append(self._ahead)
             self._ahead = next(self._queue, None)
             size += max(self._awaited[-1][2], SYNC_WINDOW_BYTES // 256)
-        parts = list(self._awaited)
+        parts = tuple(self._awaited)
         self._awaited.reverse()
         return parts
 
-    def write(self, part: Part) -> None:
+    def write(self, part: requests.Part) -> None:
         """Append a part. Raises SyncError or WireError if it is unexpected."""
         asked = self._awaited.pop() if self._awaited else None
-        if asked is None or asked[:2] != [part.index, part.offset]:
+        if asked is None or asked[:2] != (part.index, part.offset):
             raise WireError("a part that was not requested")
         name = self._files[part.index].path
         if part.data is None:

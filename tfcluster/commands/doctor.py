@@ -29,13 +29,13 @@ from tfcluster.errors import ExitCode
 from tfcluster.launcher.launch import Prepared, prepare
 from tfcluster.launcher.preparation import (
     changed_python,
-    prepare_frame,
+    prepare_request,
     unprepared_cause,
 )
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
+from tfcluster.protocol.requests import Prepare
 from tfcluster.schedulers.base import BatchScheduler
-from tfcluster.wire import Frame
 
 
 def doctor(
@@ -121,7 +121,7 @@ def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
     )
 
 
-def preparing(description: Description) -> Callable[[Host], Frame] | None:
+def preparing(description: Description) -> Callable[[Host], Prepare] | None:
     """Makes the request that prepares a host as a launch does; None: none is needed."""
     if not description.prepares_hosts:
         return None
@@ -129,7 +129,8 @@ def preparing(description: Description) -> Callable[[Host], Frame] | None:
     cwd = "/" if description.sync else str(description.workdir)
     asked = description.requirements
     digest = None if asked is None else requirements_digest(asked)
-    return partial(prepare_frame, description, cwd=cwd, log="/dev/null", digest=digest)
+    null = "/dev/null"
+    return partial(prepare_request, description, cwd=cwd, log=null, digest=digest)
 
 
 def _answer(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import schedulers
+from tfcluster.commands.launcher_request import LauncherRequest
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
@@ -24,14 +24,13 @@ from tfcluster.errors import (
 from tfcluster.file_patterns import pattern_problem
 from tfcluster.host_patterns import fold
 from tfcluster.model import Description
-from tfcluster.record.events import EventReader
+from tfcluster.protocol.commands import Fetch
 from tfcluster.record.files import read_json
 from tfcluster.record.launched import launched
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.replay import results_view
-from tfcluster.record.requests import ask, withdraw
 from tfcluster.record.run_status import ResultsView, RunView
 from tfcluster.schedulers.base import Remembering
 from tfcluster.states import RunState
@@ -39,12 +38,8 @@ from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
-
-ASKED_S = 15.0
-"""How long the launcher may take to see the request; the folder may be on NFS."""
 _LOOK_S = 2.0
 """How often to check whether the launcher is still alive."""
-_POLL_S = 0.1
 _CLOSE_S = 2.0
 _LIKE_PATTERNS = frozenset("*?[/")
 
@@ -157,37 +152,28 @@ def _from_launcher(
 
     Returns None if the run has ended before the launcher saw the request.
     """
-    events = EventReader(paths.events)
-    events.read()  # earlier ones
-    request = {"patterns": list(patterns), "all": every, "force": force}
-    number = ask(paths, {"type": "fetch", **request})
-    pause, began_s = threading.Event(), time.monotonic()
-    looked_s = began_s
+    request = LauncherRequest(paths, Fetch(tuple(patterns), every, force))
+    looked_s = time.monotonic()
     hosts: list[str] | None = None
     found: dict[str, ResultsView] = {}
     while hosts is None or len(found) < len(hosts):
-        for event in events.read():
-            if event.get("request") != number:
+        for event in request.wait():
+            if event.get("request") != request.number:
                 continue
             if event["type"] == "fetch":
                 hosts = [str(host) for host in event.get("hosts") or ()]
             elif event["type"] == "results":
                 found[str(event.get("host"))] = results_view(event)
+        if hosts is None:
+            request.require_answer()
         now_s = time.monotonic()
-        if hosts is None and now_s - began_s > ASKED_S:
-            withdraw(paths, number)
-            raise ContactLostError(
-                f"the launcher of {paths.run} does not answer",
-                hint=f"`tfcluster status {paths.run}` tells whether it is alive",
-            )
         if now_s - looked_s > _LOOK_S:
             looked_s = now_s
             if _has_ended(paths) and hosts is None:
-                withdraw(paths, number)
+                request.withdraw()
                 return None
         if hosts is not None:
-            screen.live(_progress(paths, number))
-        pause.wait(_POLL_S)
+            screen.live(_progress(paths, request.number))
     launcher = view.launcher
     if launcher is not None and launcher.host != identity().host:
         screen.say(f"the launcher runs on {launcher.host}: the files are there")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from tfcluster.commands.launcher_request import LauncherRequest
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.errors import ConfigError, ContactLostError, ExitCode, Problem
+from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.host_patterns import HostlistError, expand, host_name_problem
-from tfcluster.record.events import Event, EventReader
+from tfcluster.protocol.commands import NewHost, Resize
+from tfcluster.record.events import Event
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
-from tfcluster.record.requests import ask, withdraw
 from tfcluster.states import RunState
 
-ASKED_S = 15.0
-"""How long the launcher may take to see the request; the folder may be on NFS."""
-_POLL_S = 0.05
 _HINT = "worker=8, hosts+=node9 or hosts+=node[9-12]:4"
 _WORKERS = re.compile(r"worker=([0-9]{1,6})")
 _SLOTS = re.compile(r"(.+):([0-9]{1,6})")
@@ -31,13 +27,13 @@ def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> in
 
     ``words`` is ``[RUN] CHANGE...``. Returns once the launcher has taken the request.
     """
-    run, request = parse(words)
+    run, request = parse(words, now=now)
     paths = find(state_dir(environ), run)
     view = read_run(paths, now_s=time.time())
     if view.state is not RunState.RUNNING or view.launcher is None:
         hint = "only a run whose tasks all run can be resized"
         raise ConfigError([Problem(paths.run, f"it is {view.state}", hint)])
-    answer = _ask(paths, {"type": "resize", **request, "now": now})
+    answer = _ask(paths, request)
     if problems := answer.get("problems"):
         found = problems if isinstance(problems, list) else [problems]
         raise ConfigError([Problem(paths.run, str(each)) for each in found])
@@ -51,11 +47,12 @@ def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> in
     return ExitCode.OK
 
 
-def parse(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+def parse(words: Sequence[str], *, now: bool) -> tuple[str | None, Resize]:
     """The run, if it is named, and the request. Raises ConfigError."""
     run = words[0] if words and "=" not in words[0] else None
     problems: list[Problem] = []
-    request: dict[str, Any] = {"workers": None, "hosts": []}
+    workers: int | None = None
+    hosts: list[NewHost] = []
     changes = words if run is None else words[1:]
     for word in changes:
         key, _, value = word.partition("=")
@@ -63,12 +60,12 @@ def parse(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
             match = _WORKERS.fullmatch(word)
             if match is None:
                 problems.append(Problem(word, "is not a number of workers", _HINT))
-            elif request["workers"] is not None:
+            elif workers is not None:
                 problems.append(Problem(word, "'worker' is given twice"))
             else:
-                request["workers"] = int(match[1])
+                workers = int(match[1])
         elif key == "hosts+":
-            request["hosts"] += _hosts(word, value, problems)
+            hosts += _hosts(word, value, problems)
         elif key in ("ps", "chief", "evaluator", "data"):
             problems.append(Problem(word, f"{key} tasks cannot be resized", _HINT))
         else:
@@ -77,10 +74,10 @@ def parse(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
         problems.append(Problem("resize", "nothing to change", _HINT))
     if problems:
         raise ConfigError(problems)
-    return run, request
+    return run, Resize(workers, tuple(hosts), now)
 
 
-def _hosts(word: str, value: str, problems: list[Problem]) -> list[dict[str, Any]]:
+def _hosts(word: str, value: str, problems: list[Problem]) -> list[NewHost]:
     match = _SLOTS.fullmatch(value)
     pattern, slots = (match[1], int(match[2])) if match else (value, None)
     try:
@@ -92,22 +89,14 @@ def _hosts(word: str, value: str, problems: list[Problem]) -> list[dict[str, Any
         if problem := host_name_problem(name):
             problems.append(Problem(word, f"{name[:60]!r} {problem}", _HINT))
             return []
-    return [{"host": name, "slots": slots} for name in names]
+    return [NewHost(name, slots) for name in names]
 
 
-def _ask(paths: RunPaths, request: Mapping[str, Any]) -> Event:
+def _ask(paths: RunPaths, request: Resize) -> Event:
     """The launcher's answer. Raises ContactLostError."""
-    events = EventReader(paths.events)
-    events.read()  # earlier ones
-    number = ask(paths, request)
-    pause, until = threading.Event(), time.monotonic() + ASKED_S
-    while time.monotonic() < until:
-        for event in events.read():
-            if event["type"] == "resize" and event.get("request") == number:
+    asked = LauncherRequest(paths, request)
+    while True:
+        for event in asked.wait():
+            if event["type"] == "resize" and event.get("request") == asked.number:
                 return event
-        pause.wait(_POLL_S)
-    withdraw(paths, number)
-    raise ContactLostError(
-        f"the launcher of {paths.run} does not answer",
-        hint=f"`tfcluster status {paths.run}` tells whether it is alive",
-    )
+        asked.require_answer()

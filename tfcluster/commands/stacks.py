@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.commands.launcher_request import LauncherRequest
 from tfcluster.commands.record_query import log_files, split_words
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.text import fold_tasks
-from tfcluster.errors import ConfigError, ContactLostError, ExitCode, Problem
-from tfcluster.record.events import Event, EventReader
+from tfcluster.errors import ConfigError, ExitCode, Problem
+from tfcluster.protocol.commands import Stacks
+from tfcluster.record.events import Event
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.requests import ask, withdraw
 from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
-
-ASKED_S = 15.0
-"""How long the launcher may take to see the request; the folder may be on NFS."""
 ANSWERS_S = 3.0
 """How long tasks may take to answer."""
-_POLL_S = 0.05
 
 
 def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -> int:
@@ -77,29 +73,22 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
 
 def _collect(paths: RunPaths, tasks: list[str]) -> tuple[list[str], dict[str, Event]]:
     """The tasks that were asked, in listing order, and the answers by task."""
-    events = EventReader(paths.events)
-    events.read()  # earlier answers
-    number = ask(paths, {"type": "stacks", "tasks": tasks})
-    pause, until = threading.Event(), time.monotonic() + ASKED_S
+    request = LauncherRequest(paths, Stacks(tuple(tasks)))
+    until_s = 0.0
     asked: list[str] | None = None
     answers: dict[str, Event] = {}
-    while time.monotonic() < until:
-        for event in events.read():
-            if event["type"] == "asked" and event.get("request") == number:
+    while asked is None or time.monotonic() < until_s:
+        for event in request.wait():
+            if event["type"] == "asked" and event.get("request") == request.number:
                 known = event.get("tasks") or []
                 asked = [task for task in tasks if task in known]
-                until = time.monotonic() + ANSWERS_S
+                until_s = time.monotonic() + ANSWERS_S
             elif event["type"] == "stack" and asked is not None:
                 answers[str(event.get("task"))] = event
-        if asked is not None and all(task in answers for task in asked):
+        if asked is None:
+            request.require_answer()
+        elif all(task in answers for task in asked):
             break
-        pause.wait(_POLL_S)
-    if asked is None:
-        withdraw(paths, number)
-        raise ContactLostError(
-            f"the launcher of {paths.run} does not answer",
-            hint=f"`tfcluster status {paths.run}` tells whether it is alive",
-        )
     return asked, answers
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfcluster.wire import WORKDIR
+from tfcluster.protocol.wire import WORKDIR
 
 if sys.version_info >= (3, 11):
     import tomllib

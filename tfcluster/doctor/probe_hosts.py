@@ -16,8 +16,9 @@ from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_address import choose_address, resolve
 from tfcluster.model import Host, Interpreter
+from tfcluster.protocol import messages, requests
+from tfcluster.protocol.wire import loads
 from tfcluster.schedulers.starting import Starter
-from tfcluster.wire import Frame, entries, loads
 
 PROBING_S = 90.0
 PREPARING_S = 300.0
@@ -40,13 +41,15 @@ class Requirements:
     imports: bool
     low: int | None = None
     high: int | None = None
-    prepare: Callable[[Host], Mapping[str, Any]] | None = None
+    prepare: Callable[[Host], requests.Prepare] | None = None
     """The request that prepares a host; None: nothing has to be done."""
     probes: bool = True
     """Whether hosts are examined once they are prepared."""
-    unprepared: Callable[[Frame], str] = lambda frame: str(frame.get("cause"))
+    unprepared: Callable[[messages.Unprepared], str] = lambda answer: answer.cause
     """Why a host could not be prepared, from its answer."""
-    own_python: Callable[[Host, Frame], Interpreter | None] = lambda host, frame: None
+    own_python: Callable[[Host, messages.Prepared], Interpreter | None] = lambda *_: (
+        None
+    )
     """The interpreter that a host has after its preparation."""
     say: Callable[[str], None] = lambda text: None
     """Called with a message about what a host does that takes long."""
@@ -110,7 +113,7 @@ class _Examination:
             self._until(lambda r: r.port is not None, patience_s, "no answer")
             if self._requirements.prepare is not None:
                 for report in self._well():
-                    request = dict(self._requirements.prepare(report.host))
+                    request = self._requirements.prepare(report.host)
                     self._contacts.send(report.host.name, request)
                 complaint = "the preparation has not ended"
                 self._until(lambda r: r.prepared, PREPARING_S, complaint)
@@ -147,7 +150,7 @@ class _Examination:
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Received):
-            self._frame(self._reports[item.host], item.frame)
+            self._received(self._reports[item.host], item.message)
         elif isinstance(item, Closed):
             report = self._reports[item.host]
             report.error = report.error or item.cause
@@ -157,48 +160,44 @@ class _Examination:
             report.error = error.message.removeprefix(f"{item.host}: ") + hint
             report.unreachable = error.exit_code is ExitCode.HOST
         else:
-            hold = {"low": self._requirements.low, "high": self._requirements.high}
-            self._contacts.send(item.host, {"type": "hold", "count": 1, **hold})
+            hold = requests.Hold(1, self._requirements.low, self._requirements.high)
+            self._contacts.send(item.host, hold)
 
-    def _frame(self, report: Report, frame: Frame) -> None:
-        match frame["type"]:
-            case "hello":
-                self._packages[report.host.name] = str(frame.get("package"))
+    def _received(self, report: Report, message: messages.Message) -> None:
+        match message:
+            case messages.Hello():
+                self._packages[report.host.name] = message.package
                 report.address = choose_address(
                     report.host,
-                    way_in=frame.get("way_in"),
-                    local=[str(a) for a in frame.get("addresses") or ()],
+                    way_in=message.way_in,
+                    local=message.addresses,
                     resolved=resolve(report.host.name),
                     alone=self._alone,
                 )
-            case "held":
-                ports = frame.get("ports") or []
-                if not ports:
-                    report.error = str(frame.get("cause") or "no port is free")
-                else:
-                    report.port = ports[0]
-            case "making":
+            case messages.Held((port, *_)):
+                report.port = port
+            case messages.Held(cause=cause):
+                report.error = cause or "no port is free"
+            case messages.Making(text):
                 # While pip runs, this may take any time.
                 self._deadline = time.monotonic() + PREPARING_S
-                if text := frame.get("text"):
+                if text:
                     self._requirements.say(f"{report.host.name}: {text}")
-            case "prepared":
+            case messages.Prepared():
                 report.prepared = True
                 own = self._requirements.own_python
-                report.python = own(report.host, frame)
-            case "unprepared":
-                said = [str(line) for line in entries(frame, "tail")]
-                cause = self._requirements.unprepared(frame)
-                report.error = "\n    ".join([cause, *said])
-            case "log":
-                for line in entries(frame, "lines"):
-                    self._fact(report, str(line))
-            case "failed":
-                report.error = str(frame.get("cause"))
-            case "exited":
-                report.facts["ended"] = frame.get("code")
-                if frame.get("code"):
-                    tail = [str(line) for line in entries(frame, "tail")]
+                report.python = own(report.host, message)
+            case messages.Unprepared(tail=tail):
+                cause = self._requirements.unprepared(message)
+                report.error = "\n    ".join([cause, *tail])
+            case messages.Log(lines=lines):
+                for line in lines:
+                    self._fact(report, line)
+            case messages.Failed(cause=cause):
+                report.error = cause
+            case messages.Exited(code=code, tail=tail):
+                report.facts["ended"] = code
+                if code:
                     report.error = tail[-1] if tail else "the probe failed"
 
     def _fact(self, report: Report, line: str) -> None:
@@ -229,20 +228,19 @@ class _Examination:
             python, _PROBE, json.dumps(wanted), root=self._packages[name]
         )
         self._asked_s[name] = time.time()
-        self._contacts.send(
-            name,
-            {
-                "type": "start",
-                "task": _TASK,
-                "attempt": 0,
-                "argv": list(argv),
-                "env": {"PYTHONUNBUFFERED": "1"},
-                "cwd": "/",
-                "log": "/dev/null",
-                "port": None,
-                "warm": None,
-                "parameter_port": None,
-                "listens": False,
-                "watched": False,
-            },
+        request = requests.Start(
+            task=_TASK,
+            attempt=0,
+            argv=tuple(argv),
+            env={"PYTHONUNBUFFERED": "1"},
+            cwd="/",
+            log="/dev/null",
+            port=None,
+            warm=None,
+            parameter_port=None,
+            listens=False,
+            watched=False,
+            peers=None,
+            prepend={},
         )
+        self._contacts.send(name, request)

@@ -1,6 +1,6 @@
-"""The connection to one agent: sends frames in order, posts received frames.
+"""The connection to one agent: sends requests in order, posts received messages.
 
-Knows the outer form of the channel (noise, hello, frames), not what frames mean.
+Knows the outer form of the channel (noise, hello, frames), not what messages mean.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from tfcluster import __version__
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
 from tfcluster.model import Host
+from tfcluster.protocol import messages
+from tfcluster.protocol.frames import ProtocolError, encode, type_of
+from tfcluster.protocol.messages import Hello, Message
+from tfcluster.protocol.requests import Open, Request
+from tfcluster.protocol.wire import PROTOCOL, LineBuffer, WireError, parse
 from tfcluster.schedulers.starting import AgentChannel, Starter
-from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse
 
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0
@@ -27,12 +31,12 @@ LEASE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A frame from the agent of ``host``."""
+    """A message from the agent of ``host``."""
 
     host: str
-    frame: Frame
+    message: Message
     heard_s: float = field(default_factory=time.time)
-    """When the frame arrived; Unix time."""
+    """When the message arrived; Unix time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ Post = Callable[[Received | Closed], None]
 class AgentConnection:
     """One agent's channel, served by ``threads``.
 
-    ``post`` is called from the threads, never for two frames at a time.
+    ``post`` is called from the threads, never for two messages at a time.
     """
 
     def __init__(
@@ -113,9 +117,9 @@ class AgentConnection:
         name, number = f"end {host}", channel.fileno()
         threads.watch(Watch(name, number, self._read, self._end))
 
-    def send(self, frame: Frame) -> None:
-        """Queue a frame; never blocks. Raises WireError if the frame is too long."""
-        self._put(encode(frame))
+    def send(self, request: Request) -> None:
+        """Queue a request; never blocks. Raises WireError if it is too long."""
+        self._put(encode(request))
 
     def close(self) -> None:
         """Close the agent's input once everything queued has been sent."""
@@ -172,10 +176,13 @@ class AgentConnection:
         try:
             if data := self._channel.read():
                 self._heard_s = time.monotonic()
-                for frame in self._reception.feed(data):
-                    self._post(Received(self.host, frame))
+                for message in self._reception.feed(data):
+                    self._post(Received(self.host, message))
                 return True
             self._reception.end()
+        except ProtocolError as error:
+            self._cause = f"its agent violated the protocol: {error}"
+            self._broken = True
         except (OSError, WireError) as error:
             self._cause, self._broken = str(error), True
         except Exception as error:  # one host must not silence all others
@@ -192,7 +199,7 @@ class AgentConnection:
 
 
 class Reception:
-    """Finds the frames of an agent in what arrives on its channel. Pure.
+    """Finds the messages of an agent in what arrives on its channel. Pure.
 
     A login shell may write other text before the agent greets us with our nonce.
     """
@@ -203,14 +210,14 @@ class Reception:
         self._noise = bytearray()
         self._greeted = False
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that ``data`` completes. Raises WireError."""
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that ``data`` completes. Raises WireError."""
         for line in self._lines.feed(data):
             if self._greeted:
-                yield parse(line)
-            elif (frame := self._hello(line)) is not None:
+                yield messages.decode(parse(line))
+            elif (hello := self._hello(line)) is not None:
                 self._greeted = True
-                yield frame
+                yield hello
             else:
                 self._noise += line + b"\n"
                 if len(self._noise) > MAX_NOISE_BYTES:
@@ -222,14 +229,21 @@ class Reception:
             said = self._noise.decode(errors="backslashreplace").strip().splitlines()
             raise WireError(f"no hello from the agent; it said: {said[-1][:200]}")
 
-    def _hello(self, line: bytes) -> Frame | None:
-        """The hello frame with our nonce; None for any other line, which is noise."""
+    def _hello(self, line: bytes) -> Message | None:
+        """The hello with our nonce; None for any other line, which is noise.
+
+        Raises WireError if the agent has another version, and so other messages.
+        """
         try:
             frame = parse(line)
         except WireError:
             return None
-        known = frame["type"] == "hello" and frame.get("nonce") == self._nonce
-        return frame if known else None
+        if frame["type"] != type_of(Hello) or frame.get("nonce") != self._nonce:
+            return None
+        theirs = frame.get("version")
+        if theirs != __version__ or frame.get("protocol") != PROTOCOL:
+            raise WireError(f"it runs tfcluster {theirs}, but this is {__version__}")
+        return messages.decode(frame)
 
 
 def open_agent(
@@ -251,17 +265,15 @@ def open_agent(
     contact = AgentConnection(
         host.name, starter.start_agent(host), nonce, post, threads
     )
-    contact.send(
-        {
-            "type": "open",
-            "protocol": PROTOCOL,
-            "version": __version__,
-            "nonce": nonce,
-            "run": run,
-            "lease_s": LEASE_S,
-            "heartbeat_s": HEARTBEAT_S,
-            "grace_s": grace_s,
-            "witness": witness,
-        }
+    opened = Open(
+        protocol=PROTOCOL,
+        version=__version__,
+        nonce=nonce,
+        run=run,
+        lease_s=LEASE_S,
+        heartbeat_s=HEARTBEAT_S,
+        grace_s=grace_s,
+        witness=witness,
     )
+    contact.send(opened)
     return contact

@@ -21,8 +21,8 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.fan_out import FAN_OUT, open_all
 from tfcluster.model import Host
+from tfcluster.protocol.requests import Close, Ping, Request
 from tfcluster.schedulers.starting import Starter
-from tfcluster.wire import Frame
 
 GREETING_S = 30.0
 """How long FAN_OUT hosts may take to answer before they count as silent."""
@@ -70,14 +70,14 @@ class BriefContacts:
             return item
         return None
 
-    def send(self, host: str, frame: Frame) -> None:
-        """Queue a frame for a host that is open."""
-        self._contacts[host].send(frame)
+    def send(self, host: str, request: Request) -> None:
+        """Queue a request for a host that is open."""
+        self._contacts[host].send(request)
 
     def close(self) -> None:
         """Have all agents exit, and wait at most CLOSING_S until they have."""
         for contact in self._contacts.values():
-            contact.send({"type": "close", "grace_s": 0})
+            contact.send(Close(0.0))
             contact.close()
         left = self._contacts.keys() - self._gone
         deadline = time.monotonic() + CLOSING_S
@@ -102,4 +102,4 @@ class BriefContacts:
         if now - self._pinged_s >= HEARTBEAT_S:
             self._pinged_s = now
             for contact in self._contacts.values():
-                contact.send({"type": "ping"})
+                contact.send(Ping())

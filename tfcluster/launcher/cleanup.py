@@ -13,6 +13,8 @@ from tfcluster.launcher.agent_connection import Closed, Received, open_agent
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.fan_out import FAN_OUT
 from tfcluster.model import Host
+from tfcluster.protocol.messages import Bye
+from tfcluster.protocol.requests import Close
 from tfcluster.schedulers.starting import Starter
 
 SWEEP_S = 10.0
@@ -99,16 +101,14 @@ def _sweep_once(
     def listen(item: Received | Closed) -> None:
         if isinstance(item, Closed):
             over.set()
-        elif item.frame["type"] == "bye":
-            count = item.frame.get("swept")
-            if not item.frame.get("others"):
-                counts.append(count if isinstance(count, int) else 0)
+        elif isinstance(item.message, Bye):
+            if not item.message.others:
+                counts.append(item.message.swept)
             over.set()
 
     contact = open_agent(starter, host, run, 0.0, listen, threads)
     left_s = max(0.0, until - time.monotonic())
-    others_s = min(OTHERS_S, left_s)
-    contact.send({"type": "close", "grace_s": 0, "others_s": others_s})
+    contact.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
     if not over.wait(left_s):
         contact.kill()
     contact.close()

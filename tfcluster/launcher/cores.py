@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from tfcluster.compose import TaskSpec
 from tfcluster.console.text import plural
-from tfcluster.wire import INTRA_OP_THREADS
+from tfcluster.protocol.wire import INTRA_OP_THREADS
 
 
 def threads_env(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from tfcluster.compose import address, cluster_of
 from tfcluster.crash import save_crash
@@ -25,7 +24,6 @@ from tfcluster.launcher.agent_connection import (
     CameBack,
     Closed,
     Opened,
-    Received,
     Unopened,
 )
 from tfcluster.launcher.clocks import Measured, clock_warnings
@@ -43,7 +41,7 @@ from tfcluster.launcher.results import Results
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stack_requests import ask_stacks
 from tfcluster.launcher.stall_detector import StallDetector
-from tfcluster.launcher.task_messages import TaskFrames
+from tfcluster.launcher.task_messages import TaskMessages
 from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.transitions import START
@@ -78,12 +76,16 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
+from tfcluster.protocol import commands
+from tfcluster.protocol.frames import ProtocolError
+from tfcluster.protocol.messages import Clock, Hello, Making
+from tfcluster.protocol.requests import Start, Stop
+from tfcluster.protocol.wire import WireError
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
-from tfcluster.wire import Frame, WireError
 
 TICK_S = 0.25
 PROGRESS_S = 1.0
@@ -128,7 +130,7 @@ class Driver:
         self._plan = job.plan()
         self._progress = Progress(job.description.progress_timeout_s)
         self._traces = TraceFiles(RunPaths(job.logs.parent))
-        self._tasks = TaskFrames(
+        self._tasks = TaskMessages(
             job, journal, show, self._progress, self._keep, self._traces
         )
         self._copies = LogCopies(job.logs)
@@ -252,44 +254,43 @@ class Driver:
             return []
         if isinstance(item, Opened | Unopened):
             return self._hosts.opened(item)
-        if item.frame["type"] == "clock":
-            self._clock(item)
+        host, message = item.host, item.message
+        if isinstance(message, Clock):
+            self._clock(host, message, item.heard_s)
             return []
         try:
-            if self._results.received(item.host, item.frame):
-                self._hosts.silence.heard(item.host)
+            if self._results.received(host, message):
+                self._hosts.silence.heard(host)
                 return []
-            events = self._hosts.received(item.host, item.frame)
+            events = self._hosts.received(host, message)
             if events is None:
-                events = self._tasks.received(item.host, item.frame, time.monotonic())
-        except WireError as error:
-            return [HostLost(item.host, f"its agent violated the protocol: {error}")]
-        if item.frame["type"] == "making":
-            self._making(item.host, item.frame.get("text"))
-        if item.frame["type"] == "hello":
-            self._journal.event("machine", host=item.host, **_machine(item.frame))
+                events = self._tasks.received(host, message, time.monotonic())
+        except ProtocolError as error:
+            return [HostLost(host, f"its agent violated the protocol: {error}")]
+        if isinstance(message, Making):
+            self._making(host, message.text)
+        if isinstance(message, Hello):
+            about = {"cpus": message.cpus, "gpus": list(message.gpus)}
+            self._journal.event("machine", host=host, python=message.python, **about)
             if self._job.description.runtime.trace:
                 # Whatever tasks record carries the time of their host's clock.
-                self._hosts.ask_clock(item.host)
-            if self._hosts.importing(item.host):
-                self._importing(item.host)
+                self._hosts.ask_clock(host)
+            if self._hosts.importing(host):
+                self._importing(host)
         return events
 
-    def _clock(self, item: Received) -> None:
-        asked_s, monotonic_s = (item.frame.get(k) for k in ("asked_s", "monotonic_s"))
-        if not isinstance(asked_s, float) or not isinstance(monotonic_s, float):
-            return
-        measured = Measured.of(monotonic_s, asked_s, item.heard_s)
-        if measured.says_more_than(self._clocks.get(item.host)):
-            self._clocks[item.host] = measured
-            self._journal.event("clock", host=item.host, **asdict(measured))
+    def _clock(self, host: str, clock: Clock, heard_s: float) -> None:
+        measured = Measured.of(clock.monotonic_s, clock.asked_s, heard_s)
+        if measured.says_more_than(self._clocks.get(host)):
+            self._clocks[host] = measured
+            self._journal.event("clock", host=host, **asdict(measured))
 
-    def _making(self, host: str, text: object) -> None:
+    def _making(self, host: str, text: str | None) -> None:
         """Record that a host makes an environment, which may take longest of all."""
         if START in self._deadlines:
             later = time.monotonic() + self._job.description.start_timeout_s
             self._deadlines[START] = later
-        if isinstance(text, str):
+        if text is not None:
             self._say(f"{host}: {text}")
 
     def _importing(self, host: str) -> None:
@@ -336,17 +337,18 @@ class Driver:
     def _serve(self) -> None:
         """Handle the requests of other commands."""
         for number, request in take(RunPaths(self._job.logs.parent)):
-            if request.get("type") == "stacks":
-                running, send = self._running(), self._hosts.send
-                ask_stacks(number, request, running, send, self._journal)
-            elif request.get("type") == "fetch":
-                self._results.begin(number, request)
-            elif request.get("type") == "resize":
-                for event in self._resize(number, request):
-                    self._feed(event)
+            match request:
+                case commands.Stacks(tasks):
+                    running, send = self._running(), self._hosts.send
+                    ask_stacks(number, tasks, running, send, self._journal)
+                case commands.Fetch():
+                    self._results.begin(number, request)
+                case commands.Resize():
+                    for event in self._resize(number, request):
+                        self._feed(event)
         self._resizer.probe(time.monotonic())
 
-    def _resize(self, number: str | None, request: Mapping[str, Any]) -> list[Event]:
+    def _resize(self, number: str | None, request: commands.Resize) -> list[Event]:
         """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
@@ -492,24 +494,23 @@ class Driver:
                 "TFCLUSTER_PARAMETER_SERVERS": parameter_servers,
                 **({} if spec.place.rank is None else threads),
             }
-            frame: dict[str, Any] = {
-                "type": "start",
-                "task": str(task),
-                "attempt": attempt,
-                "argv": list(spec.arguments if warm else spec.cold_argv(package)),
-                "env": start_env(self._job, spec, found, attempt),
-                "cwd": self._hosts.files.cwd(host, spec.cwd),
-                "log": self._job.log(task),
-                "port": ports.get(task),
-                "parameter_port": parameter_ports.get(task),
-                "warm": spec.warm if warm else None,
-                "listens": task in self._plan.listeners,
-                "watched": self._job.may_listen(task),
-                "peers": peers,
-                "prepend": search_paths(self._job, package),
-            }
+            request = Start(
+                task=str(task),
+                attempt=attempt,
+                argv=tuple(spec.arguments if warm else spec.cold_argv(package)),
+                env=start_env(self._job, spec, found, attempt),
+                cwd=self._hosts.files.cwd(host, spec.cwd),
+                log=self._job.log(task),
+                port=ports.get(task),
+                parameter_port=parameter_ports.get(task),
+                warm=spec.warm if warm else None,
+                listens=task in self._plan.listeners,
+                watched=self._job.may_listen(task),
+                peers=peers,
+                prepend=search_paths(self._job, package),
+            )
             try:
-                self._hosts.send(host, frame)
+                self._hosts.send(host, request)
             except WireError as error:
                 self._feed(TaskUnstartable(task, attempt, str(error)))
                 continue
@@ -530,13 +531,7 @@ class Driver:
         for task in tasks:
             by_host.setdefault(self._plan.tasks[task], []).append(str(task))
         for host, names in by_host.items():
-            frame = {
-                "type": "stop",
-                "tasks": names,
-                "grace_s": grace_s,
-                "signal": signal,
-            }
-            self._hosts.send(host, frame)
+            self._hosts.send(host, Stop(tuple(names), grace_s, signal))
 
     def _run_state(self, state: RunState, reason: str | None) -> None:
         # A final state is recorded only in the record's last event: until then `stop`
@@ -583,8 +578,3 @@ class Driver:
             log=None if task is None else self._job.log(task),
             secondary=failure.secondary or None,
         )
-
-
-def _machine(hello: Frame) -> dict[str, Any]:
-    """What a host has said about itself, for the record."""
-    return {key: hello.get(key) for key in ("python", "cpus", "gpus")}

@@ -12,7 +12,7 @@ from tfcluster.model import Host
 def choose_address(
     host: Host,
     *,
-    way_in: object,
+    way_in: str | None,
     local: Sequence[str],
     resolved: Sequence[str],
     alone: bool,
@@ -28,7 +28,7 @@ def choose_address(
         return host.address
     if alone:
         return "127.0.0.1"
-    if isinstance(way_in, str) and _is_reachable(way_in):
+    if way_in is not None and _is_reachable(way_in):
         return way_in
     candidates = [a for a in resolved if a in local] + list(local)
     return next(filter(_is_reachable, candidates), "")

@@ -1,4 +1,4 @@
-"""What the launcher knows about one host, and what it reads from the host's frames."""
+"""What the launcher knows about one host, and what it reads from the host's hello."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.agent_connection import AgentConnection
 from tfcluster.model import Host
-from tfcluster.wire import Frame, WireError, entries
+from tfcluster.protocol.messages import Hello
 
 
 @dataclass(slots=True)
@@ -55,23 +55,13 @@ class HostSide:
     """The pid of its agent's guard if the guard has died."""
 
 
-def machine_of(frame: Frame) -> tuple[str, ...]:
+def machine_of(hello: Hello) -> tuple[str, ...]:
     """An identity that only agents on the same machine have in common.
 
     The boot id alone does not suffice, because containers on one machine share it. Nor
     does it suffice with the network namespace: machines cloned from a running one may
     share both, but not their addresses.
     """
-    boot, network = frame.get("boot_id"), frame.get("network")
-    addresses = entries(frame, "addresses")
-    if not boot or not network or not addresses:
+    if not hello.boot_id or not hello.network or not hello.addresses:
         return ()
-    return (str(boot), str(network), *sorted(map(str, addresses)))
-
-
-def key_of(frame: Frame) -> str:
-    """The key of the warm interpreter that a frame is about. Raises WireError."""
-    key = frame.get("key")
-    if not isinstance(key, str):
-        raise WireError("key must be a string")
-    return key
+    return (hello.boot_id, hello.network, *sorted(hello.addresses))

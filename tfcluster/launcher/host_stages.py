@@ -16,9 +16,9 @@ PREPARE = "set-up lines"
 ENVIRONMENT = "make the environment"
 IMPORT = "import TensorFlow"
 
-Note = Callable[[str, str, float | None], None]
+NoteStage = Callable[[str, str, float | None], None]
 """Called with a host, a stage, and the Unix time when it began (None: now)."""
 
 
 def not_noted(host: str, stage: str, began_s: float | None) -> None:
-    """A ``Note`` for callers that keep no record."""
+    """A ``NoteStage`` for callers that keep no record."""

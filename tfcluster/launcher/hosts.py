@@ -1,7 +1,7 @@
 """The agents of a run: starts them, prepares them, and detects their loss.
 
-Turns frames about a host as a whole into lifecycle events; frames about tasks are left
-to the driver.
+Turns messages about a host as a whole into lifecycle events; messages about tasks are
+left to the driver.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from tfcluster import __version__
 from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import ExitCode, StartError, TfclusterError
 from tfcluster.isolated_import import module_argv
@@ -29,7 +28,7 @@ from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.fan_out import open_all
 from tfcluster.launcher.host_address import choose_address, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
-from tfcluster.launcher.host_side import HostSide, key_of, machine_of
+from tfcluster.launcher.host_side import HostSide, machine_of
 from tfcluster.launcher.host_stages import (
     AGENT,
     CONNECT,
@@ -38,26 +37,21 @@ from tfcluster.launcher.host_stages import (
     IMPORT,
     PREPARE,
     RESOLVE,
-    Note,
+    NoteStage,
     not_noted,
 )
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
-from tfcluster.launcher.preparation import changed_python, prepare_frame, unprepared
+from tfcluster.launcher.preparation import changed_python, prepare_request, unprepared
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Interpreter, Strategy
 from tfcluster.peer_filter import compact
+from tfcluster.protocol import messages, requests
+from tfcluster.protocol.frames import ProtocolError
+from tfcluster.protocol.wire import UNFORKABLE, UNUSABLE
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
-from tfcluster.wire import (
-    PROTOCOL,
-    UNFORKABLE,
-    UNUSABLE,
-    Frame,
-    WireError,
-    entries,
-)
 
 
 class Hosts:
@@ -68,7 +62,7 @@ class Hosts:
         job: Job,
         starter: Starter,
         post: Callable[[Item], None],
-        note: Note = not_noted,
+        note: NoteStage = not_noted,
     ) -> None:
         self._job = job
         self._note = note
@@ -177,15 +171,8 @@ class Hosts:
 
     def _hold(self, side: HostSide, count: int) -> None:
         ports = self._job.description.ports
-        self.send(
-            side.host.name,
-            {
-                "type": "hold",
-                "count": count,
-                "low": ports.low if ports else None,
-                "high": ports.high if ports else None,
-            },
-        )
+        low, high = (ports.low, ports.high) if ports else (None, None)
+        self.send(side.host.name, requests.Hold(count, low, high))
 
     def _prepare(self, side: HostSide) -> None:
         """Have the host run the setup lines, if there are any, and import."""
@@ -198,8 +185,10 @@ class Hosts:
         cwd = self.files.cwd(name, str(description.workdir))
         log = str(self._job.logs / f"setup-{name}.log")
         digest = self._digest
-        frame = prepare_frame(description, side.host, cwd=cwd, log=log, digest=digest)
-        self.send(name, frame)
+        request = prepare_request(
+            description, side.host, cwd=cwd, log=log, digest=digest
+        )
+        self.send(name, request)
 
     @cached_property
     def _digest(self) -> str | None:
@@ -216,37 +205,34 @@ class Hosts:
         for number, warm in enumerate(warm_specs(specs)):
             side.warm.add(warm.key)
             side.warming.add(warm.key)
-            self.send(
-                side.host.name,
-                {
-                    "type": "warm",
-                    "key": warm.key,
-                    "argv": list(module_argv(warm.python, WARM, root=side.package)),
-                    "env": warm_env(job, by_key[warm.key]),
-                    "cwd": self.files.cwd(side.host.name, warm.cwd),
-                    "log": str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
-                    "wrapped": len(warm.python) > 1,
-                    "prepend": search_paths(job, side.package),
-                },
+            request = requests.Warm(
+                key=warm.key,
+                argv=tuple(module_argv(warm.python, WARM, root=side.package)),
+                env=warm_env(job, by_key[warm.key]),
+                cwd=self.files.cwd(side.host.name, warm.cwd),
+                log=str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
+                wrapped=len(warm.python) > 1,
+                prepend=search_paths(job, side.package),
             )
+            self.send(side.host.name, request)
 
-    def send(self, host: str, frame: Frame) -> None:
-        """Queue a frame for a host; does nothing if we have no contact with it."""
+    def send(self, host: str, request: requests.Request) -> None:
+        """Queue a request for a host; does nothing if we have no contact with it."""
         contact = self._sides[host].contact
         if contact is not None:
-            contact.send(frame)
+            contact.send(request)
 
     def ping(self) -> None:
         clocks = self._job.description.runtime.trace
         for name, side in self._sides.items():
             if not side.gone:
-                self.send(name, {"type": "ping"})
+                self.send(name, requests.Ping())
                 if clocks and side.greeted:
                     self.ask_clock(name)
 
     def ask_clock(self, name: str) -> None:
         """Ask a host that has answered before for the time of its monotonic clock."""
-        self.send(name, {"type": "clock", "asked_s": time.time()})
+        self.send(name, requests.Clock(time.time()))
 
     def close(self, names: Sequence[str], grace_s: float) -> None:
         for name in names:
@@ -256,7 +242,7 @@ class Hosts:
                 # Connecting may take long, and the agent is no longer needed.
                 self._post(Unopened(name, StartError(f"{name}: no longer needed")))
             else:
-                self.send(name, {"type": "close", "grace_s": grace_s})
+                self.send(name, requests.Close(grace_s))
 
     def drop(self, names: Sequence[str]) -> None:
         """End contact, and have new agents sweep what the old ones left."""
@@ -330,7 +316,7 @@ class Hosts:
         if side.gone:
             item.contact.kill()
         elif side.closing:
-            self.send(item.host, {"type": "close", "grace_s": 0})
+            self.send(item.host, requests.Close(0.0))
         else:
             self._hold(side, self._ports_of(side))
         return []
@@ -372,89 +358,77 @@ class Hosts:
             )
         return [HostLost(item.host, f"contact lost: {cause}")]
 
-    def received(self, host: str, frame: Frame) -> list[Event] | None:
-        """Lifecycle events of a frame about the host; None if it is for the caller.
+    def received(self, host: str, message: messages.Message) -> list[Event] | None:
+        """Lifecycle events of a message about the host; None if it is for the caller.
 
-        Raises WireError if the frame violates the protocol.
+        Raises ProtocolError.
         """
         side = self._sides[host]
         self.silence.heard(host)
-        match frame["type"]:
-            case "ping":
+        match message:
+            case messages.Ping():
                 return []
-            case "hello":
-                return self._greeted(side, frame)
-            case "held":
-                ports = frame.get("ports")
-                if not isinstance(ports, list) or not all(
-                    isinstance(port, int) and 0 < port < 1 << 16 for port in ports
-                ):
-                    raise WireError("ports must be numbers from 1 to 65535")
+            case messages.Hello():
+                return self._greeted(side, message)
+            case messages.Held(ports):
+                if not all(0 < port < 1 << 16 for port in ports):
+                    raise ProtocolError("ports must be numbers from 1 to 65535")
                 if side.ready:
                     side.ports = [*(side.ports or ()), *ports]
                     if len(side.ports) < self._ports_for(self._planned, side):
-                        side.short = _too_few_ports(frame, self._job)
+                        side.short = _too_few_ports(message, self._job)
                     return []
                 if len(ports) < self._ports_of(side):
-                    return self._fail(host, _too_few_ports(frame, self._job))
-                side.ports = ports
-            case "warmed":
-                side.warming.discard(key_of(frame))
-            case "cold":
-                return self._cold(side, frame)
-            case "wants":
-                self.files.wants(host, frame)
-            case "synced":
-                self.files.synced(host, frame)
+                    return self._fail(host, _too_few_ports(message, self._job))
+                side.ports = list(ports)
+            case messages.Warmed(key):
+                side.warming.discard(key)
+            case messages.Cold():
+                return self._cold(side, message)
+            case messages.Wants():
+                self.files.wants(host, message)
+            case messages.Synced():
+                self.files.synced(host, message)
                 self._prepare(side)
-            case "making":
-                if frame.get("text") and not side.making:
+            case messages.Making(text):
+                if text and not side.making:
                     side.making = True
                     self._note(host, ENVIRONMENT, None)
                 return []
-            case "prepared":
-                self._prepared(side, frame)
-            case "unprepared":
-                return [unprepared(self._job.description, host, frame)]
-            case "unsynced":
-                cause = f"cannot copy the workdir: {frame.get('cause')}"
-                return [HostFailed(host, cause)]
-            case "fault":
-                cause = str(frame.get("cause"))
+            case messages.Prepared():
+                self._prepared(side, message)
+            case messages.Unprepared():
+                return [unprepared(self._job.description, host, message)]
+            case messages.Unsynced(cause):
+                return [HostFailed(host, f"cannot copy the workdir: {cause}")]
+            case messages.Fault(cause):
                 return [] if side.ready else [HostFailed(host, cause)]
-            case "bye":
+            case messages.Bye():
                 side.gone = True
                 return [HostClosed(host)]
-            case "note":
-                if isinstance(frame.get("guard"), int):
-                    side.dead_guard = frame["guard"]
+            case messages.Note(guard=int(pid)):
+                side.dead_guard = pid
                 return None  # the note is shown like any other
             case _:
                 return None
         return self._ready(side)
 
-    def _greeted(self, side: HostSide, frame: Frame) -> list[Event]:
+    def _greeted(self, side: HostSide, hello: messages.Hello) -> list[Event]:
         side.greeted = True
         name = side.host.name
-        if frame.get("version") != __version__ or frame.get("protocol") != PROTOCOL:
-            theirs = frame.get("version")
-            cause = f"it runs tfcluster {theirs}, but this is {__version__}"
-            return self._fail(name, cause)
-        side.package = str(frame.get("package"))
-        side.shares_files = frame.get("shared") is not False
-        clock = frame.get("clock")
-        if side.contact is not None and isinstance(clock, int | float):
+        side.package = hello.package
+        side.shares_files = hello.shared is not False
+        if side.contact is not None:
             asked_s = side.contact.began_s
-            self.clock_leads_s[name] = certain_lead(clock, asked_s, time.time())
-        side.gpus = tuple(str(found) for found in entries(frame, "gpus"))
-        cpus = frame.get("cpus")
-        side.cpus = cpus if isinstance(cpus, int) else 0
-        side.machine = machine_of(frame)
-        side.local = tuple(str(found) for found in entries(frame, "addresses"))
+            self.clock_leads_s[name] = certain_lead(hello.clock, asked_s, time.time())
+        side.gpus = hello.gpus
+        side.cpus = hello.cpus
+        side.machine = machine_of(hello)
+        side.local = hello.addresses
         side.reachable, side.address = (
             choose_address(
                 side.host,
-                way_in=frame.get("way_in"),
+                way_in=hello.way_in,
                 local=side.local,
                 resolved=side.resolved,
                 alone=alone,
@@ -471,9 +445,9 @@ class Hosts:
             self._prepare(side)
         return [*self._failures(), *self._ready(side)]
 
-    def _prepared(self, side: HostSide, frame: Frame) -> None:
+    def _prepared(self, side: HostSide, prepared: messages.Prepared) -> None:
         side.preparing = False
-        python = changed_python(self._job.description, side.host, frame)
+        python = changed_python(self._job.description, side.host, prepared)
         if python is not None:
             name, same = side.host.name, self._planned is self._job
             self._job = self._job.with_python(name, python)
@@ -482,24 +456,21 @@ class Hosts:
             )
         self._warm(side)
 
-    def _cold(self, side: HostSide, frame: Frame) -> list[Event]:
-        key = key_of(frame)
-        side.warming.discard(key)
-        side.warm.discard(key)
+    def _cold(self, side: HostSide, cold: messages.Cold) -> list[Event]:
+        side.warming.discard(cold.key)
+        side.warm.discard(cold.key)
         strategy = self._job.description.runtime.strategy
-        unforkable = frame.get("wrapper") == UNFORKABLE
-        if side.ready or strategy is Strategy.NONE or unforkable:
+        if side.ready or strategy is Strategy.NONE or cold.wrapper == UNFORKABLE:
             return self._ready(side)
-        tail = tuple(str(line) for line in entries(frame, "tail"))
+        tail = cold.tail
         specs = self._job_of(side).on_host(side.host)
-        pythons = {spec.python for spec in specs if spec.warm == key}
+        pythons = {spec.python for spec in specs if spec.warm == cold.key}
         which = next((f"{shlex.join(python)} " for python in pythons if python), "")
-        what = "has" if frame.get("unfit") is True else "cannot import TensorFlow:"
+        what = "has" if cold.unfit else "cannot import TensorFlow:"
         cause = (
-            f"{which or 'Python '}{what} {frame.get('cause')} "
-            f"({self._job.description.remedy})"
+            f"{which or 'Python '}{what} {cold.cause} ({self._job.description.remedy})"
         )
-        if frame.get("wrapper") == UNUSABLE and tail:
+        if cold.wrapper == UNUSABLE and tail:
             cause, tail = tail[-1].removeprefix("tfcluster: "), ()
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
@@ -589,9 +560,9 @@ class Hosts:
         return key in self._sides[host].warm
 
 
-def _too_few_ports(frame: Frame, job: Job) -> str:
+def _too_few_ports(held: messages.Held, job: Job) -> str:
     """The agent's reason, with what the user can do."""
-    cause = frame.get("cause") or "too few ports are free"
+    cause = held.cause or "too few ports are free"
     if job.description.ports is None:
-        return f"{cause}"
+        return cause
     return f"{cause} (stop what uses them, or set 'ports' to another range or auto)"

@@ -22,7 +22,6 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
-    ANSWERS,
     HostTransfer,
     Inbox,
     Outcome,
@@ -32,10 +31,11 @@ from tfcluster.launcher.result_transfer import (
 from tfcluster.launcher.results import AT_ONCE
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.model import Description, Host
+from tfcluster.protocol.messages import Bye, Fault, OfResults
+from tfcluster.protocol.requests import Close, Ping, Request
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.starting import Starter
-from tfcluster.wire import Frame
 
 _POLL_S = 0.1
 _CLOSE_S = 5.0
@@ -117,12 +117,12 @@ def _attend(
         if time.monotonic() - pinged_s >= HEARTBEAT_S:
             pinged_s = time.monotonic()
             for line in lines:
-                line.send({"type": "ping"})
+                line.send(Ping())
 
 
 def _end(lines: Sequence[_Line]) -> None:
     for line in lines:
-        line.send({"type": "close", "grace_s": 0})
+        line.send(Close(0.0))
     until_s = time.monotonic() + _CLOSE_S
     for line in lines:
         line.closed.wait(max(0.0, until_s - time.monotonic()))
@@ -152,17 +152,19 @@ class _Line:
             return error
         return line
 
-    def send(self, frame: Frame) -> None:
-        self.contact.send(frame)
+    def send(self, request: Request) -> None:
+        self.contact.send(request)
 
     def post(self, item: Received | Closed) -> None:
         """Called from the connection's thread."""
         if isinstance(item, Closed):
             self.inbox.end(item.cause)
             self.closed.set()
-        elif item.frame["type"] in ANSWERS:
-            self.inbox.put(item.frame)
-        elif item.frame["type"] == "fault":
-            self.inbox.end(str(item.frame.get("cause")))
-        elif item.frame["type"] == "bye":
-            self.closed.set()
+            return
+        match item.message:
+            case Fault(cause):
+                self.inbox.end(cause)
+            case Bye():
+                self.closed.set()
+            case OfResults() as message:
+                self.inbox.put(message)

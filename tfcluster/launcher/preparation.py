@@ -8,42 +8,42 @@ from __future__ import annotations
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.types import HostFailed
 from tfcluster.model import Description, Host, Interpreter
-from tfcluster.wire import Frame, entries
+from tfcluster.protocol.messages import Prepared, Unprepared
+from tfcluster.protocol.requests import Environment, Prepare
 
 
-def prepare_frame(
+def prepare_request(
     description: Description, host: Host, *, cwd: str, log: str, digest: str | None
-) -> Frame:
+) -> Prepare:
     """The request; ``cwd`` is the working directory on the host.
 
     ``digest`` identifies the requirements, see ``requirements_digest``; None: there are
     none.
     """
     setup = description.setup
-    return {
-        "type": "prepare",
-        "setup": None if setup is None else setup.text,
-        "env": dict(description.env),
-        "cwd": cwd,
-        "log": log,
-        "environment": _environment(description, host, digest),
-    }
+    return Prepare(
+        setup=None if setup is None else setup.text,
+        env=dict(description.env),
+        cwd=cwd,
+        log=log,
+        environment=_environment(description, host, digest),
+    )
 
 
 def _environment(
     description: Description, host: Host, digest: str | None
-) -> dict[str, object] | None:
+) -> Environment | None:
     requirements = description.requirements
-    if requirements is None:
+    if requirements is None or digest is None:
         return None
-    return {
-        "file": requirements.file,
-        "files": [list(file) for file in requirements.files],
-        "digest": digest,
-        "python": list(host.python or description.python),
-        "configured": _is_configured(description, host),
-        "system_site_packages": requirements.system_site_packages,
-    }
+    return Environment(
+        file=requirements.file,
+        files=requirements.files,
+        digest=digest,
+        python=host.python or description.python,
+        configured=_is_configured(description, host),
+        system_site_packages=requirements.system_site_packages,
+    )
 
 
 def _is_configured(description: Description, host: Host) -> bool:
@@ -51,7 +51,7 @@ def _is_configured(description: Description, host: Host) -> bool:
 
 
 def changed_python(
-    description: Description, host: Host, frame: Frame
+    description: Description, host: Host, prepared: Prepared
 ) -> Interpreter | None:
     """The interpreter that a leading ``python`` means from now on; None: the same.
 
@@ -59,28 +59,23 @@ def changed_python(
     An environment replaces either; the wrapper that starts its base starts it, too.
     """
     configured = _is_configured(description, host)
-    made, found = frame.get("environment"), frame.get("python")
-    if isinstance(made, str):
+    if prepared.environment is not None:
         base = host.python or description.python if configured else ()
-        return (*base[:-1], made)
-    if configured:
+        return (*base[:-1], prepared.environment)
+    if configured or prepared.python is None:
         return None
-    return (found,) if isinstance(found, str) else None
+    return (prepared.python,)
 
 
-def unprepared_cause(description: Description, frame: Frame) -> str:
+def unprepared_cause(description: Description, failed: Unprepared) -> str:
     """One sentence that says what has failed."""
-    line, cause = frame.get("line"), str(frame.get("cause"))
     setup = description.setup
-    if setup is None or frame.get("of") == "environment":
-        return cause
-    return setup.failed(line if isinstance(line, int) else None, cause)
+    if setup is None or failed.of == "environment":
+        return failed.cause
+    return setup.failed(failed.line, failed.cause)
 
 
-def unprepared(description: Description, host: str, frame: Frame) -> HostFailed:
-    """The event that the host cannot run tasks, with the last lines of the output.
-
-    Raises WireError if these are not a list.
-    """
-    tail = tuple(str(line) for line in entries(frame, "tail"))
-    return HostFailed(host, unprepared_cause(description, frame), ExitCode.START, tail)
+def unprepared(description: Description, host: str, failed: Unprepared) -> HostFailed:
+    """The event that the host cannot run tasks, with the last lines of the output."""
+    cause = unprepared_cause(description, failed)
+    return HostFailed(host, cause, ExitCode.START, failed.tail)

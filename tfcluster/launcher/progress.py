@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.protocol.messages import Exited, Gpu, Usage
 from tfcluster.task_id import TaskId
 
 STACK_LINES = 18
@@ -25,8 +26,6 @@ _STEP = (
     "epoch_step",
     "epoch_steps",
 )
-_USAGE = ("rss_bytes", "max_rss_bytes", "cpu_s", "processes")
-_GPU = ("gpu", "busy", "memory_bytes", "memory_total_bytes")
 _BUSY_SHARE = 0.02
 """A task that uses this share of a core is at work; one that waits uses less."""
 _MEASUREMENTS = 2
@@ -119,23 +118,21 @@ class Progress:
             known = {key: report[key] for key in _SERVING if _number(report.get(key))}
             entry.latest = {**entry.latest, "serving": known}
 
-    def uses(self, task: TaskId, attempt: int, report: Mapping[str, Any]) -> None:
-        """Note a ``usage`` frame of the agent, or the usage in an ``exited`` frame."""
+    def uses(self, task: TaskId, told: Usage | Exited) -> None:
+        """Note what a task uses now, or has used when it ended."""
         entry = self._tasks.get(task)
-        if entry is None or entry.attempt != attempt:
+        if entry is None or entry.attempt != told.attempt:
             return
-        known = {key: report[key] for key in _USAGE if _number(report.get(key))}
-        if isinstance(gpus := report.get("gpus"), list):
-            known["gpus"] = [
-                {key: gpu[key] for key in _GPU if _number(gpu.get(key))}
-                for gpu in gpus[:_MOST_GPUS]
-                if isinstance(gpu, Mapping)
-            ]
-        if "cpu_s" in known:
-            # The value of the task's first process alone may be smaller.
-            known["cpu_s"] = max(known["cpu_s"], entry.usage.get("cpu_s", 0.0))
-            entry.measured += 1
-        entry.usage = {**entry.usage, **known}
+        # The value of the task's first process alone may be smaller.
+        entry.usage["cpu_s"] = max(told.cpu_s, entry.usage.get("cpu_s", 0.0))
+        entry.measured += 1
+        if isinstance(told, Exited):
+            entry.usage["max_rss_bytes"] = told.max_rss_bytes
+            return
+        entry.usage["rss_bytes"] = told.rss_bytes
+        entry.usage["processes"] = told.processes
+        if told.gpus:
+            entry.usage["gpus"] = [_gpu(gpu) for gpu in told.gpus[:_MOST_GPUS]]
 
     def unwatch(self) -> None:
         """Detect no more stalls; the tasks' reports are kept."""
@@ -182,6 +179,17 @@ def _computes(entry: _TaskProgress, now: float) -> bool:
         return entry.measured < _MEASUREMENTS
     entry.since, entry.cpu_s, entry.measured = now, used_s, 0
     return True
+
+
+def _gpu(gpu: Gpu) -> dict[str, float]:
+    """What is known of a GPU, for the record."""
+    values = {
+        "gpu": gpu.gpu,
+        "busy": gpu.busy,
+        "memory_bytes": gpu.memory_bytes,
+        "memory_total_bytes": gpu.memory_total_bytes,
+    }
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.compose import UsesTensorFlow
@@ -12,6 +11,7 @@ from tfcluster.errors import StartError
 from tfcluster.host_patterns import host_name_problem
 from tfcluster.launcher.job import Job
 from tfcluster.model import Host, HostEntry, Strategy
+from tfcluster.protocol.commands import Resize
 from tfcluster.vocabulary import RANKED_TYPES
 
 MOST_WORKERS = 100_000
@@ -34,13 +34,12 @@ class Wanted:
 def wanted(
     job: Job,
     alive: Container[str],
-    request: Mapping[str, Any],
+    request: Resize,
     uses: UsesTensorFlow,
 ) -> Wanted | list[str]:
     """The resize that a request leads to, or all reasons against it.
 
-    ``alive`` has the hosts that are ready. ``request`` has ``workers`` (a number or
-    None) and ``hosts`` (a list of ``host`` and ``slots``), and may be malformed.
+    ``alive`` has the hosts that are ready.
     """
     problems = list(_never(job))
     added = _added(job, alive, request, problems)
@@ -88,21 +87,19 @@ def _never(job: Job) -> Iterator[str]:
 def _added(
     job: Job,
     alive: Container[str],
-    request: Mapping[str, Any],
+    request: Resize,
     problems: list[str],
 ) -> list[Host]:
     scheduler = schedulers.get(job.description.backend)
     allocated = {host.name: host for host in job.allocation.hosts}
     used = {spec.place.host.name for spec in job.specs.values()}
     found: list[Host] = []
-    items = request.get("hosts")
-    for item in items if isinstance(items, list) else []:
-        name = item.get("host") if isinstance(item, Mapping) else None
-        slots = item.get("slots") if isinstance(item, Mapping) else None
-        if not isinstance(name, str) or host_name_problem(name):
-            problems.append(f"{str(name)[:60]!r} is not a host name")
-        elif not (slots is None or (type(slots) is int and 0 < slots <= MOST_WORKERS)):
-            problems.append(f"{name}: {str(slots)[:20]} is not a number of slots")
+    for item in request.hosts:
+        name, slots = item.host, item.slots
+        if host_name_problem(name):
+            problems.append(f"{name[:60]!r} is not a host name")
+        elif slots is not None and not 0 < slots <= MOST_WORKERS:
+            problems.append(f"{name}: {slots} is not a number of slots")
         elif scheduler.here:
             problems.append(f"{name}: backend {scheduler.name} has only this machine")
         elif name in used and name in alive:
@@ -118,17 +115,17 @@ def _added(
 
 
 def _workers(
-    job: Job, added: Sequence[Host], request: Mapping[str, Any], problems: list[str]
+    job: Job, added: Sequence[Host], request: Resize, problems: list[str]
 ) -> int | None:
     """The number of workers, or None with an entry in ``problems``."""
     group = job.description.tasks.get("worker")
     if group is None:
         return None
-    workers = request.get("workers")
+    workers = request.workers
     if workers is None:
         workers = group.count + sum(_share(job, host) for host in added)
-    if type(workers) is not int or not 1 <= workers <= MOST_WORKERS:
-        problems.append(f"{str(workers)[:20]} is not a number of workers")
+    if not 1 <= workers <= MOST_WORKERS:
+        problems.append(f"{workers} is not a number of workers")
         return None
     if group.min is not None and workers < group.min:
         problems.append(f"{workers} workers are fewer than 'min' ({group.min})")

@@ -7,9 +7,8 @@ new plan, when the epoch of ``fit`` ends: by then, the script has saved its stat
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
@@ -22,6 +21,7 @@ from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.resize_request import Wanted, wanted
 from tfcluster.lifecycle.types import Event, HostLost, Resize
 from tfcluster.model import Description, Host
+from tfcluster.protocol import commands
 from tfcluster.schedulers.starting import ReachabilityProbe, Starter
 
 FIRST_PROBE_S = 5.0
@@ -88,7 +88,7 @@ class Resizer:
     def begin(
         self,
         number: str | None,
-        request: Mapping[str, Any],
+        request: commands.Resize,
         job: Job,
         alive: Container[str],
         now_s: float,
@@ -119,8 +119,7 @@ class Resizer:
             hosts=list(found.new),
         )
         until_s = now_s + job.description.start_timeout_s
-        at_once = request.get("now") is True
-        self._pending = _Pending(number, found, until_s, at_once)
+        self._pending = _Pending(number, found, until_s, at_once=request.now)
         what = f"from {before} to {found.workers} workers"
         new = f"; preparing {fold(sorted(found.new))}" if found.new else ""
         self._say(f"resizing {what}{new}")
@@ -248,7 +247,7 @@ class Resizer:
 
             threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
 
-    def came_back(self, item: CameBack, now_s: float) -> Mapping[str, Any] | None:
+    def came_back(self, item: CameBack, now_s: float) -> commands.Resize | None:
         """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:
@@ -260,4 +259,4 @@ class Resizer:
             return None
         self._say(f"{item.host} answers again")
         workers = self._full if len(self._absent) == 1 else None
-        return {"workers": workers, "hosts": [{"host": item.host}]}
+        return commands.Resize(workers, (commands.NewHost(item.host, None),), now=False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from tfcluster.console.views.results import result_lines
 from tfcluster.launcher.job import Job
@@ -13,8 +11,9 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.result_transfer import Outcome
 from tfcluster.launcher.results import Fetch, Results, event_fields
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.protocol import commands
+from tfcluster.protocol.messages import Message
 from tfcluster.record.replay import results_view
-from tfcluster.wire import Frame
 
 CLOSE_S = 2.0
 """How long fetches may take to end when the run is over."""
@@ -30,9 +29,9 @@ class ResultRecorder:
         self._show = show
         self._final: Fetch | None = None
 
-    def received(self, host: str, frame: Frame) -> bool:
-        """Take a frame if it is about results; returns whether it was."""
-        return self._results.received(host, frame)
+    def received(self, host: str, message: Message) -> bool:
+        """Take a message if it is about results; returns whether it was."""
+        return self._results.received(host, message)
 
     def lost(self, host: str, cause: str) -> None:
         """Note that we have lost contact with a host."""
@@ -46,7 +45,7 @@ class ResultRecorder:
         """The progress of the current fetch; None if nothing is being fetched."""
         return self._results.text()
 
-    def begin(self, number: str | None, request: Mapping[str, Any]) -> Fetch:
+    def begin(self, number: str | None, request: commands.Fetch) -> Fetch:
         """Begin a fetch; events ``results`` follow, one for each host."""
         fetch = self._results.begin(number, request)
         hosts = list(fetch.outcomes)
@@ -56,7 +55,7 @@ class ResultRecorder:
     def at_end(self, not_now: str | None) -> None:
         """Begin the fetch at the end of the run, or say why there is none."""
         if not_now is None:
-            self._final = self.begin(None, {})
+            self._final = self.begin(None, commands.Fetch())
             return
         self._results.leave(not_now)
         for outcome in self._results.skip(not_now):

@@ -10,6 +10,7 @@ import base64
 import errno
 import hashlib
 import itertools
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from tfcluster.agent.constants import RESULT_FILES, RESULT_PIECE_BYTES
 from tfcluster.agent.workdir_patterns import (
@@ -34,26 +34,20 @@ from tfcluster.launcher.result_placement import (
     Remote,
     ResultFolder,
 )
-from tfcluster.wire import Frame
+from tfcluster.protocol import messages, requests
 
 STALL_S = 30.0
 """A host that sends nothing for this long is given up."""
 SHOWN = 20
 """How many files each list of an outcome names; the rest are only counted."""
 _LOOK_S = 0.25
+_VIOLATED = "its agent violated the protocol"
 _MOST_LISTED = RESULT_FILES + 1000
-"""Limit of a list's rows and empty frames: an agent that violates it is stopped."""
-_MOST_MODE = 0o7777
-_INT64 = 1 << 63
+"""Limit of a list's rows and empty answers: an agent that violates it is stopped."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _QUICK_S, _SLOW_S = 0.2, 0.6
 _MAX_WINDOW = 32
 """Most pieces on their way at a time: 2 MiB, half of the agent's queue of events."""
-
-ANSWERS = frozenset(
-    {"listed", "unlisted", "reading", "working", "piece", "complete", "unread"}
-)
-"""The types of frames that an agent sends about results."""
 
 
 class _Ended(Exception):
@@ -66,18 +60,18 @@ class _FileError(Exception):
 
 @dataclass(slots=True)
 class Inbox:
-    """The frames of one host; ``end`` says that no more will come, and why."""
+    """The answers of one host; ``end`` says that no more will come, and why."""
 
-    frames: SimpleQueue[Frame | None] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[messages.OfResults | None] = field(default_factory=SimpleQueue)
     cause: str | None = None
     """Why no more will come."""
 
-    def put(self, frame: Frame) -> None:
-        self.frames.put(frame)
+    def put(self, answer: messages.OfResults) -> None:
+        self.answers.put(answer)
 
     def end(self, cause: str) -> None:
         self.cause = cause
-        self.frames.put(None)
+        self.answers.put(None)
 
 
 @dataclass(slots=True)
@@ -170,7 +164,7 @@ class HostTransfer:
         wanted: Wanted,
         here: ResultFolder,
         *,
-        send: Callable[[Frame], None],
+        send: Callable[[requests.Request], None],
         inbox: Inbox,
         numbers: itertools.count[int],
         stopped: Callable[[], str | None],
@@ -213,36 +207,30 @@ class HostTransfer:
 
     def _list(self) -> list[Remote]:
         number = next(self._numbers)
-        self._send(
-            {
-                "type": "list",
-                "number": number,
-                "folder": self._wanted.folder,
-                "inodes": [list(pair) for pair in self._wanted.inodes],
-                "patterns": list(self._wanted.patterns),
-            }
-        )
+        wanted = self._wanted
+        self._send(requests.List(number, wanted.folder, wanted.inodes, wanted.patterns))
         found: dict[str, Remote] = {}
         listed = 0
         while True:
-            frame = self._receive(number, "listed", "unlisted")
-            if frame["type"] == "unlisted":
-                raise _Ended(str(frame.get("cause")))
-            self._outcome.shared = frame.get("shared") is True
-            self._outcome.folder = str(frame.get("folder"))
-            rows = _rows(frame)
-            listed += max(len(rows), 1)
+            answer = self._receive(number)
+            if isinstance(answer, messages.Unlisted):
+                raise _Ended(answer.cause)
+            if not isinstance(answer, messages.Listed):
+                raise _Ended(_VIOLATED)
+            self._outcome.shared = answer.shared
+            self._outcome.folder = answer.folder
+            listed += max(len(answer.files), 1)
             if listed > _MOST_LISTED:
                 raise _Ended("its agent lists too many files")
-            for remote in rows:
-                if problem := self._problem(remote.path):
-                    self._outcome.missed.add(remote.path, problem)
+            for file in answer.files:
+                if problem := self._problem(file.path):
+                    self._outcome.missed.add(file.path, problem)
                 else:
-                    found[remote.path] = remote
-            for path, cause in _pairs(frame):
+                    found[file.path] = _remote(file)
+            for path, cause in answer.refused:
                 self._outcome.missed.add(path, cause)
-            if frame.get("last") is True:
-                self._outcome.missed.more += max(_whole(frame.get("more")), 0)
+            if answer.last:
+                self._outcome.missed.more += answer.more
                 break
         self._outcome.files = len(found)
         self._outcome.bytes = sum(remote.size for remote in found.values())
@@ -301,20 +289,11 @@ class HostTransfer:
         base, have, digest = (None, 0, "")
         if proves:
             base, have, digest = self._proof(remote, choice, partial)
-        self._send(
-            {
-                "type": "read",
-                "number": number,
-                "path": remote.path,
-                "size": remote.size,
-                "have": have,
-                "digest": digest,
-            }
-        )
-        frame = self._receive_of_file(number, "reading")
-        offset = _whole(frame.get("offset"))
-        if offset not in (0, have):
-            raise _Ended("its agent violated the protocol: an offset")
+        self._send(requests.Read(number, remote.path, remote.size, have, digest))
+        answer = self._receive_of_file(number)
+        if not isinstance(answer, messages.Reading) or answer.offset not in (0, have):
+            raise _Ended(_VIOLATED)
+        offset = answer.offset
         same = base is not None and have == offset == remote.size
         if same and self._here.is_original(base, choice):
             self._drain(number)
@@ -330,14 +309,14 @@ class HostTransfer:
         outcome.done_bytes = start + offset
         final = self._pieces(number, remote.size - offset, partial)
         outcome.done_bytes = start
-        if final.get("digest") != partial.hash.hexdigest():
+        if final.digest != partial.hash.hexdigest():
             return False
         choice = self._here.place(partial, choice, remote)
         self._here.keep(choice, remote, partial.hash.hexdigest())
         self._returned(remote, choice, partial.hash.hexdigest())
         outcome.fetched += 1
         self._note(choice)
-        if final.get("changed") is True:
+        if final.changed:
             text = (
                 f"it changed while it was sent; its first {remote.size} bytes are here"
             )
@@ -378,53 +357,52 @@ class HostTransfer:
         if why := self._stopped():
             raise _Ended(why)
 
-    def _pieces(self, number: int, size: int, partial: Partial) -> Frame:
-        """Receive the next ``size`` bytes; returns the final frame."""
+    def _pieces(self, number: int, size: int, partial: Partial) -> messages.Complete:
+        """Receive the next ``size`` bytes; returns the final answer."""
         asked: list[float] = []
         left = -(-size // RESULT_PIECE_BYTES) + 1  # the last answer is `complete`
         while True:
             while left and len(asked) < self._window.pieces:
-                self._send({"type": "more", "number": number})
+                self._send(requests.More(number))
                 asked.append(time.monotonic())
                 left -= 1
             if not asked:  # pieces were shorter than they could be
                 left = 1
                 continue
-            frame = self._receive_of_file(number, "piece", "complete")
+            answer = self._receive_of_file(number)
             self._window.returned(time.monotonic() - asked.pop(0))
-            if frame["type"] == "complete":
+            if isinstance(answer, messages.Complete):
                 if size:
-                    raise _Ended("its agent violated the protocol: pieces are missing")
-                return frame
-            data = _decoded(frame)
+                    raise _Ended(f"{_VIOLATED}: pieces are missing")
+                return answer
+            data = _decoded(answer)
             size -= len(data)
             if size < 0:
-                raise _Ended("its agent violated the protocol: it sent too much")
+                raise _Ended(f"{_VIOLATED}: it sent too much")
             partial.write(data)
             self._outcome.done_bytes += len(data)
             self._outcome.sent_bytes += len(data)
 
     def _drain(self, number: int) -> None:
         """Have the agent close a file from which nothing is needed."""
-        self._send({"type": "more", "number": number})
-        self._receive_of_file(number, "complete")
+        self._send(requests.More(number))
+        self._receive_of_file(number)
 
     def _returned(self, remote: Remote, choice: Choice, digest: str) -> None:
         """Tell the host that the workdir here now has its file's content."""
         if choice.path == remote.path:
-            path = remote.path
-            self._send({"type": "returned", "path": path, "digest": digest})
+            self._send(requests.Returned(remote.path, digest))
 
-    # --- frames ---------------------------------------------------------------------
+    # --- answers --------------------------------------------------------------------
 
-    def _receive_of_file(self, number: int, *types: str) -> Frame:
-        frame = self._receive(number, "unread", *types)
-        if frame["type"] == "unread":
-            raise _FileError(str(frame.get("cause")))
-        return frame
+    def _receive_of_file(self, number: int) -> messages.OfResults:
+        answer = self._receive(number)
+        if isinstance(answer, messages.Unread):
+            raise _FileError(answer.cause)
+        return answer
 
-    def _receive(self, number: int, *types: str) -> Frame:
-        """The next frame of these types and this number.
+    def _receive(self, number: int) -> messages.OfResults:
+        """The next answer to the request with this number.
 
         Raises _Ended if we lose contact, or nothing comes for too long.
         """
@@ -434,7 +412,7 @@ class HostTransfer:
             try:
                 # Nothing more can come if we lost contact in an earlier fetch.
                 wait_s = _LOOK_S if self._inbox.cause is None else 0.0
-                item = self._inbox.frames.get(timeout=wait_s)
+                item = self._inbox.answers.get(timeout=wait_s)
             except Empty:
                 if self._inbox.cause is not None:
                     raise _Ended(self._inbox.cause) from None
@@ -444,49 +422,24 @@ class HostTransfer:
                 continue
             if item is None:
                 continue
-            if item.get("number") != number:
+            if item.number != number:
                 continue  # about an earlier file
             heard_s = time.monotonic()
-            if item["type"] in types:
+            if not isinstance(item, messages.Working):
                 return item
 
 
-def _rows(frame: Frame) -> list[Remote]:
-    found = []
-    rows = frame.get("files")
-    for row in rows if isinstance(rows, list) else []:
-        kinds = list(map(type, row)) if isinstance(row, list) else []
-        if kinds != [str, int, int, int]:
-            raise _Ended("its agent violated the protocol: a row of a list")
-        remote = Remote(*row)
-        if (
-            not 0 <= remote.size < _INT64
-            or not -_INT64 <= remote.mtime_ns < _INT64
-            or not 0 <= remote.mode <= _MOST_MODE
-        ):
-            raise _Ended("its agent violated the protocol: a number in a list")
-        found.append(remote)
-    return found
+def _remote(file: messages.Result) -> Remote:
+    return Remote(file.path, file.size, file.mtime_ns, stat.S_IMODE(file.mode))
 
 
-def _pairs(frame: Frame) -> list[tuple[str, str]]:
-    rows = frame.get("refused")
-    rows = rows if isinstance(rows, list) else []
-    if any(not isinstance(row, list) or len(row) != 2 for row in rows):
-        raise _Ended("its agent violated the protocol: a row of a list")
-    return [(str(row[0]), str(row[1])) for row in rows]
-
-
-def _decoded(frame: Frame) -> bytes:
-    with suppress(TypeError, ValueError):
-        data = base64.b64decode(frame.get("data") or "", validate=True)
-        if data:
-            return data
-    raise _Ended("its agent violated the protocol: a piece")
-
-
-def _whole(value: Any) -> int:
-    return value if type(value) is int else -1
+def _decoded(answer: messages.OfResults) -> bytes:
+    with suppress(ValueError):
+        if isinstance(answer, messages.Piece):
+            data = base64.b64decode(answer.data, validate=True)
+            if data:
+                return data
+    raise _Ended(_VIOLATED)
 
 
 def run_all(transfers: Sequence[HostTransfer], at_once: int) -> None:

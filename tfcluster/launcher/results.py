@@ -21,7 +21,6 @@ from tfcluster.file_patterns import pattern_problem
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
-    ANSWERS,
     HostTransfer,
     Inbox,
     Outcome,
@@ -29,11 +28,13 @@ from tfcluster.launcher.result_transfer import (
     run_all,
 )
 from tfcluster.launcher.workdir_listing import witnesses
+from tfcluster.protocol import commands
+from tfcluster.protocol.messages import Message, OfResults
+from tfcluster.protocol.requests import Request
 from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.base import Remembering
-from tfcluster.wire import Frame
 
 AT_ONCE = 8
 """How many hosts send their files at a time."""
@@ -64,7 +65,7 @@ class Results:
     def __init__(
         self,
         job: Job,
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Request], None],
         has_copy: Callable[[str], bool | None],
         *,
         launched_s: float,
@@ -87,12 +88,12 @@ class Results:
 
     # --- in -------------------------------------------------------------------------
 
-    def received(self, host: str, frame: Frame) -> bool:
-        """Take a frame if it is about results; returns whether it was."""
-        if frame["type"] not in ANSWERS:
+    def received(self, host: str, message: Message) -> bool:
+        """Take a message if it is about results; returns whether it was."""
+        if not isinstance(message, OfResults):
             return False
         if host in self._inboxes:
-            self._inboxes[host].put(frame)
+            self._inboxes[host].put(message)
         return True
 
     def lost(self, host: str, cause: str) -> None:
@@ -101,9 +102,8 @@ class Results:
         if host in self._inboxes:
             self._inboxes[host].end(cause)
 
-    def begin(self, number: str | None, request: Mapping[str, Any]) -> Fetch:
-        """Begin a fetch. ``request`` has ``patterns`` (None: as configured), ``all``
-        and ``force``; patterns that lead out of the workdir are left out."""
+    def begin(self, number: str | None, request: commands.Fetch) -> Fetch:
+        """Begin a fetch, without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
         hosts = self._hosts(every=every)
         if schedulers.get(self._job.description.backend).here:
@@ -129,7 +129,7 @@ class Results:
                     host,
                     self._fetched,
                     launched_ns=self._launched_ns,
-                    force=request.get("force") is True,
+                    force=request.force,
                     apart=every,
                 ),
                 send=self._sender(host),
@@ -150,7 +150,7 @@ class Results:
 
     def skip(self, why: str) -> list[Outcome]:
         """The outcomes of a fetch at the end that is skipped for this reason."""
-        _, every = self._wanted({})
+        _, every = self._wanted(commands.Fetch())
         return [
             Outcome(host, cause=why, over=True) for host in self._hosts(every=every)
         ]
@@ -160,14 +160,13 @@ class Results:
         for fetch in self._fetches:
             fetch.stop = fetch.stop or why
 
-    def _wanted(self, request: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    def _wanted(self, request: commands.Fetch) -> tuple[tuple[str, ...], bool]:
         configured = self._job.description.results
-        given, every = request.get("patterns"), request.get("all")
-        if not isinstance(given, list) or not given:
-            given = () if configured is None else configured.patterns
-        if not isinstance(every, bool):
+        patterns, every = request.patterns, request.all
+        if not patterns and configured is not None:
+            patterns = configured.patterns
+        if every is None:
             every = configured is not None and configured.all
-        patterns = [str(each) for each in given]
         return tuple(each for each in patterns if not pattern_problem(each)), every
 
     def _asked(
@@ -211,8 +210,8 @@ class Results:
         """Continue with this job."""
         self._job = job
 
-    def _sender(self, host: str) -> Callable[[Frame], None]:
-        return lambda frame: self._send(host, frame)
+    def _sender(self, host: str) -> Callable[[Request], None]:
+        return lambda request: self._send(host, request)
 
     def _inbox(self, host: str) -> Inbox:
         if host not in self._inboxes:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.launcher.journal import Journal
+from tfcluster.protocol.requests import Request, Stacks
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame
 
 
 def ask_stacks(
     number: str,
-    request: Mapping[str, Any],
+    tasks: Collection[str],
     running: Mapping[TaskId, str],
-    send: Callable[[str, Frame], None],
+    send: Callable[[str, Request], None],
     journal: Journal,
 ) -> None:
-    """Ask the running tasks (task -> host) that the request names, or else all tasks.
+    """Ask those of the running tasks (task -> host), or all if ``tasks`` is empty.
 
     The event ``asked`` says which ones; an event ``stack`` follows for each answer.
     """
-    names = request.get("tasks")
     chosen = {
         str(task): host
         for task, host in running.items()
-        if not isinstance(names, list) or not names or str(task) in names
+        if not tasks or str(task) in tasks
     }
     journal.event("asked", request=number, tasks=sorted(chosen))
     for host in set(chosen.values()):
-        tasks = [task for task, where in chosen.items() if where == host]
-        send(host, {"type": "stacks", "tasks": tasks})
+        send(host, Stacks(tuple(t for t, where in chosen.items() if where == host)))

@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
 from tfcluster.lifecycle.types import Stalled
+from tfcluster.protocol.requests import Request, Stacks
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame
 
 
 class StallDetector:
-    """Detects stalls. ``answers`` receives the tasks' answers; ``send`` sends a frame
-    to a host."""
+    """Detects stalls. ``answers`` receives the tasks' answers; ``send`` sends a
+    request to a host."""
 
     def __init__(
         self,
         progress: Progress,
         answers: dict[TaskId, Answer],
-        send: Callable[[str, Frame], None],
+        send: Callable[[str, Request], None],
     ) -> None:
         self._progress = progress
         self._answers = answers
@@ -53,5 +53,5 @@ class StallDetector:
             self._asked, self._asked_until = stalled, now + STACKS_WAIT_S
             self._answers.clear()
             for task, host in expected.items():
-                self._send(host, {"type": "stacks", "tasks": [str(task)]})
+                self._send(host, Stacks((str(task),)))
         return None

@@ -1,4 +1,4 @@
-"""Checks, shows and records agents' frames about tasks; turns them into events."""
+"""Shows and records agents' messages about tasks; turns them into events."""
 
 from __future__ import annotations
 
@@ -22,24 +22,11 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
+from tfcluster.protocol import messages
+from tfcluster.protocol.frames import ProtocolError
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
 from tfcluster.task_id import TaskId
-from tfcluster.wire import Frame, WireError, entries
 
-_OF_TASKS = frozenset(
-    [
-        "log",
-        "log_error",
-        "started",
-        "listening",
-        "intruder",
-        "failed",
-        "exited",
-        "settled",
-        "event",
-        "usage",
-    ]
-)
 _MAX_TEXT = 300
 _MOST_TOTALS = 20
 _MOST_VERSIONS = 20
@@ -53,8 +40,8 @@ Keep = Callable[[str, TaskId, Sequence[str], int], None]
 """Called with the host, the task, lines of its output, and how many were skipped."""
 
 
-class TaskFrames:
-    """Handles frames about tasks; remembers pids and causes that tasks reported."""
+class TaskMessages:
+    """Handles messages about tasks; remembers pids and causes that tasks reported."""
 
     def __init__(
         self,
@@ -87,90 +74,77 @@ class TaskFrames:
         return self._facts.get((task, attempt), {})
 
     def use(self, job: Job) -> None:
-        """Continue with this job, whose tasks may be on other hosts; frames from their
-        old hosts stay valid."""
+        """Continue with this job, whose tasks may be on other hosts; messages from
+        their old hosts stay valid."""
         self._job = job
         self._owners |= {(t, s.place.host.name) for t, s in job.specs.items()}
 
-    def received(self, host: str, frame: Frame, now: float) -> list[Event]:
-        """The lifecycle events that result from a frame.
+    def received(self, host: str, message: messages.Message, now: float) -> list[Event]:
+        """The lifecycle events that result from a message.
 
-        Raises WireError if the frame violates the protocol or is about a task that this
-        host does not have.
+        Raises ProtocolError if it is about a task that this host does not have.
         """
-        match frame["type"]:
-            case "note":
-                self._note(_of_host(host, _text(frame, "text")))
-                return [AgentAskedToStop(host)] if frame.get("signal") == "TERM" else []
-            case "swept":
-                self._swept(host, frame)
-                return []
-            case "unkillable":
-                pids = ", ".join(str(pid) for pid in entries(frame, "pids"))
-                self._note(
-                    f"{host}: pids {pids} are still alive after SIGKILL; it may need a "
-                    "reboot"
-                )
-                return []
-        if frame["type"] not in _OF_TASKS:
-            return []  # from a newer agent
-        task = self._task(host, frame)
-        if frame["type"] == "log":
-            self._log(host, task, frame)
-            return []
-        if frame["type"] == "log_error":
-            lost = _number(frame, "dropped_bytes")
-            cause = _text(frame, "cause")
-            self._note(
-                f"{task} on {host}: cannot write its log: {cause}, {lost} bytes dropped"
-            )
-            return []
-        return self._about(host, task, _number(frame, "attempt"), frame, now)
-
-    def _about(
-        self, host: str, task: TaskId, attempt: int, frame: Frame, now: float
-    ) -> list[Event]:
-        key = (task, attempt)
-        match frame["type"]:
-            case "started":
-                self._facts[key] = {"host": host, "pid": _number(frame, "pid")}
-                return [TaskStarted(task, attempt)]
-            case "listening":
-                return [TaskListening(task, attempt)]
-            case "intruder":
-                return [TaskUnstartable(task, attempt, _intrusion(frame))]
-            case "failed":
-                return [TaskUnstartable(task, attempt, _text(frame, "cause"))]
-            case "exited":
-                about_s = now - _seconds(frame.get("ago_s"))
-                at_s = self._ends.at_s(host, _number(frame, "death"), about_s)
-                return [self._exited(key, frame, at_s)]
-            case "settled":
-                return [TaskSettled(task, attempt)]
-            case "usage":
-                self.progress.uses(task, attempt, frame)
-            case "event":
-                self._said(host, key, frame.get("event"), now)
+        match message:
+            case messages.Note(text, signal):
+                self._note(_of_host(host, text))
+                return [AgentAskedToStop(host)] if signal == "TERM" else []
+            case messages.Swept(count):
+                self._swept(host, count)
+            case messages.Unkillable(pids):
+                named = ", ".join(map(str, pids))
+                text = f"pids {named} are still alive after SIGKILL"
+                self._note(f"{host}: {text}; it may need a reboot")
+            case messages.OfTask():
+                return self._about(host, message, now)
         return []
 
-    def _exited(self, key: tuple[TaskId, int], frame: Frame, at_s: float) -> TaskExited:
+    def _about(self, host: str, message: messages.OfTask, now: float) -> list[Event]:
+        task, attempt = key = self._task(host, message.task), message.attempt
+        match message:
+            case messages.Started(pid=pid):
+                self._facts[key] = {"host": host, "pid": pid}
+                return [TaskStarted(task, attempt)]
+            case messages.Listening():
+                return [TaskListening(task, attempt)]
+            case messages.Intruder():
+                return [TaskUnstartable(task, attempt, _intrusion(message))]
+            case messages.Failed(cause=cause):
+                return [TaskUnstartable(task, attempt, cause)]
+            case messages.Exited():
+                at_s = self._ends.at_s(host, message.death, now - message.ago_s)
+                return [self._exited(key, message, at_s)]
+            case messages.Settled():
+                return [TaskSettled(task, attempt)]
+            case messages.Usage():
+                self.progress.uses(task, message)
+            case messages.Log(lines=lines, dropped=dropped):
+                self._show.log(str(task), lines, dropped)
+                self._keep(host, task, lines, dropped)
+            case messages.LogError(cause=cause, dropped_bytes=lost):
+                self._note(
+                    f"{task} on {host}: cannot write its log: {cause}, {lost} bytes "
+                    "dropped"
+                )
+            case messages.Event(event=event):
+                self._said(host, key, event, now)
+        return []
+
+    def _exited(
+        self, key: tuple[TaskId, int], exited: messages.Exited, at_s: float
+    ) -> TaskExited:
         task, attempt = key
-        code, signal = frame.get("code"), frame.get("signal")
-        if not isinstance(code, int | None) or not isinstance(signal, str | None):
-            raise WireError("code must be a number, signal a name")
+        code, signal = exited.code, exited.signal
         if signal is not None:
-            # Frames have the signal names of kill(1), everything else has signal(7)'s.
+            # Agents send the signal names of kill(1), everything else has signal(7)'s.
             signal = f"SIG{signal.removeprefix('SIG')}"
-        tail = tuple(str(line)[:2000] for line in entries(frame, "tail"))[-20:]
-        cause = cause_of_exit(
-            code=code, signal=signal, oom=bool(frame.get("oom")), tail=tail
-        )
+        tail = tuple(line[:2000] for line in exited.tail)[-20:]
+        cause = cause_of_exit(code=code, signal=signal, oom=exited.oom, tail=tail)
         said = self._causes.get(key)
         if cause is not None and signal is None and said:
             cause = said
         facts = self._facts.setdefault(key, {})
-        facts["seconds"] = frame.get("seconds")
-        self.progress.uses(task, attempt, frame)
+        facts["seconds"] = exited.seconds
+        self.progress.uses(task, exited)
         return TaskExited(
             task=task,
             attempt=attempt,
@@ -178,18 +152,16 @@ class TaskFrames:
             signal=signal,
             cause=cause,
             tail=tail,
-            stopped=bool(frame.get("stopped")),
+            stopped=exited.stopped,
             victim=signal is None and looks_like_victim(cause, tail),
-            exchanged=frame.get("exchanged") is True,
+            exchanged=exited.exchanged,
             at_s=at_s,
         )
 
     def _said(
-        self, host: str, key: tuple[TaskId, int], event: object, now: float
+        self, host: str, key: tuple[TaskId, int], event: Mapping[str, Any], now: float
     ) -> None:
         """Handle an event from the task itself, which may send anything."""
-        if not isinstance(event, dict):
-            return
         task, attempt = key
         if event.get("type") not in _UNLIMITED and not self._may_say_more(key):
             return
@@ -256,15 +228,7 @@ class TaskFrames:
             self._note(f"{key[0]} sends too many events; further ones are not recorded")
         return said < _MAX_SAID
 
-    def _log(self, host: str, task: TaskId, frame: Frame) -> None:
-        lines = [str(line) for line in entries(frame, "lines")]
-        dropped = frame.get("dropped")
-        skipped = dropped if isinstance(dropped, int) else 0
-        self._show.log(str(task), lines, skipped)
-        self._keep(host, task, lines, skipped)
-
-    def _swept(self, host: str, frame: Frame) -> None:
-        count = _number(frame, "count")
+    def _swept(self, host: str, count: int) -> None:
         self._journal.event("swept", host=host, count=count)
         if count:
             self._show.say(f"{host}: swept {count} leftover processes")
@@ -273,13 +237,13 @@ class TaskFrames:
         self._journal.event("note", text=text)
         self._show.say(text)
 
-    def _task(self, host: str, frame: Frame) -> TaskId:
+    def _task(self, host: str, name: str) -> TaskId:
         try:
-            task = TaskId.parse(_text(frame, "task"))
+            task = TaskId.parse(name)
         except ValueError as error:
-            raise WireError(str(error)) from error
+            raise ProtocolError(str(error)) from error
         if (task, host) not in self._owners:
-            raise WireError(f"{task} is not a task of {host}")
+            raise ProtocolError(f"{task} is not a task of {host}")
         return task
 
 
@@ -300,29 +264,7 @@ def _of_host(host: str, text: str) -> str:
     return f"{host}: {text}" if rest == text else f"{warning}{host}: {rest}"
 
 
-def _intrusion(frame: Frame) -> str:
-    who = "another process"
-    if isinstance(frame.get("pid"), int):
-        who = f"pid {frame['pid']}"
-    elif isinstance(frame.get("uid"), int):
-        who = f"a process of uid {frame['uid']}"
-    return f"its port {frame.get('port')} is held by {who}"
-
-
-def _text(frame: Frame, key: str) -> str:
-    value = frame.get(key)
-    if not isinstance(value, str):
-        raise WireError(f"{frame['type']}: {key} must be a string")
-    return value
-
-
-def _number(frame: Frame, key: str) -> int:
-    value = frame.get(key)
-    if not isinstance(value, int):
-        raise WireError(f"{frame['type']}: {key} must be a number")
-    return value
-
-
-def _seconds(value: object) -> float:
-    """A duration from an agent's frame; 0 if it is not a valid one."""
-    return float(value) if isinstance(value, int | float) and value >= 0 else 0.0
+def _intrusion(intruder: messages.Intruder) -> str:
+    uid, pid = intruder.uid, intruder.pid
+    who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
+    return f"its port {intruder.port} is held by {who}"

@@ -15,7 +15,8 @@ from tfcluster.agent.workdir_patterns import BY_HOST, ENVIRONMENT, NEVER, is_exc
 from tfcluster.agent.workdir_receiver import sha256
 from tfcluster.errors import StartError
 from tfcluster.model import Sync
-from tfcluster.wire import Frame
+from tfcluster.protocol import requests
+from tfcluster.protocol.requests import File, Part
 
 MAX_BYTES = 256 << 20
 MAX_FILES = 10_000
@@ -27,23 +28,13 @@ _WITNESSES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A file: its path below the folder, permissions and SHA-256 (hex)."""
-
-    path: str
-    size: int
-    mode: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class Listing:
     """The files of a folder at the time of the listing."""
 
     root: Path
     folder: str
     """The destination on each host."""
-    entries: tuple[Entry, ...]
+    entries: tuple[File, ...]
     inodes: tuple[tuple[str, int], ...]
     """Inodes of some paths: a host that sees the same inodes shares our file system."""
 
@@ -52,34 +43,33 @@ class Listing:
         """The sum of all file sizes in bytes."""
         return sum(entry.size for entry in self.entries)
 
-    def frames(self) -> Iterator[Frame]:
-        """The frames that send this list to a host."""
-        rows: list[list[object]] = []
+    def sync_requests(self) -> Iterator[requests.Sync]:
+        """The requests that send this list to a host."""
+        rows: list[File] = []
         size = 0
         for each in self.entries:
-            rows.append([each.path, each.size, each.mode, each.digest])
+            rows.append(each)
             size += 6 * len(each.path) + 128
             if len(rows) >= _ROWS or size > _ROW_BYTES:
-                yield self._frame(rows, last=False)
+                yield self._request(rows, last=False)
                 rows, size = [], 0
-        yield self._frame(rows, last=True)
+        yield self._request(rows, last=True)
 
-    def _frame(self, rows: Sequence[Sequence[object]], *, last: bool) -> Frame:
-        return {
-            "type": "sync",
-            "folder": self.folder,
-            "original": str(self.root),
-            "inodes": [list(pair) for pair in self.inodes],
-            "files": list(rows),
-            "last": last,
-        }
+    def _request(self, rows: Sequence[File], *, last: bool) -> requests.Sync:
+        return requests.Sync(
+            folder=self.folder,
+            original=str(self.root),
+            inodes=self.inodes,
+            files=tuple(rows),
+            last=last,
+        )
 
-    def part(self, index: int, offset: int, length: int) -> Frame:
-        """The frame with a part of a file; its data is None if it cannot be read.
+    def part(self, index: int, offset: int, length: int) -> Part:
+        """A part of a file; its data is None if it cannot be read.
 
-        Raises IndexError if there is no such file or part.
+        Raises IndexError or OverflowError if there is no such file or part.
         """
-        if min(index, offset, length) < 0 or length > MAX_PART_BYTES:
+        if length > MAX_PART_BYTES:
             raise IndexError(index)
         path = self.root / self.entries[index].path
         try:
@@ -87,8 +77,8 @@ class Listing:
                 file.seek(offset)
                 data = base64.b64encode(file.read(length)).decode()
         except OSError:
-            return {"type": "part", "index": index, "offset": offset, "data": None}
-        return {"type": "part", "index": index, "offset": offset, "data": data}
+            return Part(index, offset, None)
+        return Part(index, offset, data)
 
 
 def listing(root: Path, sync: Sync) -> Listing:
@@ -108,7 +98,7 @@ def listing(root: Path, sync: Sync) -> Listing:
         message = f"{root} holds {_mib(size)} MiB: {named}; at most {_mib(MAX_BYTES)}"
         raise StartError(f"{message} MiB are copied", hint=_HINT)
     entries = tuple(
-        Entry(path, status.st_size, status.st_mode & 0o777, _digest(root / path))
+        File(path, status.st_size, status.st_mode & 0o777, _digest(root / path))
         for path, status in sorted(found)
     )
     inodes = _inodes(root, [entry.path for entry in entries[:_WITNESSES]])

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfcluster.launcher.workdir_listing import Listing
-from tfcluster.wire import Frame, WireError
+from tfcluster.protocol.frames import ProtocolError
+from tfcluster.protocol.messages import Synced, Wants
+from tfcluster.protocol.requests import Request
 
 
 class WorkdirSender:
-    """Copies ``files``, if any, to hosts; ``send`` sends a frame to a host."""
+    """Copies ``files``, if any, to hosts; ``send`` sends a request to a host."""
 
     def __init__(
-        self, files: Listing | None, send: Callable[[str, Frame], None]
+        self, files: Listing | None, send: Callable[[str, Request], None]
     ) -> None:
         self._files = files
         self._send = send
@@ -23,27 +25,26 @@ class WorkdirSender:
         """Send a host the list; the host then asks for the files that it lacks."""
         if self._files is not None:
             self._busy.add(host)
-            for frame in self._files.frames():
-                self._send(host, frame)
+            for request in self._files.sync_requests():
+                self._send(host, request)
 
     def busy(self, host: str) -> bool:
         return host in self._busy
 
-    def wants(self, host: str, frame: Frame) -> None:
-        """Send the parts that a host asks for. Raises WireError for invalid ones."""
-        parts = frame.get("parts")
-        if self._files is None or not isinstance(parts, list):
-            raise WireError("no files are to be copied")
+    def wants(self, host: str, wanted: Wants) -> None:
+        """Send the parts that a host asks for. Raises ProtocolError for others."""
+        if self._files is None:
+            raise ProtocolError("no files are to be copied")
         try:
-            for index, offset, length in parts:
+            for index, offset, length in wanted.parts:
                 self._send(host, self._files.part(index, offset, length))
-        except (IndexError, OverflowError, TypeError, ValueError) as error:
-            raise WireError(f"these parts do not exist: {parts}") from error
+        except (IndexError, OverflowError) as error:
+            raise ProtocolError(f"these parts do not exist: {wanted.parts}") from error
 
-    def synced(self, host: str, frame: Frame) -> None:
+    def synced(self, host: str, synced: Synced) -> None:
         """Note that a host has all files, and where."""
         self._busy.discard(host)
-        self._cwd[host] = str(frame.get("cwd"))
+        self._cwd[host] = synced.cwd
 
     def cwd(self, host: str, planned: str) -> str:
         """The working directory on a host: ``planned``, unless the host has copies."""

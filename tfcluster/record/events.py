@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfcluster.wire import loads
+from tfcluster.protocol.wire import loads
 
 Event = dict[str, Any]
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfcluster.protocol.wire import loads
 from tfcluster.record.paths import FILE_MODE
-from tfcluster.wire import loads
 
 _OURS = os.O_CLOEXEC | os.O_NOFOLLOW
 

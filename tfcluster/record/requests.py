@@ -8,11 +8,13 @@ checks requests that change a run.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tfcluster.errors import ResourceError
+from tfcluster.protocol.commands import Command, decode
+from tfcluster.protocol.frames import ProtocolError, encode
+from tfcluster.protocol.wire import parse
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, RunPaths
 
@@ -21,15 +23,15 @@ _MOST = 100
 """How many requests are taken at a time; further requests wait."""
 
 
-def ask(paths: RunPaths, request: Mapping[str, Any]) -> str:
-    """Leave a request, which has a ``type``, for the launcher; returns its id.
+def ask(paths: RunPaths, request: Command) -> str:
+    """Leave a request for the launcher; returns its id.
 
     Raises ResourceError if it cannot be written.
     """
     number = os.urandom(8).hex()
     try:
         paths.requests.mkdir(FOLDER_MODE, exist_ok=True)
-        replace_json(_file(paths, number), request, durable=False)
+        replace_json(_file(paths, number), parse(encode(request)), durable=False)
     except OSError as error:
         raise ResourceError(
             f"cannot write to {paths.requests}: {error.strerror}", hint=ELSEWHERE
@@ -42,8 +44,8 @@ def withdraw(paths: RunPaths, number: str) -> None:
     _file(paths, number).unlink(missing_ok=True)
 
 
-def take(paths: RunPaths) -> list[tuple[str, dict[str, Any]]]:
-    """Remove and return the waiting requests, as id and content. Never raises."""
+def take(paths: RunPaths) -> list[tuple[str, Command]]:
+    """Remove and return the waiting requests, with their ids. Never raises."""
     try:
         names = sorted(os.listdir(paths.requests))  # noqa: PTH208 - names suffice
     except OSError:
@@ -58,8 +60,8 @@ def take(paths: RunPaths) -> list[tuple[str, dict[str, Any]]]:
             path.unlink()
         except OSError:
             continue  # otherwise it would be taken again and again
-        if request is not None:
-            found.append((name.removesuffix(_END), request))
+        with suppress(ProtocolError):
+            found.append((name.removesuffix(_END), decode(request or {})))
     return found
 
 

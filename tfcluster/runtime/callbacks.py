@@ -17,7 +17,7 @@ from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_variables
 from tfcluster.runtime.horovod.settings import LocalSources
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Optimizer
 from tfcluster.runtime.process_group import group, is_chief, size
 
 Logs: TypeAlias = dict[str, Any] | None
@@ -40,7 +40,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
         self,
         root_rank: int = 0,
         device: str = "",
-        local_variables: Variable | Iterable[Variable] | None = None,
+        local_variables: KerasVariable | Iterable[KerasVariable] | None = None,
     ) -> None:
         super().__init__()
         self.root_rank = root_rank
@@ -50,7 +50,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
         for variable in (given,) if _is_variable(given) else given:
             self.register_local_var(variable)
 
-    def register_local_var(self, variable: Variable) -> None:
+    def register_local_var(self, variable: KerasVariable) -> None:
         """Leave ``variable`` out. Raises ValueError if it is no variable."""
         if not _is_variable(variable):
             raise ValueError(f"local_variables: {variable!r} is no variable")
@@ -287,7 +287,7 @@ def _velocities(optimizer: Optimizer) -> list[Any]:
 
 
 def _is_variable(value: object) -> bool:
-    return isinstance(value, tf.Variable | keras.Variable)
+    return isinstance(value, tf.KerasVariable | keras.KerasVariable)
 
 
 def _is_number(value: object) -> bool:

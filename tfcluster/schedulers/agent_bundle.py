@@ -59,7 +59,8 @@ SHIPPED = (
     "process_title.py",
     "versions.py",
     "runtime",
-    "wire.py",
+    "light_dataclasses.py",
+    "protocol",
 )
 """What runs on hosts: agent, runtime and probe, and everything they import."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tfcluster.protocol.wire import loads
 from tfcluster.trace.host_clock import HostClock
 from tfcluster.trace.spans import Item, Moment, Span
-from tfcluster.wire import loads
 
 _STEPS = "steps"
 _MOST = 1 << 53

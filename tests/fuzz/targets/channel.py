@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.fuzz.target import Target
-from tests.fuzz.targets import examples
 from tests.planning.descriptions import describe
 from tests.planning.descriptions import hosts as some_hosts
-from tfcluster import __version__, exit_causes, wire
-from tfcluster.agent import channel, events, frames, loop
+from tests.protocol.kinds import example, examples
+from tfcluster import __version__, exit_causes
+from tfcluster.agent import channel, events, loop
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.compose import compose
 from tfcluster.console.screen import Screen
@@ -28,15 +28,19 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.placement import place
+from tfcluster.protocol import frames, messages, requests, wire
+from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 from tfcluster.record import replay
 from tfcluster.record.metrics_writer import MetricsWriter
 from tfcluster.record.paths import create_run
 from tfcluster.record.writer import Writer
-from tfcluster.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 
 _PORTION = 1 << 15
 _CLOSING_S = 10.0
 _NONCE = "00112233"
+
+
+_REQUESTS = tuple(examples(requests.Request))
 
 
 def _joined(frames_: Sequence[Mapping[str, Any]]) -> bytes:
@@ -50,8 +54,9 @@ def _requests(data: bytes) -> None:
     for frame in Decoder().feed(data + b"\n"):
         (again,) = Decoder().feed(encode(frame))
         assert again == frame
-        request = frames.parse_request(frame)
-        assert request is None or request == frames.parse_request(again)
+        request = requests.decode(frame)
+        assert request == requests.decode(again)
+        assert request == requests.decode(parse(frames.encode(request)))
         _check_numbers(request)
 
 
@@ -74,7 +79,7 @@ def _channel(data: bytes) -> None:
         heard: list[str] = []
         end.on_end = heard.append
         end.on_garbage = heard.append
-        end.on_frame = lambda frame: end.send("echo", frame=frame)
+        end.on_request = lambda request: end.send(messages.Note(repr(request)))
         for at in range(0, len(data), _PORTION):
             ours.send(data[at : at + _PORTION])
             if not heard:
@@ -104,63 +109,24 @@ def _drain(connection: socket.socket) -> None:
 _ABOUT = {"task": "worker:0", "attempt": 0}
 _HELLO = {
     "type": "hello",
-    "nonce": _NONCE,
-    "version": __version__,
-    "protocol": PROTOCOL,
-    "package": "/opt/tfcluster",
-    "shared": True,
-    "clock": 1795169700.5,
-    "gpus": ["0", "GPU-12ab"],
-    "boot_id": "b",
-    "network": "n",
-    "addresses": ["10.0.0.1", "fe80::1"],
-    "way_in": "10.0.0.1",
+    **vars(
+        example(
+            messages.Hello,
+            nonce=_NONCE,
+            version=__version__,
+            protocol=PROTOCOL,
+            addresses=("10.0.0.1", "fe80::1"),
+            way_in="10.0.0.1",
+        )
+    ),
 }
 _FROM_AGENT: tuple[Frame, ...] = (
     _HELLO,
-    {"type": "ping"},
-    {"type": "held", "ports": [40000, 40001], "cause": None},
-    {"type": "warmed", "key": "k"},
-    {"type": "cold", "key": "k", "cause": "no module", "tail": ["a"], "unfit": True},
-    {"type": "wants", "parts": [[0, 0, 10]]},
-    {"type": "synced", "cwd": "/tmp/x"},
-    {"type": "unsynced", "cause": "disk full"},
-    {"type": "prepared", "python": "/opt/bin/python"},
-    {"type": "unprepared", "line": 2, "cause": "failed", "tail": ["a", "b"]},
-    {"type": "fault", "cause": "?"},
-    {"type": "note", "text": "a note", "signal": "TERM", "guard": 12},
-    {"type": "swept", "count": 2},
-    {"type": "unkillable", "pids": [12, 13]},
-    {"type": "log", **_ABOUT, "lines": ["a", "b"], "dropped": 1, "dropped_bytes": 9},
-    {"type": "log_error", **_ABOUT, "cause": "full", "dropped_bytes": 9},
-    {"type": "started", **_ABOUT, "pid": 17},
-    {"type": "listening", **_ABOUT},
-    {"type": "intruder", **_ABOUT, "port": 40000, "pid": 3, "uid": 0},
-    {"type": "failed", **_ABOUT, "cause": "no such file"},
-    {
-        "type": "exited",
-        **_ABOUT,
-        "code": 1,
-        "signal": None,
-        "ago_s": 0.5,
-        "death": 0,
-        "tail": ["ValueError: x"],
-        "oom": False,
-        "stopped": False,
-        "seconds": 2.5,
-        "exchanged": True,
-    },
-    {"type": "exited", **_ABOUT, "code": None, "signal": "ABRT", "death": 1},
-    {"type": "settled", **_ABOUT},
-    {
-        "type": "usage",
-        **_ABOUT,
-        "rss_bytes": 1000,
-        "cpu_s": 2.5,
-        "gpus": [{"busy": 0.5, "memory_bytes": 9}],
-    },
-    {"type": "clock", "asked_s": 1.5, "now_s": 2.5},
-    {"type": "bye"},
+    *(
+        {**frame, **{key: value for key, value in _ABOUT.items() if key in frame}}
+        for frame in examples(messages.Message)
+        if frame["type"] != "hello"
+    ),
 )
 _EVENTS: tuple[Frame, ...] = (
     {"type": "step", "step": 12, "steps_per_s": 3.5, "wait_share": 0.25},
@@ -267,15 +233,15 @@ def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
     kept: list[object] = []
-    about_tasks = task_messages.TaskFrames(
+    about_tasks = task_messages.TaskMessages(
         job, journal, _silent(), latest, lambda *words: kept.append(words), traces
     )
     try:
         for line in wire.LineBuffer().feed(data + b"\n"):
             if line:
-                frame = parse(line)
-                if about_hosts.received("h1", frame) is None:
-                    for event in about_tasks.received("h1", frame, 1.0):
+                message = messages.decode(parse(line))
+                if about_hosts.received("h1", message) is None:
+                    for event in about_tasks.received("h1", message, 1.0):
                         asdict(event)
     finally:
         journal.progress(latest.snapshot(), latest.attempts())
@@ -287,8 +253,8 @@ def _connection(data: bytes) -> None:
     """Noise, hello and frames, in portions."""
     reception = Reception(_NONCE)
     for at in range(0, len(data), _PORTION):
-        for frame in reception.feed(data[at : at + _PORTION]):
-            assert isinstance(frame["type"], str)
+        for message in reception.feed(data[at : at + _PORTION]):
+            frames.encode(message)
     reception.end()
 
 
@@ -323,7 +289,7 @@ TARGETS = (
     Target(
         "requests",
         _requests,
-        lambda: [*map(encode, examples.requests()), _joined(examples.requests())],
+        lambda: [*map(encode, _REQUESTS), _joined(_REQUESTS)],
         (wire, frames),
         (WireError,),
         (b'{"type":"', b'":', b"[[", b"null"),
@@ -332,7 +298,7 @@ TARGETS = (
     Target(
         "channel",
         _channel,
-        lambda: [_joined(examples.requests()), _joined(_FROM_AGENT)],
+        lambda: [_joined(_REQUESTS), _joined(_FROM_AGENT)],
         (wire, channel),
         (WireError,),
         most_bytes=1 << 18,

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster import wire
+from tfcluster.protocol import wire
+from tfcluster.protocol.wire import WireError, encode
 from tfcluster.runtime.collective import (
     peer_reports,
     rank_divergence,
@@ -22,7 +23,6 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import PeerSock
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.net import rendezvous
 from tfcluster.runtime.net.rendezvous import HandshakeError, Member
-from tfcluster.wire import WireError, encode
 
 _ME = Member(0, 3, b"token")
 _WAIT_S = 5.0

@@ -7,13 +7,14 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from tests.fuzz.target import Target
-from tfcluster.agent import frames, workdir_receiver
-from tfcluster.agent.frames import Part, Sync
+from tfcluster.agent import workdir_receiver
 from tfcluster.agent.workdir_receiver import WorkdirReceiver
-from tfcluster.wire import Decoder, WireError, encode
+from tfcluster.protocol import frames, requests
+from tfcluster.protocol.messages import Message, Synced, Unsynced
+from tfcluster.protocol.requests import Part, Sync
+from tfcluster.protocol.wire import Decoder, WireError, encode
 
 _FILES = {"train.py": b"import keras\n", "data/a b.txt": b"x" * 100, "empty": b""}
 
@@ -22,26 +23,26 @@ def _receive(data: bytes) -> None:
     """Whatever is sent, only the folder changes."""
     with TemporaryDirectory(prefix="tfcluster-fuzz-") as name:
         folder = Path(name) / "a" / "b" / "folder"
-        answers: list[str] = []
+        answers: list[type] = []
 
-        def send(kind: str, /, **keys: Any) -> None:
-            answers.append(kind)
-            encode({"type": kind, **keys})
+        def send(message: Message) -> None:
+            answers.append(type(message))
+            frames.encode(message)
 
         receiver = WorkdirReceiver(send)
         try:
             for frame in Decoder().feed(data + b"\n"):
-                request = frames.parse_request(frame)
+                request = requests.decode(frame)
                 if isinstance(request, Sync):
                     here = {"folder": str(folder), "inodes": []}
-                    request = frames.parse_request({**frame, **here})
+                    request = requests.decode({**frame, **here})
                 if isinstance(request, Sync):
                     receiver.listed(request)
                 elif isinstance(request, Part):
                     receiver.came(request)
         finally:
             receiver.close()
-            ends = answers.count("synced") + answers.count("unsynced")
+            ends = answers.count(Synced) + answers.count(Unsynced)
             assert ends <= 1
             outside = [path for path in Path(name).rglob("*") if path.is_file()]
             assert all(path.is_relative_to(folder) for path in outside)

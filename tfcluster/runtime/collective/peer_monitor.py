@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from tfcluster.protocol.wire import Decoder, Frame, WireError, encode
 from tfcluster.runtime.collective.peer_reports import (
     FIRST_EXCHANGES,
     ExitReport,
@@ -44,7 +45,6 @@ from tfcluster.runtime.errors import (
 from tfcluster.runtime.net.rendezvous import Member, connect
 from tfcluster.runtime.telemetry.agent_channel import Waiting, reporter
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
-from tfcluster.wire import Decoder, Frame, WireError, encode
 
 _ANSWER_S = 2.0
 """A rank that does not answer for this long is suspended or dead."""

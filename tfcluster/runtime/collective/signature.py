@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfcluster.wire import loads
+from tfcluster.protocol.wire import loads
 
 _MAX_DIFFERENCES = 5
 

@@ -31,10 +31,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from tfcluster.protocol.wire import loads
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.net import memfd
 from tfcluster.runtime.net.buffer_pool import ALIGNMENT, Pool
-from tfcluster.wire import loads
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Header: TypeAlias = Mapping[str, Any]

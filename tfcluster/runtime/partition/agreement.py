@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfcluster.protocol.wire import loads
 from tfcluster.runtime.collective import Group, Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition.exchange import gathered
@@ -23,7 +24,6 @@ from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.partition.programs import Given, RowPart
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
-from tfcluster.wire import loads
 
 _CHIEF = 0
 

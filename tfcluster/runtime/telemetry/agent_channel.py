@@ -20,8 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tfcluster.protocol import local
+from tfcluster.protocol.frames import type_of
+from tfcluster.protocol.wire import Decoder, WireError, encode
 from tfcluster.runtime.telemetry.stack_dump import stacks_text
-from tfcluster.wire import Decoder, WireError, encode
 
 STEP_INTERVAL_S = 1.0
 _MOST_EPOCHS = 200
@@ -315,7 +317,7 @@ class Reporter:
         try:
             while data := connection.recv(4096):
                 for frame in frames.feed(data):
-                    if frame["type"] == "stacks":
+                    if frame["type"] == type_of(local.Stacks):
                         self._say(self._stack())
         except (OSError, WireError):
             return  # The agent is gone.

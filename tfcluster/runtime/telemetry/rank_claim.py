@@ -12,11 +12,12 @@ import os
 import socket
 import sys
 from dataclasses import dataclass
-from typing import Any
 
+from tfcluster.protocol import local
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import Decoder, WireError
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.telemetry.agent_channel import reporter
-from tfcluster.wire import Decoder, WireError, encode
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
 """The variable with the name of the agent's abstract Unix socket for this task."""
@@ -75,7 +76,7 @@ def _ask(address: str, task: str) -> Claim:
     try:
         line.settimeout(_PATIENCE_S)
         line.connect(f"\0{address}")
-        line.sendall(encode({"type": "claim", "command": _command()}))
+        line.sendall(encode(local.Claim(_command())))
         answer = _answer(line)
         line.settimeout(None)
     except (OSError, WireError) as error:
@@ -87,8 +88,8 @@ def _ask(address: str, task: str) -> Claim:
             "its steps are not shown, and its collectives are not reported\n"
         )
         return Claim(0)
-    other = f"process {answer.get('pid')} ({answer.get('command')})"
-    if answer.get("type") == "taken":
+    other = f"process {answer.pid} ({answer.command})"
+    if answer.taken:
         line.close()
         raise CollectiveError(
             f"{_this_process()} cannot train: {other}, another process of {task}, is "
@@ -96,15 +97,14 @@ def _ask(address: str, task: str) -> Claim:
             "Start one task for each training process, or train in only one of them"
         )
     reporter().adopt(line)
-    number = answer.get("number")
-    return Claim(number if isinstance(number, int) else 0, other, line)
+    return Claim(answer.number, other, line)
 
 
-def _answer(line: socket.socket) -> dict[str, Any]:
+def _answer(line: socket.socket) -> local.Claimed:
     frames = Decoder()
     while data := line.recv(4096):
         for frame in frames.feed(data):
-            return frame
+            return local.decode_claimed(frame)
     raise OSError("connection closed")
 
 

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.wire import Decoder, encode
+from tfcluster.protocol.wire import Decoder, encode
 
 _FIRST_FREE_FD = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ForkRequest:
     """The initial state of a task's process."""
 

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,9 @@ from typing import NoReturn
 from tfcluster.import_variables import is_read_early
 from tfcluster.isolated_import import module_argv
 from tfcluster.process_title import set_title
+from tfcluster.protocol import local
+from tfcluster.protocol.frames import encode
+from tfcluster.protocol.wire import Decoder
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.scripts.early_settings import variables_set
 from tfcluster.runtime.scripts.run_script import import_folder, parse
@@ -37,7 +39,6 @@ from tfcluster.runtime.warm.hidden_modules import (
 )
 from tfcluster.runtime.warm.wrapper import below_wrapper
 from tfcluster.versions import imported_too_old
-from tfcluster.wire import Decoder, Frame, encode
 
 _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""
@@ -68,16 +69,15 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def import_tensorflow(agent: socket.socket) -> None:
-    """Import TensorFlow and Keras, and report this to the agent."""
-    _say(agent, {"type": "phase", "phase": "importing tensorflow"})
+    """Import TensorFlow and Keras, and report to the agent when it is done."""
     trains = os.environ.get("TFCLUSTER_STRATEGY") != "none"
     if trains:
         _require_keras_backend()
-    seconds = _import_libraries()
+    _import_libraries()
     if trains:
         _require_known_versions(agent)
         _import_runtime()
-    _say(agent, {"type": "ready", "seconds": seconds})
+    _say(agent, local.Ready())
 
 
 def _require_keras_backend() -> None:
@@ -90,13 +90,12 @@ def _require_keras_backend() -> None:
         )
 
 
-def _import_libraries() -> float:
-    """Import the libraries that tasks need, once; return how many seconds it took."""
+def _import_libraries() -> None:
+    """Import the libraries that tasks need, once."""
     global _imports
     file = settings_file()
     earlier = frozenset(sys.modules)
     bootstrap.quieten_tensorflow()
-    start = time.monotonic()
     missed = MissingModules()
     sys.meta_path.append(missed)
     with _uncollected(), _variables_read() as read:
@@ -106,7 +105,6 @@ def _import_libraries() -> float:
     _imports = Imports(
         earlier, frozenset(read), frozenset(missed.names), content(file), file
     )
-    return round(time.monotonic() - start, 3)
 
 
 _imports: Imports | None = None
@@ -157,7 +155,7 @@ def _uncollected() -> Iterator[None]:
 def _require_known_versions(agent: socket.socket) -> None:
     """Exit if TensorFlow or Keras is too old, before any task starts."""
     if problem := imported_too_old():
-        _say(agent, {"type": "unfit", "cause": problem})
+        _say(agent, local.Unfit(problem))
         sys.exit(f"tfcluster: {problem}")
 
 
@@ -169,26 +167,29 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
     """
     # The agent forwards a Ctrl-C of the terminal to the tasks only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for frame, fds in requests(agent):
+    for asked, fds in requests(agent):
         try:
-            request = fork_request(frame, fds)
-            pid = fork_task(request)
+            if len(fds) != _FDS_OF_A_FORK:
+                raise ValueError(
+                    f"a fork request needs {_FDS_OF_A_FORK} descriptors, got {len(fds)}"
+                )
+            pid = fork_task(ForkRequest(asked.env, asked.cwd, *fds))
         except (OSError, ValueError) as error:
-            answer: Frame = {"type": "fork_failed", "cause": str(error)}
+            answer: local.OfInterpreter = local.ForkFailed(asked.id, str(error))
         else:
             if pid is None:
                 # Its descriptor is already closed, and the number may be reused.
                 agent.detach()
-                return warm_arguments(frame["argv"], request.env, fresh_env)
-            answer = {"type": "forked", "pid": pid}
+                return warm_arguments(list(asked.argv), asked.env, fresh_env)
+            answer = local.Forked(asked.id, pid)
         for fd in fds:
             os.close(fd)
-        _say(agent, {**answer, "id": frame.get("id")})
+        _say(agent, answer)
     return None
 
 
-def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
-    """Yield every ``fork`` message and its descriptors, until end of file."""
+def requests(agent: socket.socket) -> Iterator[tuple[local.Fork, tuple[int, ...]]]:
+    """Yield every request to fork and its descriptors, until end of file."""
     frames, fds = Decoder(), deque[int]()
     while True:
         data, received, _, _ = socket.recv_fds(agent, 65536, 4 * _FDS_OF_A_FORK)
@@ -196,25 +197,9 @@ def requests(agent: socket.socket) -> Iterator[tuple[Frame, tuple[int, ...]]]:
         if not data:
             return
         for frame in frames.feed(data):
-            if frame["type"] == "fork":
-                count = min(_FDS_OF_A_FORK, len(fds))
-                yield frame, tuple(fds.popleft() for _ in range(count))
-
-
-def fork_request(frame: Frame, fds: Sequence[int]) -> ForkRequest:
-    """The initial state that a request describes. Raises ValueError if incomplete."""
-    if len(fds) != _FDS_OF_A_FORK:
-        raise ValueError(
-            f"a fork request needs {_FDS_OF_A_FORK} descriptors, got {len(fds)}"
-        )
-    argv, env, cwd = frame.get("argv"), frame.get("env"), frame.get("cwd")
-    if (
-        not isinstance(argv, list)
-        or not isinstance(env, dict)
-        or not isinstance(cwd, str)
-    ):
-        raise ValueError("a fork request needs 'argv', 'env' and 'cwd'")
-    return ForkRequest(env=env, cwd=cwd, output=fds[0], events=fds[1])
+            count = min(_FDS_OF_A_FORK, len(fds))
+            given = tuple(fds.popleft() for _ in range(count))
+            yield local.decode_fork(frame), given
 
 
 def warm_arguments(
@@ -276,5 +261,5 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], events: str) -> NoRe
     os.execve(sys.executable, cold_argv, {**env, "TFCLUSTER_EVENTS": events})
 
 
-def _say(agent: socket.socket, message: Frame) -> None:
+def _say(agent: socket.socket, message: local.OfInterpreter) -> None:
     agent.sendall(encode(message))

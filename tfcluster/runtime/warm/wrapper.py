@@ -14,8 +14,8 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
+from tfcluster.protocol.wire import BLAMES_WRAPPER, UNFORKABLE, UNUSABLE
 from tfcluster.runtime.task.bootstrap import lost_variables
-from tfcluster.wire import BLAMES_WRAPPER, UNFORKABLE, UNUSABLE
 
 _ORPHANED_S = 5.0
 _LOOK_S = 0.002

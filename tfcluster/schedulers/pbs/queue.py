@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfcluster.protocol.wire import loads
 from tfcluster.schedulers.base import (
     Ask,
     CommandAnswer,
@@ -17,7 +18,6 @@ from tfcluster.schedulers.base import (
     JobState,
     SchedulerError,
 )
-from tfcluster.wire import loads
 
 _JOB_ID = re.compile(r"[0-9]+(?:\.[A-Za-z0-9_.-]+)?")
 _FIELD = re.compile(r"^ {4}(\S+) = (.*(?:\n\t.*)*)", re.MULTILINE)

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tfcluster.wire import LineBuffer, WireError
+from tfcluster.protocol.wire import LineBuffer, WireError
 
 _MAX_NAME = 256
 _MAX_KEY = 64

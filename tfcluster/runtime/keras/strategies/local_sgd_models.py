@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfcluster.protocol.wire import loads
 from tfcluster.runtime.collective import NotDistributedError, Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes
 from tfcluster.runtime.keras import internals, patches
@@ -25,7 +26,6 @@ from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback, Layer, Logs, Model
 from tfcluster.runtime.tensor_types import Array
-from tfcluster.wire import loads
 
 _LOOKS_AT_NO_WEIGHTS = (
     keras.callbacks.CSVLogger,

@@ -9,7 +9,7 @@ reads other JSON with the same limits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 TYPE_CHECKING = False  # as in typing, which agents need not import
 if TYPE_CHECKING:
@@ -40,13 +40,18 @@ class WireError(Exception):
     """The other side sent something that is not a frame, or a frame is too long."""
 
 
-def encode(frame: Mapping[str, Any]) -> bytes:
+def encode(
+    frame: Mapping[str, Any], convert: Callable[[Any], Any] | None = None
+) -> bytes:
     """The frame as one line. Raises WireError if it is longer than MAX_FRAME_BYTES.
 
-    Surrogates (bytes that were not UTF-8) survive as ``\\udcXX`` escapes.
+    ``convert`` gets what JSON does not have. Surrogates (bytes that were not UTF-8)
+    survive as ``\\udcXX`` escapes.
     """
     try:
-        text = json.dumps(frame, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(
+            frame, separators=(",", ":"), allow_nan=False, default=convert
+        )
     except ValueError as error:
         raise WireError(f"a {frame.get('type')!r} frame: {error}") from error
     line = text.encode() + b"\n"
@@ -67,16 +72,6 @@ def parse(line: bytes) -> Frame:
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
         raise WireError(f"not a frame: {line[:80]!r}")
     return frame
-
-
-def entries(frame: Mapping[str, Any], key: str) -> list[Any]:
-    """The list under ``key``; [] if it is missing or null. Raises WireError."""
-    value = frame.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise WireError(f"{frame.get('type')!r} frame: {key!r} must be a list")
-    return value
 
 
 def loads(text: bytes) -> Any:

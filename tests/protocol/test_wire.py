@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.wire import (
+from tfcluster.protocol.wire import (
     MAX_FRAME_BYTES,
     Decoder,
     Frame,

@@ -1,0 +1,1 @@
+"""Messages between launcher and agent: one JSON object per line, typed at both ends."""

@@ -1,0 +1,271 @@
+"""What an agent tells the launcher; ``docs/protocols.md`` says what frames mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tfcluster.light_dataclasses import Struct
+from tfcluster.protocol.frames import Signed, decoder
+
+
+class Message(Struct):
+    """Base class of all messages."""
+
+
+class OfResults(Message):
+    """Answers the request with this number."""
+
+    number: int
+
+
+class OfTask(Message):
+    """About an attempt at a task."""
+
+    task: str
+    attempt: int
+
+
+class Hello(Message):
+    """Answers ``open``; ``protocol`` and ``version`` are those of the agent."""
+
+    protocol: int
+    version: str
+    nonce: str
+    pid: int
+    host: str
+    python: str
+    root: bool
+    cpus: int
+    boot_id: str
+    network: str
+    package: str
+    way_in: str | None
+    addresses: tuple[str, ...]
+    gpus: tuple[str, ...]
+    clock: float
+    shared: bool | None
+
+
+class Ping(Message):
+    pass
+
+
+class Clock(Message):
+    asked_s: float
+    monotonic_s: float
+
+
+class Held(Message):
+    """``cause``: why there are fewer ports than requested."""
+
+    ports: tuple[int, ...]
+    cause: str | None
+
+
+# --- the workdir ------------------------------------------------------------------
+
+
+class Wants(Message):
+    """The parts of files that are needed: index, offset and length of each."""
+
+    parts: tuple[tuple[int, int, int], ...]
+
+
+class Synced(Message):
+    cwd: str
+    count: int
+
+
+class Unsynced(Message):
+    cause: str
+
+
+# --- results ----------------------------------------------------------------------
+
+
+class Result(Struct):
+    """A file that matches."""
+
+    path: str
+    size: int
+    mtime_ns: Signed
+    mode: int
+
+
+class Listed(OfResults):
+    """``refused``: paths that are not sent, and why; ``more``: how many others."""
+
+    shared: bool
+    folder: str
+    files: tuple[Result, ...]
+    refused: tuple[tuple[str, str], ...]
+    more: int
+    last: bool
+
+
+class Unlisted(OfResults):
+    cause: str
+
+
+class Reading(OfResults):
+    offset: int
+
+
+class Working(OfResults):
+    pass
+
+
+class Piece(OfResults):
+    offset: int
+    data: str
+
+
+class Complete(OfResults):
+    digest: str
+    changed: bool
+
+
+class Unread(OfResults):
+    cause: str
+
+
+# --- the preparation --------------------------------------------------------------
+
+
+class Making(Message):
+    text: str | None
+
+
+class Prepared(Message):
+    python: str | None
+    environment: str | None
+
+
+class Unprepared(Message):
+    cause: str
+    line: int | None
+    of: str
+    tail: tuple[str, ...]
+
+
+class Warmed(Message):
+    key: str
+    seconds: float
+
+
+class Cold(Message):
+    key: str
+    cause: str
+    tail: tuple[str, ...]
+    unfit: bool
+    wrapper: str | None
+
+
+# --- tasks ------------------------------------------------------------------------
+
+
+class Started(OfTask):
+    pid: int
+    start_time: int
+
+
+class Listening(OfTask):
+    port: int
+
+
+class Intruder(OfTask):
+    port: int
+    pid: int | None
+    uid: int
+
+
+class Event(OfTask):
+    """What the task itself has sent, unchecked."""
+
+    event: Mapping[str, object]
+
+
+class Gpu(Struct):
+    """``busy`` is a share; None: unknown, as in part of a divided GPU."""
+
+    gpu: int
+    uuid: str
+    busy: float | None
+    memory_bytes: int | None
+    memory_total_bytes: int | None
+
+
+class Usage(OfTask):
+    rss_bytes: int
+    cpu_s: float
+    processes: int
+    gpus: tuple[Gpu, ...]
+
+
+class Log(OfTask):
+    lines: tuple[str, ...]
+    dropped: int
+    dropped_bytes: int
+
+
+class LogError(OfTask):
+    cause: str
+    dropped_bytes: int
+
+
+class Exited(OfTask):
+    code: int | None
+    signal: str | None
+    oom: bool
+    tail: tuple[str, ...]
+    seconds: float
+    ago_s: float
+    death: int
+    stopped: bool
+    exchanged: bool
+    cpu_s: float
+    max_rss_bytes: int
+
+
+class Settled(OfTask):
+    pass
+
+
+class Failed(OfTask):
+    cause: str
+    errno: int
+
+
+# --- the end ----------------------------------------------------------------------
+
+
+class Swept(Message):
+    """``task`` and ``attempt`` are None if the processes belonged to no task."""
+
+    count: int
+    processes: tuple[str, ...]
+    task: str | None = None
+    attempt: int | None = None
+
+
+class Unkillable(Message):
+    pids: tuple[int, ...]
+
+
+class Note(Message):
+    text: str
+    signal: str | None = None
+    guard: int | None = None
+
+
+class Fault(Message):
+    cause: str
+
+
+class Bye(Message):
+    swept: int
+    others: bool
+
+
+decode = decoder(Message)
+"""The frame as a message. Raises ProtocolError."""

@@ -1,0 +1,163 @@
+"""What the launcher asks an agent; ``docs/protocols.md`` says what frames mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tfcluster.light_dataclasses import Struct
+from tfcluster.protocol.frames import decoder
+
+
+class Request(Struct):
+    """Base class of all requests."""
+
+
+class OfResults(Request):
+    """Base class of the requests about results."""
+
+
+class Open(Request):
+    """The first frame; ``protocol`` and ``version`` are those of the launcher."""
+
+    protocol: int
+    version: str
+    nonce: str
+    run: str
+    lease_s: float
+    heartbeat_s: float
+    grace_s: float
+    witness: str | None
+
+
+class Ping(Request):
+    pass
+
+
+class Clock(Request):
+    asked_s: float
+
+
+class Hold(Request):
+    count: int
+    low: int | None
+    high: int | None
+
+
+class File(Struct):
+    """One of the user's files; its path is relative to the folder, its digest SHA-256
+    in hex."""
+
+    path: str
+    size: int
+    mode: int
+    digest: str
+
+
+class Sync(Request):
+    folder: str
+    original: str
+    inodes: tuple[tuple[str, int], ...]
+    files: tuple[File, ...]
+    last: bool
+
+
+class Part(Request):
+    index: int
+    offset: int
+    data: str | None
+
+
+class List(OfResults):
+    """Lists results in ``folder``, unless the host shares the launcher's files."""
+
+    number: int
+    folder: str
+    inodes: tuple[tuple[str, int], ...]
+    patterns: tuple[str, ...]
+
+
+class Read(OfResults):
+    """Opens a listed file; the launcher already has ``have`` bytes with this digest."""
+
+    number: int
+    path: str
+    size: int
+    have: int
+    digest: str
+
+
+class More(OfResults):
+    """Asks for the next piece of the opened file."""
+
+    number: int
+
+
+class Returned(OfResults):
+    """The launcher's folder now has the content with this digest at this path."""
+
+    path: str
+    digest: str
+
+
+class Environment(Struct):
+    """The requirements of an environment; ``python`` starts its base."""
+
+    file: str
+    files: tuple[tuple[str, str], ...]
+    digest: str
+    python: tuple[str, ...]
+    configured: bool
+    system_site_packages: bool
+
+
+class Prepare(Request):
+    setup: str | None
+    env: Mapping[str, str | None]
+    cwd: str
+    log: str
+    environment: Environment | None
+
+
+class Warm(Request):
+    key: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str | None]
+    cwd: str
+    log: str
+    prepend: Mapping[str, str]
+    wrapped: bool
+
+
+class Start(Request):
+    task: str
+    attempt: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str | None]
+    cwd: str
+    log: str
+    port: int | None
+    parameter_port: int | None
+    warm: str | None
+    listens: bool
+    watched: bool
+    peers: str | None
+    prepend: Mapping[str, str]
+
+
+class Stop(Request):
+    tasks: tuple[str, ...]
+    grace_s: float
+    signal: str
+
+
+class Stacks(Request):
+    tasks: tuple[str, ...]
+
+
+class Close(Request):
+    grace_s: float
+    others_s: float = 0.0
+
+
+decode = decoder(Request)
+"""The frame as a request. Raises ProtocolError."""
