@@ -287,7 +287,7 @@ def _velocities(optimizer: Optimizer) -> list[Any]:
 
 
 def _is_variable(value: object) -> bool:
-    return isinstance(value, tf.KerasVariable | keras.KerasVariable)
+    return isinstance(value, tf.Variable | keras.Variable)
 
 
 def _is_number(value: object) -> bool:
