@@ -56,8 +56,8 @@ def main(words: Sequence[str]) -> int:
         found[file.name] = run(file, given.n, options)
         print_lines(row(file.name, found[file.name]))
     print_lines(*summary(found, [] if given.only else [each.name for each in files]))
-    outcomes = [outcome for tests in found.values() for outcome, _ in tests.values()]
-    return int("failed" in outcomes or "passed" not in outcomes)
+    all_found = [outcome for tests in found.values() for outcome, _ in tests.values()]
+    return int("failed" in all_found or "passed" not in all_found)
 
 
 def files_in(folder: Path) -> list[Path]:
