@@ -33,10 +33,9 @@ class LineFolding:
     """Chooses what to show of the lines of ``tasks``, whose names begin with a type."""
 
     def __init__(self, tasks: Iterable[str]) -> None:
-        ranks = [task for task in tasks if _place(task)[0] < len(RANKED_TYPES)]
+        ranks = [task for task in tasks if _is_rank(task)]
         self.first = min(ranks, key=_place) if len(ranks) > 1 else None
         """The rank whose lines are shown at once; None: those of all are."""
-        self._ranks = frozenset(ranks)
         self._recent: OrderedDict[str, str] = OrderedDict()
         """The latest lines that were shown, and by which rank; the latest one last."""
         self._waiting: dict[str, OrderedDict[str, float]] = {}
@@ -44,7 +43,7 @@ class LineFolding:
 
     def take(self, task: str, lines: Sequence[str], now_s: float) -> list[Shown]:
         """What to show once ``task`` has printed ``lines``."""
-        if self.first is None or task not in self._ranks:
+        if self.first is None or not _is_rank(task):
             return [Shown(task, 0, list(lines))] if lines else []
         return _joined(self._taken(task, lines, now_s))
 
@@ -98,6 +97,10 @@ def _place(task: str) -> tuple[int, int]:
     kind, _, index = task.partition(":")
     order = RANKED_TYPES.index(kind) if kind in RANKED_TYPES else len(RANKED_TYPES)
     return order, int(index) if index.isdecimal() else 0
+
+
+def _is_rank(task: str) -> bool:
+    return _place(task)[0] < len(RANKED_TYPES)
 
 
 def _joined(shown: Iterable[Shown]) -> list[Shown]:

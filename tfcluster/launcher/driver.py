@@ -28,6 +28,7 @@ from tfcluster.launcher.agent_connection import (
 )
 from tfcluster.launcher.clocks import Measured, clock_warnings
 from tfcluster.launcher.cores import crowding, threads_env
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
@@ -65,6 +66,7 @@ from tfcluster.lifecycle.types import (
     LauncherFault,
     LeaveResults,
     Phase,
+    Plan,
     Replan,
     Replanned,
     ResultsFetched,
@@ -109,7 +111,7 @@ class Driver:
 
     def __init__(
         self,
-        job: Job,
+        current: CurrentJob,
         hosts: Hosts,
         queue: SimpleQueue[Item],
         journal: Journal,
@@ -120,18 +122,18 @@ class Driver:
         earlier: Sequence[float] = (),
     ) -> None:
         """``earlier``: Unix times of restarts in previous runs that still count."""
-        self._job = job
+        job = current.job
+        self._current = current
         self._hosts = hosts
         self._queue = queue
         self._journal = journal
         self._show = show
         self._show_plan = show_plan
         self._on_fewer = on_fewer
-        self._plan = job.plan()
         self._progress = Progress(job.description.progress_timeout_s)
         self._traces = TraceFiles(RunPaths(job.logs.parent))
         self._tasks = TaskMessages(
-            job, journal, show, self._progress, self._keep, self._traces
+            current, journal, show, self._progress, self._keep, self._traces
         )
         self._copies = LogCopies(job.logs)
         self._clocks: dict[str, Measured] = {}
@@ -139,18 +141,26 @@ class Driver:
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
         self._results = ResultRecorder(
-            Results(job, hosts.send, hosts.files.has_copy, launched_s=time.time()),
+            Results(current, hosts.send, hosts.files.has_copy, launched_s=time.time()),
             journal,
             show,
         )
         self.restarts = list(earlier)
         """Unix times of the restarts so far, ``earlier`` included."""
         self._resizer = resizing(self._progress, self._say)
-        self._changed = False
-        """Whether the plan has changed since it was last shown."""
+        self._changed = self._new_hosts = True
+        """Whether the plan has changed since it was last shown, and has new hosts."""
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()
+
+    @property
+    def _job(self) -> Job:
+        return self._current.job
+
+    @property
+    def _plan(self) -> Plan:
+        return self._current.plan
 
     def run(self) -> Finish:
         """Run the job to its end; nothing that happens on hosts raises."""
@@ -313,7 +323,7 @@ class Driver:
         if isinstance(event, HostLost) and event.host in self._plan.hosts():
             host = next(h for h in self._job.used_hosts() if h.name == event.host)
             after_s = event.harmless_after_s
-            self._resizer.lost(host, self._job, time.monotonic(), after_s)
+            self._resizer.lost(host, time.monotonic(), after_s)
         before = self._state.restarts
         self._state, actions = step(self._state, event)
         if self._state.restarts > before:
@@ -354,7 +364,7 @@ class Driver:
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
         trains = state.phase is Phase.TRAINING and state.started and not state.success
         added = self._resizer.begin(
-            number, request, self._job, alive, time.monotonic(), trains=trains
+            number, request, alive, time.monotonic(), trains=trains
         )
         for host in added:
             self._journal.event("host", host=host, state="starting")
@@ -412,29 +422,27 @@ class Driver:
 
         A resize may add hosts, which have reported their addresses in the meantime.
         """
-        hosts = self._hosts
-        after = self._resizer.job_on(self._job, left) if self._state.resizing else None
+        after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:
-                self._job = self._on_fewer(self._job, left)
+                self._current.use(self._on_fewer(self._job, left))
             else:
-                self._job = after.located(
-                    hosts.addresses(), hosts.gpus(), hosts.machines()
-                )
-                for host, python in hosts.pythons().items():
-                    self._job = self._job.with_python(host, python)
+                self._current.use(self._located(after))
         except StartError as error:
             self._feed(LauncherFault(error.message, ExitCode.START))
             return
-        self._plan = self._job.plan()
-        self._hosts.use(self._job)
-        self._results.use(self._job)
-        self._tasks.use(self._job)
+        self._hosts.use()
         del self._ports
         self._changed = True
         if after is not None:
-            self._resizer.done(self._job)
+            self._new_hosts = True
+            self._resizer.done()
         self._feed(Replanned(self._plan))
+
+    def _located(self, job: Job) -> Job:
+        """The job with what its hosts have reported. Raises StartError."""
+        hosts = self._hosts
+        return job.located(hosts.addresses(), hosts.gpus(), hosts.machines())
 
     @cached_property
     def _ports(self) -> dict[TaskId, int]:
@@ -445,15 +453,12 @@ class Driver:
         ports, first = self._ports, not any(attempts)
         hosts = self._hosts
         if first:
-            machines = hosts.machines()
             try:
-                self._job = self._job.located(hosts.addresses(), hosts.gpus(), machines)
-                for host, python in hosts.pythons().items():
-                    self._job = self._job.with_python(host, python)
+                self._current.use(self._located(self._job))
             except StartError as error:
                 self._feed(LauncherFault(error.message, ExitCode.START))
                 return
-            for warning in machine_warnings(machines):
+            for warning in machine_warnings(hosts.machines()):
                 self._say(warning)
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
@@ -464,17 +469,18 @@ class Driver:
         except StartError as error:
             self._feed(TaskUnstartable(tasks[0], attempts[0], error.message))
             return
-        if first or self._changed:
+        if self._changed:
             self._changed = False
             self._show_plan(self._job, cluster, ports)
-        if first:
+        if self._new_hosts:
+            self._new_hosts = False
             self._show.ports(self._job, ports)
             apart = [h for h in self._plan.hosts() if not hosts.shares_files(h)]
             for warning in clock_warnings(hosts.clock_leads_s):
                 self._say(warning)
             self._show.places(self._job, apart, hosts.files.copies())
-            if note := crowding(self._job.specs.values(), hosts.cpus()):
-                self._say(note)
+        if first and (note := crowding(self._job.specs.values(), hosts.cpus())):
+            self._say(note)
         threads = threads_env(self._job.specs.values(), hosts.cpus())
         data_service = self._job.data_service(ports)
         parameter_ports = hosts.parameter_ports()

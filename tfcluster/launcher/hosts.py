@@ -25,6 +25,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.fan_out import open_all
 from tfcluster.launcher.host_address import choose_address, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
@@ -45,7 +46,7 @@ from tfcluster.launcher.preparation import changed_python, prepare_request, unpr
 from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
-from tfcluster.model import Host, Interpreter, Strategy
+from tfcluster.model import Host, Strategy
 from tfcluster.peer_filter import compact
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -59,17 +60,16 @@ class Hosts:
 
     def __init__(
         self,
-        job: Job,
+        current: CurrentJob,
         starter: Starter,
         post: Callable[[Item], None],
         note: NoteStage = not_noted,
     ) -> None:
-        self._job = job
+        job = current.job
+        self._current = current
         self._note = note
         self._starter = starter
         self._post = post
-        self._planned = job
-        """The job after the resize that is being prepared, or else the current job."""
         self._sides = {host.name: HostSide(host) for host in job.used_hosts()}
         self._threads = ChannelThreads()
         self._failed: list[HostFailed] = []
@@ -78,6 +78,10 @@ class Hosts:
         self.silence = HostLiveness(starter, post)
         self.clock_leads_s: dict[str, float] = {}
         """How far hosts' clocks are ahead of ours for certain."""
+
+    @property
+    def _job(self) -> Job:
+        return self._current.job
 
     # --- out ------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class Hosts:
         Starts agents on the job's new hosts, and returns these hosts: they are prepared
         while the tasks of the current job run. Other hosts hold more ports if needed.
         """
-        self._planned = job
+        self._current.planned = job
         new = []
         for host in job.used_hosts():
             side = self._sides.get(host.name)
@@ -153,7 +157,7 @@ class Hosts:
 
     def forget_plan(self) -> list[str]:
         """Drop the planned job; returns the hosts that are no longer needed."""
-        self._planned = self._job
+        self._current.planned = self._job
         return [
             name for name, side in self._sides.items() if side.added and not side.gone
         ]
@@ -163,7 +167,7 @@ class Hosts:
 
     def _job_of(self, side: HostSide) -> Job:
         """The job for whose tasks the host is prepared."""
-        return self._planned if side.added else self._job
+        return self._current.planned if side.added else self._job
 
     def _ports_of(self, side: HostSide) -> int:
         """How many ports the tasks of a host need."""
@@ -375,7 +379,7 @@ class Hosts:
                     raise ProtocolError("ports must be numbers from 1 to 65535")
                 if side.ready:
                     side.ports = [*(side.ports or ()), *ports]
-                    if len(side.ports) < self._ports_for(self._planned, side):
+                    if len(side.ports) < self._ports_for(self._current.planned, side):
                         side.short = _too_few_ports(message, self._job)
                     return []
                 if len(ports) < self._ports_of(side):
@@ -449,11 +453,7 @@ class Hosts:
         side.preparing = False
         python = changed_python(self._job.description, side.host, prepared)
         if python is not None:
-            name, same = side.host.name, self._planned is self._job
-            self._job = self._job.with_python(name, python)
-            self._planned = (
-                self._job if same else self._planned.with_python(name, python)
-            )
+            self._current.set_python(side.host.name, python)
         self._warm(side)
 
     def _cold(self, side: HostSide, cold: messages.Cold) -> list[Event]:
@@ -482,10 +482,9 @@ class Hosts:
         side.ready = True
         return [HostReady(side.host.name)]
 
-    def use(self, job: Job) -> None:
-        """Continue with this job, which uses some of the same hosts."""
-        self._job = self._planned = job
-        for host in job.used_hosts():
+    def use(self) -> None:
+        """Note that the planned job is now the current one."""
+        for host in self._job.used_hosts():
             self._sides[host.name].added = False
 
     # --- questions ------------------------------------------------------------------
@@ -506,10 +505,6 @@ class Hosts:
             for side in sides
             for address in (*side.local, *side.resolved, side.address, side.reachable)
         )
-
-    def pythons(self) -> dict[str, Interpreter]:
-        """The interpreter of each host where its preparation has changed it."""
-        return dict(self._job.pythons)
 
     def cpus(self) -> dict[str, int]:
         """Host -> the number of its cores, 0 if unknown."""

@@ -135,7 +135,8 @@ class Job:
         specs = self._told(specs, machines)
         hosts = tuple(map(at, self.allocation.hosts))
         allocation = replace(self.allocation, hosts=hosts)
-        return replace(self, specs=specs, allocation=allocation, machines=machines)
+        found = replace(self, specs=specs, allocation=allocation, machines=machines)
+        return found._with_pythons(self.pythons)
 
     def plan(self) -> Plan:
         """What the lifecycle needs to know about this run."""

@@ -26,6 +26,7 @@ from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.end_command import run_end_command
 from tfcluster.launcher.hosts import Hosts
@@ -244,15 +245,16 @@ class Launch:
                     logs=paths.logs,
                     files=self.files,
                 )
+                current = CurrentJob(job)
                 show = RunOutput.on_terminal(
-                    job, sys.stdout, sys.stderr, environ, display
+                    current, sys.stdout, sys.stderr, environ, display
                 )
                 held.callback(show.close)
                 show.begin(job)
                 for note in self.notes:
                     show.say(note)
                 finish, view = self._drive(
-                    job, paths, writer, show, queue, signals, environ
+                    current, paths, writer, show, queue, signals, environ
                 )
             # The run's name is free again: the command may launch a run of that name.
             known = len(signals)
@@ -328,7 +330,7 @@ class Launch:
 
     def _drive(
         self,
-        job: Job,
+        current: CurrentJob,
         paths: RunPaths,
         writer: Writer,
         show: RunOutput,
@@ -336,7 +338,7 @@ class Launch:
         signals: Sequence[Interrupt],
         environ: Mapping[str, str],
     ) -> tuple[Finish, RunView]:
-        logs = str(paths.logs)
+        logs, job = str(paths.logs), current.job
         metrics = MetricsWriter(paths, most_of_series(len(job.specs)))
         journal = Journal(writer, metrics, self.prepared.document(logs))
         before, restart = earlier(paths), job.description.restart
@@ -360,7 +362,7 @@ class Launch:
         def note(host: str, stage: str, began_s: float | None) -> None:
             journal.event("stage", host=host, stage=stage, began=began_s)
 
-        hosts = Hosts(job, self.starter, queue.put, note)
+        hosts = Hosts(current, self.starter, queue.put, note)
 
         def on_fewer(job: Job, left: Container[str]) -> Job:
             return job.on_fewer(left, _looking_in(job.description))
@@ -373,6 +375,7 @@ class Launch:
 
         def resizing(progress: Progress, say: Callable[[str], None]) -> Resizer:
             return Resizer(
+                current,
                 hosts,
                 self.starter,
                 journal,
@@ -385,7 +388,7 @@ class Launch:
 
         counted = before.counted(time.time(), restart.within_s)
         driver = Driver(
-            job, hosts, queue, journal, show, replan, on_fewer, resizing, counted
+            current, hosts, queue, journal, show, replan, on_fewer, resizing, counted
         )
         finish = driver.run()
         finish, why = self._explained(finish, environ)

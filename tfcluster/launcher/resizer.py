@@ -14,6 +14,7 @@ from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.agent_connection import CameBack
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
@@ -60,6 +61,7 @@ class Resizer:
 
     def __init__(
         self,
+        current: CurrentJob,
         hosts: Hosts,
         starter: Starter,
         journal: Journal,
@@ -69,6 +71,7 @@ class Resizer:
         remember: Remember,
         post: Callable[[CameBack], None],
     ) -> None:
+        self._current = current
         self._hosts = hosts
         self._starter = starter
         self._journal = journal
@@ -89,7 +92,6 @@ class Resizer:
         self,
         number: str | None,
         request: commands.Resize,
-        job: Job,
         alive: Container[str],
         now_s: float,
         *,
@@ -99,6 +101,7 @@ class Resizer:
 
         ``trains``: all tasks have started, and the run is not ending.
         """
+        job = self._current.job
         found: Wanted | list[str]
         if not trains:
             found = ["it is not training now: try again when all tasks run"]
@@ -171,9 +174,9 @@ class Resizer:
         found = [e for report in reports if isinstance(e := report.get("epoch"), int)]
         return min(found, default=None)
 
-    def job_on(self, job: Job, left: Container[str]) -> Job | None:
+    def job_on(self, left: Container[str]) -> Job | None:
         """The job after the resize, on the hosts that are left; None: impossible."""
-        pending = self._pending
+        pending, job = self._pending, self._current.job
         if pending is None:
             return None
         hosts = [host for host in pending.wanted.hosts if host.name in left]
@@ -189,11 +192,12 @@ class Resizer:
             return None
         return after
 
-    def done(self, job: Job) -> None:
+    def done(self) -> None:
         """Note that the tasks start again with the new plan."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
+        job = self._current.job
         workers = job.description.tasks["worker"].count
         hosts = [host.name for host in job.used_hosts()]
         self._journal.event(
@@ -218,15 +222,15 @@ class Resizer:
 
     # --- hosts that come back -------------------------------------------------------
 
-    def lost(self, host: Host, job: Job, now_s: float, after_s: float) -> None:
+    def lost(self, host: Host, now_s: float, after_s: float) -> None:
         """Note that a host was lost. It may come back if the run goes on without it.
 
         ``after_s``: how long the processes there may still be alive.
         """
-        if job.plan().min_training is None:
+        if self._current.plan.min_training is None:
             return
         if self._full is None:
-            self._full = job.description.tasks["worker"].count
+            self._full = self._current.job.description.tasks["worker"].count
         wait_s = max(FIRST_PROBE_S, after_s)
         self._absent[host.name] = _Absent(host, now_s + wait_s, wait_s)
 

@@ -6,7 +6,6 @@ import threading
 import time
 
 from tfcluster.console.views.results import result_lines
-from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.result_transfer import Outcome
 from tfcluster.launcher.results import Fetch, Results, event_fields
@@ -36,10 +35,6 @@ class ResultRecorder:
     def lost(self, host: str, cause: str) -> None:
         """Note that we have lost contact with a host."""
         self._results.lost(host, cause)
-
-    def use(self, job: Job) -> None:
-        """Continue with this job."""
-        self._results.use(job)
 
     def text(self) -> str | None:
         """The progress of the current fetch; None if nothing is being fetched."""

@@ -18,6 +18,7 @@ from typing import Any
 from tfcluster import schedulers
 from tfcluster.console.views.results import progress_text
 from tfcluster.file_patterns import pattern_problem
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
@@ -64,7 +65,7 @@ class Results:
 
     def __init__(
         self,
-        job: Job,
+        current: CurrentJob,
         send: Callable[[str, Request], None],
         has_copy: Callable[[str], bool | None],
         *,
@@ -72,9 +73,9 @@ class Results:
     ) -> None:
         """``has_copy`` returns whether a host works on a copy of the workdir; None:
         unknown."""
-        self._job = job
+        self._current = current
         self._has_copy = has_copy
-        self._paths = RunPaths(job.logs.parent)
+        self._paths = RunPaths(current.job.logs.parent)
         self._launched_ns = int(launched_s * 1e9)
         self._send = send
         self._inboxes: dict[str, Inbox] = {}
@@ -206,9 +207,9 @@ class Results:
         """The workdir here."""
         return str(self._job.description.workdir)
 
-    def use(self, job: Job) -> None:
-        """Continue with this job."""
-        self._job = job
+    @property
+    def _job(self) -> Job:
+        return self._current.job
 
     def _sender(self, host: str) -> Callable[[Request], None]:
         return lambda request: self._send(host, request)

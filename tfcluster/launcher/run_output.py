@@ -18,6 +18,7 @@ from tfcluster.console.views.failures import failure
 from tfcluster.console.views.outcome import outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
 from tfcluster.host_patterns import fold
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.open_port_warning import exposure_warning
@@ -41,19 +42,19 @@ class RunOutput:
         screen: Screen,
         environ: Mapping[str, str],
         display: Display = DEFAULT,
-        job: Job | None = None,
+        current: CurrentJob | None = None,
         tasks: Iterable[str] = (),
         has_gpus: HasGpus | None = None,
     ) -> None:
         """Show output of ``tasks``; on a terminal, equal lines of them are shown once.
 
         Into a file or a pipe, all lines go, for programs that read them.
-        ``has_gpus`` defaults to what ``job`` knows.
+        ``has_gpus`` defaults to what ``current`` knows.
         """
         self._screen = screen
         self._environ = environ
         self._display = display
-        self._job = job
+        self._current = current
         everything = display.everything or is_debugging(environ)
         self._echo = Echo(has_gpus or self._has_gpus, everything=everything)
         folds = is_terminal(sys.stdout, environ) and not everything
@@ -63,15 +64,15 @@ class RunOutput:
     @classmethod
     def on_terminal(
         cls,
-        job: Job,
+        current: CurrentJob,
         out: TextIO,
         err: TextIO,
         environ: Mapping[str, str],
         display: Display,
     ) -> RunOutput:
-        tasks = [str(task) for task in job.specs]
+        tasks = [str(task) for task in current.job.specs]
         screen = Screen(out, err, environ=environ, tasks=tasks, display=display)
-        return cls(screen, environ, display, job, tasks)
+        return cls(screen, environ, display, current, tasks)
 
     def begin(self, job: Job) -> None:
         """Show the run id, and warn root, once for all runs."""
@@ -82,7 +83,6 @@ class RunOutput:
 
     def ports(self, job: Job, ports: Mapping[TaskId, int]) -> None:
         """Warn about TensorFlow's servers, which obey anybody who can connect."""
-        self._job = job
         exposed = [task for task in ports if job.runs_tensorflow_server(task)]
         away = {job.specs[task].place.host.name for task in exposed}
         if schedulers.get(job.description.backend).here:
@@ -121,7 +121,8 @@ class RunOutput:
             self._screen.log(each.task, each.lines, also=each.also)
 
     def _has_gpus(self, task: str) -> bool | None:
-        spec = None if self._job is None else self._job.specs.get(TaskId.parse(task))
+        specs = {} if self._current is None else self._current.job.specs
+        spec = specs.get(TaskId.parse(task))
         if spec is None:
             return None
         share, there = spec.place.gpus, spec.place.host.gpus

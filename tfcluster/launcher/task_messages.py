@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from tfcluster.exit_causes import cause_of_exit, looks_like_victim
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.end_order import EndOrder
-from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress, metrics
 from tfcluster.launcher.run_output import RunOutput
@@ -45,20 +45,19 @@ class TaskMessages:
 
     def __init__(
         self,
-        job: Job,
+        current: CurrentJob,
         journal: Journal,
         show: RunOutput,
         progress: Progress,
         keep: Keep,
         traces: TraceFiles,
     ) -> None:
-        self._job = job
+        self._current = current
         self._journal = journal
         self._show = show
         self._keep = keep
         self._traces = traces
         self.progress = progress
-        self._owners = {(t, s.place.host.name) for t, s in job.specs.items()}
         self.answers: dict[TaskId, Answer] = {}
         """Answers to the last request for stacks."""
         self.cold: set[TaskId] = set()
@@ -72,12 +71,6 @@ class TaskMessages:
     def facts(self, task: TaskId, attempt: int) -> dict[str, Any]:
         """Facts about an attempt for the record, such as host and pid."""
         return self._facts.get((task, attempt), {})
-
-    def use(self, job: Job) -> None:
-        """Continue with this job, whose tasks may be on other hosts; messages from
-        their old hosts stay valid."""
-        self._job = job
-        self._owners |= {(t, s.place.host.name) for t, s in job.specs.items()}
 
     def received(self, host: str, message: messages.Message, now: float) -> list[Event]:
         """The lifecycle events that result from a message.
@@ -242,7 +235,7 @@ class TaskMessages:
             task = TaskId.parse(name)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
-        if (task, host) not in self._owners:
+        if (task, host) not in self._current.owners:
             raise ProtocolError(f"{task} is not a task of {host}")
         return task
 

@@ -23,6 +23,7 @@ from tfcluster.console.screen import Screen
 from tfcluster.launcher import end_order, preparation, progress, task_messages
 from tfcluster.launcher import hosts as launcher_hosts
 from tfcluster.launcher.agent_connection import Reception
+from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
@@ -227,14 +228,14 @@ def _to_launcher(data: bytes) -> None:
 
 def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -> None:
     plan = {"run": job.run, "tasks": [], "hosts": []}
-    journal = Journal(_writer(), metrics, plan)
-    about_hosts = launcher_hosts.Hosts(job, _Unopened(), lambda item: None)
+    journal, current = Journal(_writer(), metrics, plan), CurrentJob(job)
+    about_hosts = launcher_hosts.Hosts(current, _Unopened(), lambda item: None)
     latest = progress.Progress(10.0)
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
     kept: list[object] = []
     about_tasks = task_messages.TaskMessages(
-        job, journal, _silent(), latest, lambda *words: kept.append(words), traces
+        current, journal, _silent(), latest, lambda *words: kept.append(words), traces
     )
     try:
         for line in wire.LineBuffer().feed(data + b"\n"):
