@@ -97,7 +97,7 @@ class _Describer:
         )
 
     def _runtime(self) -> model.Runtime:
-        keys = dict(self._cluster.runtime)
+        keys = dict(vars(self._cluster.runtime))
         keys["strategy"] = strategy(self._cluster)
         keys["chief_only"] = tuple(keys["chief_only"])
         keys["stall_warning_s"] = keys.pop("stall_warning")
@@ -107,7 +107,7 @@ class _Describer:
         return model.Runtime(**keys)
 
     def _restart(self) -> model.Restart:
-        keys = dict(self._cluster.restart)
+        keys = dict(vars(self._cluster.restart))
         keys["within_s"] = keys.pop("within")
         keys["backoff_s"] = keys.pop("backoff")
         return model.Restart(**keys)
@@ -341,9 +341,9 @@ class _Describer:
 
     def _sections(self) -> dict[str, dict[str, Any]]:
         """The settings in each scheduler's section that the configuration has."""
-        written = filter(self._findings.is_written, type(self._cluster).model_fields)
-        added = [name for name in written if name not in Cluster.model_fields]
-        return {name: dict(getattr(self._cluster, name)) for name in added}
+        written = filter(self._findings.is_written, type(self._cluster).known)
+        added = [name for name in written if name not in Cluster.known]
+        return {name: dict(vars(getattr(self._cluster, name))) for name in added}
 
 
 def check_ports(description: model.Description, findings: Findings) -> None:

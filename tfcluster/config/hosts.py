@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tfcluster.config.diagnostics import Findings
-from tfcluster.config.explain import shown
 from tfcluster.config.models import HostItem
-from tfcluster.config.tree import Mark, Path, Scalar, find
+from tfcluster.config.tree import Mark, Path, Scalar, find, shown
 from tfcluster.host_patterns import HostlistError, expand, host_name_problem
 from tfcluster.model import HostEntry
 
