@@ -212,8 +212,7 @@ def read(
     """The section that a mapping describes; mistakes go to ``wrong``."""
     if not isinstance(value, dict):
         wrong.append(mistyped("a mapping").at(path))
-        value = {}
-    wrong.extend(Wrong((*path, k), "unknown") for k in value if k not in section.known)
+        return section({})
     values = {}
     for name, each in section.known.items():
         below = (*path, name)
@@ -226,6 +225,7 @@ def read(
             values[name] = (
                 None if given is None else each.kind.read(given, below, wrong)
             )
+    wrong.extend(Wrong((*path, k), "unknown") for k in value if k not in section.known)
     return section(values)
 
 
