@@ -24,7 +24,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary wire isolated_import process_title versions durations "
-    "import_variables peer_filter plain_data",
+    "import_variables light_dataclasses peer_filter plain_data",
     "schemas",
     "host_patterns task_id file_patterns",
     "model",
@@ -120,6 +120,7 @@ RUNTIME_MAY_IMPORT = {
     "process_title",
     "versions",
     "import_variables",
+    "light_dataclasses",
     "plain_data",
 }
 # The agent is shipped to hosts that have only Python.
@@ -128,6 +129,7 @@ AGENT_MAY_IMPORT = {
     "process_title",
     "wire",
     "isolated_import",
+    "light_dataclasses",
     "peer_filter",
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tfcluster.agent import proc
 from tfcluster.agent.constants import KIB
 from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import dataclass
 
 _REMEMBERED = 4096
 

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Callable
 
 from tfcluster.agent.events import EventSocket
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.wire import Frame
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from tfcluster.agent.constants import LOG_FRAME_BYTES, LOG_QUEUE_BYTES
-from tfcluster.agent.light_dataclasses import dataclass, field
+from tfcluster.light_dataclasses import dataclass, field
 
 _LINE_COST = 64
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
-from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import dataclass
 
 FOLDER = "environments"
 MARKER = "tfcluster-complete.json"

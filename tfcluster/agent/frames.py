@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 
-from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.wire import Frame, WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import

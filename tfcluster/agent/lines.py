@@ -16,7 +16,7 @@ from tfcluster.agent.constants import (
     TAIL_LINES,
     UPDATE_INTERVAL_S,
 )
-from tfcluster.agent.light_dataclasses import dataclass, field
+from tfcluster.light_dataclasses import dataclass, field
 
 
 @dataclass

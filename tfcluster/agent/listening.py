@@ -17,11 +17,11 @@ from tfcluster.agent.constants import (
     LISTEN_POLL_MAX_S,
     LISTEN_POLL_S,
 )
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.listening_sockets import Listener, listeners
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import Task
 from tfcluster.agent.task_sockets import descriptors_of
+from tfcluster.light_dataclasses import dataclass, field
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:

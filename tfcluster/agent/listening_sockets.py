@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.proc import PROC
+from tfcluster.light_dataclasses import dataclass
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20

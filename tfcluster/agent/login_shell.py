@@ -5,7 +5,7 @@ The answer is the environment that the lines leave. Starts no process.
 
 from __future__ import annotations
 
-from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import dataclass
 
 # Arguments: the descriptor of a file with the lines, and of one for the answer. Both
 # are files without a name, so that neither the lines nor the environment appear in an

@@ -26,9 +26,9 @@ from tfcluster.agent.constants import (
     SMALL_READ_BYTES,
     UPDATE_INTERVAL_S,
 )
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.lines import Budget, ConsoleLines, Tail, decoded
 from tfcluster.agent.logfile import LogFile
+from tfcluster.light_dataclasses import dataclass, field
 
 _TICK_S = 0.05
 _LAST_READS = 64

@@ -21,11 +21,11 @@ from tfcluster.agent.constants import (
     GUARD_POLL_SHARE,
     GUARD_POLL_SLOW_S,
 )
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.listening_sockets import listeners
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.rejecting_listener import Group, RejectingListener
 from tfcluster.agent.task import Task
+from tfcluster.light_dataclasses import dataclass, field
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:

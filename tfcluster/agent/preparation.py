@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from tfcluster.agent.environments import hold, maker_argv
 from tfcluster.agent.frames import Prepare
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.login_shell import (
     Captured,
     LineFailed,
@@ -29,6 +28,7 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import signal_name
 from tfcluster.agent.tasks import RunServices
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.wire import encode, parse
 
 _MARKS = b"TFCLUSTER_"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from tfcluster.agent.light_dataclasses import dataclass
+from tfcluster.light_dataclasses import dataclass
 
 PROC = "/proc"
 _LISTEN = "0A"

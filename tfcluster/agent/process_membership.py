@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.agent import proc
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.proc import Process, Table
+from tfcluster.light_dataclasses import dataclass
 
 TASK = "TFCLUSTER_TASK"
 ATTEMPT = "TFCLUSTER_ATTEMPT"

@@ -14,8 +14,8 @@ import struct
 from array import array
 
 from tfcluster.agent.constants import ACCEPT_RETRY_S
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.peer_filter import INSTRUCTION, program
 
 TYPE_CHECKING = False  # as in typing, which takes long to import

@@ -27,7 +27,6 @@ from tfcluster.agent.constants import (
     RESULT_TOLD_S,
 )
 from tfcluster.agent.frames import List, More, Read, Results, Returned
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path, raw
 from tfcluster.agent.workdir_patterns import (
     BY_HOST,
@@ -38,6 +37,7 @@ from tfcluster.agent.workdir_patterns import (
     is_wanted,
 )
 from tfcluster.agent.workdir_receiver import remember_returned, same_files
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.wire import WireError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path, raw
+from tfcluster.light_dataclasses import dataclass
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:

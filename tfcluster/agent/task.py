@@ -8,10 +8,10 @@ import signal
 from tfcluster.agent.claims import Claims
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.loop import Timer
 from tfcluster.agent.proc import Process
 from tfcluster.agent.process_membership import Identity
+from tfcluster.light_dataclasses import dataclass, field
 
 
 @dataclass(eq=False)

@@ -11,8 +11,8 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.proc import PROC
+from tfcluster.light_dataclasses import dataclass
 
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
 """System call numbers, the same on every architecture of Linux."""

@@ -24,7 +24,6 @@ from tfcluster.agent.events import EventSocket
 from tfcluster.agent.frames import Start, Stop
 from tfcluster.agent.host_variables import adapted
 from tfcluster.agent.layers import LayerRemover
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
 from tfcluster.agent.output_capture import OutputCapture
@@ -40,6 +39,7 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import Task
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.wire import Frame
 
 TYPE_CHECKING = False  # as in typing, which takes long to import

@@ -18,7 +18,6 @@ from functools import partial
 from tfcluster.agent.children import Children
 from tfcluster.agent.constants import CLOSE_LOOK_S, EVENT_BYTES
 from tfcluster.agent.frames import Start, Warm
-from tfcluster.agent.light_dataclasses import dataclass, field
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import (
     Program,
@@ -29,6 +28,7 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import Task, signal_name
 from tfcluster.agent.tasks import Ends, RunServices, Tasks
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.wire import (
     BLAMES_WRAPPER,
     UNFORKABLE,

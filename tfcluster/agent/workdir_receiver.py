@@ -27,8 +27,8 @@ from tfcluster.agent.constants import (
     SYNC_WINDOW_BYTES,
 )
 from tfcluster.agent.frames import File, Part, Sync
-from tfcluster.agent.light_dataclasses import dataclass
 from tfcluster.agent.os_encoding import local_path
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.wire import WireError, loads
 
 MEMORY = ".tfcluster-sync.json"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +27,7 @@ from tfcluster.config.tree import Scalar, find, origins
 from tfcluster.config.wrappers import name_problem, wrapper_problem
 from tfcluster.errors import ConfigError
 from tfcluster.file_patterns import pattern_problem
+from tfcluster.light_dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.wire import WORKDIR
 
 if sys.version_info >= (3, 11):

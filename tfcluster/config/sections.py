@@ -14,6 +14,7 @@ from tfcluster import schedulers
 from tfcluster.config import field_types
 from tfcluster.config.models import Cluster
 from tfcluster.config.shape import Key, Kind, ListOf, MapOf, Nested, Section
+from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import Scheduler
 
 KINDS: dict[str, Kind] = {
@@ -42,7 +43,7 @@ def cluster_model(known: tuple[Scheduler, ...]) -> type[Cluster]:
     backends = (each.name for each in known)
     launchers = ("auto", *(each.launcher for each in known if each.launcher))
     keys = {
-        name: dataclasses.replace(Cluster.known[name], kind=field_types.words(*words))
+        name: replace(Cluster.known[name], kind=field_types.words(*words))
         for name, words in (("backend", backends), ("launcher", launchers))
     }
     for each in known:

@@ -7,10 +7,10 @@ of single values are in ``field_types``. Knows neither keys nor messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from tfcluster.config.tree import Path
+from tfcluster.light_dataclasses import dataclass
 
 Json = dict[str, Any]
 Shapes = dict[str, Json]

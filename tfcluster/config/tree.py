@@ -7,11 +7,11 @@ neither YAML syntax nor the meaning of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from tfcluster.config.text import cut, printable
 from tfcluster.config.yaml11_scalars import read
+from tfcluster.light_dataclasses import dataclass
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""

@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from tfcluster import __version__
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.model import Host
 from tfcluster.schedulers.starting import AgentChannel, Starter
 from tfcluster.wire import PROTOCOL, Frame, LineBuffer, WireError, encode, parse

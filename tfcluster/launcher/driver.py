@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -78,6 +77,7 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
+from tfcluster.light_dataclasses import as_dict
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.states import RunState, TaskState
@@ -282,7 +282,7 @@ class Driver:
         measured = Measured.of(monotonic_s, asked_s, item.heard_s)
         if measured.says_more_than(self._clocks.get(item.host)):
             self._clocks[item.host] = measured
-            self._journal.event("clock", host=item.host, **asdict(measured))
+            self._journal.event("clock", host=item.host, **as_dict(measured))
 
     def _making(self, host: str, text: object) -> None:
         """Record that a host makes an environment, which may take longest of all."""

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -48,6 +47,7 @@ from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.types import Finish
+from tfcluster.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.model import Allocation, Description
 from tfcluster.placement import place
 from tfcluster.plan_document import plan_document, task_parts
@@ -455,5 +455,5 @@ def _identity(job: Job) -> dict[str, Any]:
         "argv": list(description.command),
         "version": __version__,
         "started": time.time(),
-        **asdict(identity()),
+        **as_dict(identity()),
     }

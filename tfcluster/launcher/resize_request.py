@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster import schedulers
@@ -11,6 +10,7 @@ from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import host_name_problem
 from tfcluster.launcher.job import Job
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Host, HostEntry, Strategy
 from tfcluster.vocabulary import RANKED_TYPES
 

@@ -13,13 +13,13 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from tfcluster.agent.os_encoding import local_path, raw
 from tfcluster.agent.workdir_patterns import BY_HOST
 from tfcluster.console.text import byte_size
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.record.fetched import Copy, FetchedFiles
 
 READ_BYTES = 1 << 20

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -34,6 +33,7 @@ from tfcluster.launcher.result_placement import (
     Remote,
     ResultFolder,
 )
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.wire import Frame
 
 STALL_S = 30.0

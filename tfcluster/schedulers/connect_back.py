@@ -23,7 +23,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from tfcluster.light_dataclasses import dataclass
 
 HANDSHAKE_S = 10.0
 AT_ONCE = 8
