@@ -15,13 +15,12 @@ from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.loaded import Loaded
 from tfcluster.config.models import Cluster
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
-from tfcluster.config.parse import parse
 from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
 from tfcluster.config.removed_keys import without_removed
 from tfcluster.config.rules import check_rules, check_unused
 from tfcluster.config.scheduler_rules import check_sections
-from tfcluster.config.sections import cluster_model, known
+from tfcluster.config.sections import cluster_model, known, mentioned
 from tfcluster.config.shape import Wrong
 from tfcluster.config.shape import read as read_section
 from tfcluster.config.source import read_file
@@ -85,6 +84,8 @@ def from_command(
 
 
 def _read(path: str, report: Report) -> Map:
+    from tfcluster.config.parse import parse  # imported here: flags need no YAML
+
     start = Mark(report.source, 1, 1)
     root = parse(read_file(path, report), start, report)
     if root is None or (isinstance(root, Scalar) and root.value is EMPTY):
@@ -121,13 +122,17 @@ def _shape(findings: Findings) -> Cluster:
     whole = dict(data) if isinstance(data, dict) else {}
     # Another scheduler than ours may be named as the backend, or have a section.
     backend = whole.get("backend")
-    names = {*whole} | ({backend} if isinstance(backend, str) else set())
+    names = {*whole} | ({backend} if isinstance(backend, str) else {"local"})
+    if "launcher" not in whole:
+        # Only what is needed to see that all is well: most schedulers are not used.
+        cluster, wrong = _checked(cluster_model(mentioned(names)), whole)
+        if not wrong:
+            return cluster
     model = cluster_model(known(names))
     cluster, wrong = _checked(model, whole)
     if not wrong:
         return cluster
-    # It takes long to import, and is rarely needed.
-    from tfcluster.config.explain import explain
+    from tfcluster.config.explain import explain  # imported here: it is rarely needed
 
     for each in wrong:
         explain(each, findings, model)

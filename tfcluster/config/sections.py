@@ -33,8 +33,14 @@ KINDS: dict[str, Kind] = {
 
 def known(names: Iterable[str]) -> tuple[Scheduler, ...]:
     """The built-in schedulers, and those of ``names`` that a site has installed."""
-    others = sorted({*names} - {*schedulers.names(), *Cluster.known})
-    return (*schedulers.built_in(), *filter(None, map(schedulers.find, others)))
+    others = {*names} - {*schedulers.names()}
+    return (*schedulers.built_in(), *mentioned(others))
+
+
+def mentioned(names: Iterable[str]) -> tuple[Scheduler, ...]:
+    """The schedulers among these words; keys that every file can have are none."""
+    words = sorted({*names} - {*Cluster.known})
+    return tuple(filter(None, map(schedulers.find, words)))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ Knows the outer form of the channel (noise, hello, frames), not what frames mean
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections import deque
@@ -247,7 +247,7 @@ def open_agent(
     ``witness`` is the path of a file of this run. The agent says whether it sees that
     file, that is, whether the host shares our files.
     """
-    nonce = secrets.token_hex(16)
+    nonce = os.urandom(16).hex()
     contact = AgentConnection(
         host.name, starter.start_agent(host), nonce, post, threads
     )

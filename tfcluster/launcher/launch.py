@@ -7,7 +7,7 @@ the logs and the report survive whatever happens.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import shutil
 import signal
 import sys
@@ -237,7 +237,7 @@ class Launch:
                     allocation=self.prepared.allocation,
                     specs={spec.task: spec for spec in self.prepared.specs},
                     secrets=self.secrets,
-                    token=secrets.token_hex(32),
+                    token=os.urandom(32).hex(),
                     logs=paths.logs,
                     files=self.files,
                 )

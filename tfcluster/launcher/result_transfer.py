@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import hashlib
 import itertools
 import threading
 import time
@@ -32,6 +31,7 @@ from tfcluster.launcher.result_placement import (
     PlacementError,
     Remote,
     ResultFolder,
+    new_hash,
 )
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.wire import Frame
@@ -362,7 +362,7 @@ class HostTransfer:
         return None, 0, ""
 
     def _digest_here(self, path: Path) -> str:
-        hashed = hashlib.sha256()
+        hashed = new_hash()
         with path.open("rb") as file:
             while data := file.read(READ_BYTES):
                 hashed.update(data)
