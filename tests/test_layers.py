@@ -98,7 +98,6 @@ RUNTIME_LAYERS = [
 ONLY = {
     "click": {"cli", "cli_completion"},
     "yaml": {"config"},
-    "pydantic": {"config"},
     "paramiko": {"schedulers.ssh"},
     "tensorflow": {"runtime"},
     "keras": {"runtime"},
@@ -316,17 +315,17 @@ def test_heavy_packages_are_imported_in_one_package_only() -> None:
     [
         (
             "tfcluster",
-            "typing click yaml pydantic psutil tensorflow numpy tfcluster.api",
+            "typing click yaml psutil tensorflow numpy tfcluster.api",
         ),
-        ("tfcluster.api", "click yaml pydantic paramiko psutil tensorflow numpy"),
-        ("tfcluster.cli", "yaml pydantic paramiko psutil tensorflow tfcluster.config"),
-        ("tfcluster.commands.status_logs", "yaml pydantic paramiko psutil tensorflow"),
-        ("tfcluster.commands.report", "yaml pydantic paramiko psutil matplotlib"),
+        ("tfcluster.api", "click yaml paramiko psutil tensorflow numpy"),
+        ("tfcluster.cli", "yaml paramiko psutil tensorflow tfcluster.config"),
+        ("tfcluster.commands.status_logs", "yaml paramiko psutil tensorflow"),
+        ("tfcluster.commands.report", "yaml paramiko psutil matplotlib"),
         ("tfcluster.schedulers", "importlib.metadata tfcluster.model"),
         ("tfcluster.config.sections", "yaml paramiko psutil"),
-        ("tfcluster.config", "yaml pydantic paramiko psutil tensorflow"),
-        ("tfcluster.agent.supervisor", "yaml pydantic psutil click subprocess.run"),
-        ("tfcluster.runtime", "tensorflow numpy psutil click yaml pydantic"),
+        ("tfcluster.config", "yaml paramiko psutil tensorflow"),
+        ("tfcluster.agent.supervisor", "yaml psutil click subprocess.run"),
+        ("tfcluster.runtime", "tensorflow numpy psutil click yaml"),
     ],
 )
 def test_importing_is_cheap(module: str, forbidden: str) -> None:

@@ -107,7 +107,7 @@ import sys, time
 began_s = time.process_time()
 import tfcluster.record.load_run, tfcluster.record.name_lock, tfcluster.record.logs
 import tfcluster.console.screen, tfcluster.console.views.status
-heavy = {"psutil", "click", "yaml", "pydantic", "tensorflow", "numpy", "asyncio"}
+heavy = {"psutil", "click", "yaml", "tensorflow", "numpy", "asyncio"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 print(time.process_time() - began_s)
 """

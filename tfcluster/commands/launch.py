@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster import config, schedulers
@@ -21,6 +20,7 @@ from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Begun, Prepared, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.agent_connection import AgentConnection
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.model import Host
 from tfcluster.protocol.messages import Hello
 

@@ -198,7 +198,11 @@ class Hosts:
     def _digest(self) -> str | None:
         """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
-        return None if requirements is None else requirements_digest(requirements)
+        if requirements is None:
+            return None
+        # Imported here: few launches need it.
+
+        return requirements_digest(requirements)
 
     def _warm(self, side: HostSide) -> None:
         job = self._job_of(side)

@@ -6,8 +6,8 @@ Only reads; from a damaged or vanishing folder it returns what is left.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
+from tfcluster.light_dataclasses import replace
 from tfcluster.record import events
 from tfcluster.record.continuation import successor
 from tfcluster.record.files import read_json
