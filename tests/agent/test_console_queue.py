@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tfcluster.agent.console_queue import Chunk, ConsoleQueue, Source
 
-A, B = Source("a", 0), Source("b", 0)
+A, B = ("a", 0), ("b", 0)
 
 
 def taken(backlog: ConsoleQueue) -> list[Chunk]:

@@ -137,34 +137,32 @@ def broken(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("argv", "cause", "errno"),
+    ("argv", "cause"),
     [
-        (["pyhton", "x"], "'pyhton' not found on PATH", 2),
-        (["./missing"], "'./missing' does not exist", 2),
-        (["./plain.txt"], "'./plain.txt' is not executable", 13),
-        (["./folder"], "'./folder' is a folder", 13),
-        (["./noline"], "'./noline' is not a program (it has no #! line)", 8),
+        (["pyhton", "x"], "'pyhton' not found on PATH"),
+        (["./missing"], "'./missing' does not exist"),
+        (["./plain.txt"], "'./plain.txt' is not executable"),
+        (["./folder"], "'./folder' is a folder"),
+        (["./noline"], "'./noline' is not a program (it has no #! line)"),
         (
             ["./nointerpreter"],
             "'./nointerpreter': its interpreter (the #! line) does not exist",
-            2,
         ),
-        ([], "the command is empty", 0),
-        ([""], "the command is empty", 0),
-        (["true", "a\0b"], "cannot be executed: embedded null byte", 0),
+        ([], "the command is empty"),
+        ([""], "the command is empty"),
+        (["true", "a\0b"], "cannot be executed: embedded null byte"),
         (
             ["true", "x" * 200_000],
             "the arguments and environment together are too long for this system",
-            7,
         ),
     ],
 )
 def test_why_a_program_cannot_be_started(
-    agent: Agent, broken: Path, argv: list[str], cause: str, errno: int
+    agent: Agent, broken: Path, argv: list[str], cause: str
 ) -> None:
     agent.start("broken", *argv, cwd=str(broken))
     failed = agent.wait("failed", task="broken", attempt=0)
-    assert (failed["cause"], failed["errno"]) == (cause, errno)
+    assert failed["cause"] == cause
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,7 @@ class Channel:
                 self._buffer = memoryview(line)
             elif (chunk := self._backlog.take()) is not None:
                 log = messages.Log(
-                    task=chunk.source.task,
-                    attempt=chunk.source.attempt,
+                    *chunk.source,
                     lines=tuple(chunk.lines),
                     dropped=chunk.dropped,
                     dropped_bytes=chunk.dropped_bytes,

@@ -16,12 +16,8 @@ from tfcluster.light_dataclasses import dataclass, field
 _LINE_COST = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The attempt that wrote the output."""
-
-    task: str
-    attempt: int
+Source = tuple[str, int]
+"""The task that wrote the output, and its attempt."""
 
 
 @dataclass(slots=True)

@@ -28,12 +28,11 @@ IGNORED_AT_START = tuple(
 
 
 class SpawnError(Exception):
-    """The program was not started; ``errno`` is 0 if no system call failed."""
+    """The program was not started."""
 
-    def __init__(self, cause: str, number: int = 0) -> None:
+    def __init__(self, cause: str) -> None:
         super().__init__(cause)
         self.cause = cause
-        self.errno = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def spawn(
                 start_new_session=True,
             )
     except OSError as error:
-        raise SpawnError(_cause(program, error), error.errno or 0) from error
+        raise SpawnError(_cause(program, error)) from error
     except ValueError as error:  # a NUL, or '=' in a name, or a lone surrogate
         raise SpawnError(f"cannot be executed: {error}") from error
     # The agent's loop reaps all children; Popen must not reap this one.

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from tfcluster.agent import proc
 from tfcluster.agent.children import Ended
 from tfcluster.agent.claims import ADDRESS, Claims, listen
-from tfcluster.agent.console_queue import Source
 from tfcluster.agent.constants import EXIT_REPORT_S
 from tfcluster.agent.death_order import Deaths
 from tfcluster.agent.events import EventSocket
@@ -117,7 +116,7 @@ class Tasks:
         try:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
-            self.failed(task, error.cause, error.errno)
+            self.failed(task, error.cause)
             return None
         finally:
             ends.close()
@@ -146,7 +145,7 @@ class Tasks:
                 ours, theirs = socket.socketpair()
                 undo.pop_all()
         except OSError as error:
-            self.refuse(request, f"no pipes: {error.strerror}", error.errno or 0)
+            self.refuse(request, f"no pipes: {error.strerror}")
             return None
         task = self._task(request, read_end, ours, listener)
         stream = task.stream
@@ -157,7 +156,7 @@ class Tasks:
             stream,
             read_end,
             request.log,
-            source=Source(request.task, request.attempt),
+            source=task.key,
             header=again if request.attempt else None,
         )
         return task, Ends(write_end, theirs)
@@ -173,17 +172,17 @@ class Tasks:
         self._shared.reports.send(started)
         self._stopping.begun(task)
 
-    def failed(self, task: Task, cause: str, number: int = 0) -> None:
+    def failed(self, task: Task, cause: str) -> None:
         """Note that the task could not get a process."""
         task.reported = True
         task.events.finish()
         task.claims.finish()
-        self.refuse(task.request, cause, number)
+        self.refuse(task.request, cause)
         self._stopping.abandoned(task)
 
-    def refuse(self, request: Start, cause: str, number: int = 0) -> None:
+    def refuse(self, request: Start, cause: str) -> None:
         """Report that a task is not started."""
-        failed = messages.Failed(request.task, request.attempt, cause, number)
+        failed = messages.Failed(request.task, request.attempt, cause)
         self._shared.reports.send(failed)
 
     def ended(self, child: Ended) -> bool:

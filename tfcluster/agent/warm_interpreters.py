@@ -127,7 +127,7 @@ class WarmInterpreters:
             read_end, write_end = os.pipe()
             ours, theirs = socket.socketpair()
         except OSError as error:
-            raise SpawnError(f"no pipes: {error.strerror}", error.errno or 0) from error
+            raise SpawnError(f"no pipes: {error.strerror}") from error
         stream = next(self._shared.streams)
         self._shared.capture.add(stream, read_end, request.log, source=None)
         base = self._shared.base

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.agent_connection import AgentConnection
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.model import Host
@@ -19,10 +18,6 @@ class HostSide:
     contact: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
     """What the host's name or configured address resolves to here."""
-    local: tuple[str, ...] = ()
-    """The addresses that it says it has."""
-    package: str = PACKAGE_ROOT
-    """The folder on the host that holds this package."""
     address: str = ""
     reachable: str = ""
     """The address for other hosts; same as ``address`` unless this is the only host."""
@@ -30,14 +25,8 @@ class HostSide:
     """Whether it has no task yet, but will have some of the planned job."""
     short: str | None = None
     """Why the host cannot hold more ports."""
-    greeted: bool = False
-    shares_files: bool = True
-    """Whether the host sees the files of the run's folder."""
-    gpus: tuple[str, ...] = ()
-    cpus: int = 0
-    """The number of cores that its tasks may use; 0: unknown."""
-    machine: tuple[str, ...] = ()
-    """An identifier of the machine, see ``machine_of``; empty if unknown."""
+    hello: Hello | None = None
+    """What its agent has said about the host; None: nothing yet."""
     ports: list[int] | None = None
     preparing: bool = False
     making: bool = False

@@ -14,7 +14,7 @@ from itertools import islice
 
 from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import ExitCode, StartError, TfclusterError
-from tfcluster.isolated_import import module_argv
+from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
     Closed,
@@ -205,7 +205,7 @@ class Hosts:
         return requirements_digest(requirements)
 
     def _warm(self, side: HostSide) -> None:
-        job = self._job_of(side)
+        job, package = self._job_of(side), self.package(side.host.name)
         specs = job.on_host(side.host)
         by_key = {spec.warm: spec for spec in specs}
         if warm_specs(specs):
@@ -215,12 +215,12 @@ class Hosts:
             side.warming.add(warm.key)
             request = requests.Warm(
                 key=warm.key,
-                argv=tuple(module_argv(warm.python, WARM, root=side.package)),
+                argv=tuple(module_argv(warm.python, WARM, root=package)),
                 env=warm_env(job, by_key[warm.key]),
                 cwd=self.files.cwd(side.host.name, warm.cwd),
                 log=str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
                 wrapped=len(warm.python) > 1,
-                prepend=search_paths(job, side.package),
+                prepend=search_paths(job, package),
             )
             self.send(side.host.name, request)
 
@@ -235,7 +235,7 @@ class Hosts:
         for name, side in self._sides.items():
             if not side.gone:
                 self.send(name, requests.Ping())
-                if clocks and side.greeted:
+                if clocks and side.hello:
                     self.ask_clock(name)
 
     def ask_clock(self, name: str) -> None:
@@ -286,7 +286,7 @@ class Hosts:
         """
         events: list[Event] = []
         for name, side in self._sides.items():
-            if side.gone or side.contact is None or not side.greeted:
+            if side.gone or side.contact is None or not side.hello:
                 continue
             limit_s = self.silence.elapsed(side.host, seconds)
             if limit_s is None:
@@ -345,7 +345,7 @@ class Hosts:
 
     def _failures(self) -> list[Event]:
         """The failed hosts, once every host has answered or failed."""
-        if any(not side.greeted and not side.gone for side in self._sides.values()):
+        if any(not side.hello and not side.gone for side in self._sides.values()):
             return []
         failed, self._failed = self._failed, []
         return list(failed)
@@ -422,22 +422,15 @@ class Hosts:
         return self._ready(side)
 
     def _greeted(self, side: HostSide, hello: messages.Hello) -> list[Event]:
-        side.greeted = True
-        name = side.host.name
-        side.package = hello.package
-        side.shares_files = hello.shared is not False
+        side.hello, name = hello, side.host.name
         if side.contact is not None:
             asked_s = side.contact.began_s
             self.clock_leads_s[name] = certain_lead(hello.clock, asked_s, time.time())
-        side.gpus = hello.gpus
-        side.cpus = hello.cpus
-        side.machine = machine_of(hello)
-        side.local = hello.addresses
         side.reachable, side.address = (
             choose_address(
                 side.host,
                 way_in=hello.way_in,
-                local=side.local,
+                local=hello.addresses,
                 resolved=side.resolved,
                 alone=alone,
             )
@@ -479,7 +472,7 @@ class Hosts:
         return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
 
     def _ready(self, side: HostSide) -> list[Event]:
-        waiting = not side.greeted or side.preparing or bool(side.warming)
+        waiting = not side.hello or side.preparing or bool(side.warming)
         waiting = waiting or self.files.busy(side.host.name)
         if side.ready or waiting or side.ports is None:
             return []
@@ -503,36 +496,40 @@ class Hosts:
 
     def peers(self) -> tuple[str, ...]:
         """The networks that the hosts of the run are in, as in ``peer_filter``."""
-        sides = self._sides.values()
-        return compact(
-            address
-            for side in sides
-            for address in (*side.local, *side.resolved, side.address, side.reachable)
-        )
+        found = [a for hello in self._hellos().values() for a in hello.addresses]
+        for side in self._sides.values():
+            found += (*side.resolved, side.address, side.reachable)
+        return compact(found)
 
     def cpus(self) -> dict[str, int]:
-        """Host -> the number of its cores, 0 if unknown."""
-        return {name: side.cpus for name, side in self._sides.items()}
+        """Host -> the number of its cores, if known."""
+        return {name: hello.cpus for name, hello in self._hellos().items()}
 
     def gpus(self) -> dict[str, tuple[str, ...]]:
         """The GPUs that each host reports."""
-        return {name: side.gpus for name, side in self._sides.items()}
+        return {name: hello.gpus for name, hello in self._hellos().items()}
 
     def machines(self) -> dict[str, str]:
         """Host names that share a machine -> the first name of that machine."""
         names: dict[tuple[str, ...], list[str]] = {}
-        for name, side in self._sides.items():
-            if side.machine:
-                names.setdefault(side.machine, []).append(name)
+        for name, hello in self._hellos().items():
+            if machine := machine_of(hello):
+                names.setdefault(machine, []).append(name)
         return {name: same[0] for same in names.values() if same[1:] for name in same}
+
+    def _hellos(self) -> dict[str, messages.Hello]:
+        """What the agents have said that have said something."""
+        return {name: side.hello for name, side in self._sides.items() if side.hello}
 
     def shares_files(self, host: str) -> bool:
         """Whether logs that are written on a host are visible here."""
-        return self._sides[host].shares_files
+        hello = self._sides[host].hello
+        return hello is None or hello.shared is not False
 
     def package(self, host: str) -> str:
         """The folder on a host that holds this package."""
-        return self._sides[host].package
+        hello = self._sides[host].hello
+        return PACKAGE_ROOT if hello is None else hello.package
 
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, held by its host's agent."""

@@ -183,13 +183,8 @@ def _computes(entry: _TaskProgress, now: float) -> bool:
 
 def _gpu(gpu: Gpu) -> dict[str, float]:
     """What is known of a GPU, for the record."""
-    values = {
-        "gpu": gpu.gpu,
-        "busy": gpu.busy,
-        "memory_bytes": gpu.memory_bytes,
-        "memory_total_bytes": gpu.memory_total_bytes,
-    }
-    return {key: value for key, value in values.items() if value is not None}
+    known = {key: value for key, value in vars(gpu).items() if value is not None}
+    return {key: known[key] for key in known if key != "uuid"}
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:

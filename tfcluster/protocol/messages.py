@@ -233,7 +233,6 @@ class Settled(OfTask):
 
 class Failed(OfTask):
     cause: str
-    errno: int
 
 
 # --- the end ----------------------------------------------------------------------
