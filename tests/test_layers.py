@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -335,6 +336,32 @@ def test_importing_is_cheap(module: str, forbidden: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert not set(forbidden.split()) & set(done.stdout.split())
+
+
+def test_a_plain_launch_imports_little(tmp_path: Path) -> None:
+    """A launch of programs that do nothing is all start: imports are most of it."""
+    forbidden = (
+        "concurrent.futures decimal hashlib logging paramiko pydantic secrets "
+        "statistics tarfile tensorflow tomllib xml yaml tfcluster.config.explain "
+        "tfcluster.config.parse tfcluster.schedulers.slurm tfcluster.schedulers.ssh "
+        "tfcluster.submit.job"
+    )
+    program = (
+        "import sys\nfrom tfcluster.cli import main\ntry: main()\n"
+        "finally: print('modules:', *sys.modules, file=sys.stderr)"
+    )
+    words = ["launch", "-n", "2", "--set", "runtime.strategy=none", "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "TFCLUSTER_STATE_DIR": str(tmp_path / "state")},
+        check=True,
+    )
+    modules = done.stderr.partition("modules:")[2].split()
+    assert "tfcluster.launcher.driver" in modules
+    assert not set(forbidden.split()) & set(modules)
 
 
 # The only modules that may use private names of Keras and TensorFlow.
