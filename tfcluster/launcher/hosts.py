@@ -43,7 +43,6 @@ from tfcluster.launcher.host_stages import (
 )
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.preparation import changed_python, prepare_request, unprepared
-from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Strategy
@@ -201,6 +200,8 @@ class Hosts:
         if requirements is None:
             return None
         # Imported here: few launches need it.
+
+        from tfcluster.launcher.requirements_digest import requirements_digest
 
         return requirements_digest(requirements)
 
