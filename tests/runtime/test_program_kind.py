@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -93,8 +94,16 @@ def test_the_main_file_is_read(tmp_path: Path) -> None:
     script.write_text(f"# ☃\n{code}\n", encoding="utf-8")
     latin = tmp_path / "latin.py"
     latin.write_bytes(b"# \xff\n" + code.encode())
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    for name in ("train", "__main__"):
+        (package / f"{name}.py").write_text(code)
     for words, expected in {
         (str(script),): "True False",
+        ("-m", "pack.train"): "True False",
+        ("-m", "pack"): "True False",
+        (str(package),): "True False",
         ("-c", code): "True False",
         ("-m", "json.tool"): "False False",
         (str(latin),): "False False",
@@ -102,7 +111,8 @@ def test_the_main_file_is_read(tmp_path: Path) -> None:
     }.items():
         done = subprocess.run(
             [sys.executable, "-c", _READ, *words],
-            cwd=ROOT,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=True,
@@ -115,7 +125,7 @@ _BOTH = """
 import json
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.scripts import program_kind
-from tfcluster.runtime.scripts.run_script import Program
+from tfcluster.runtime.scripts.run_script import Script
 cluster = {"ps": ["a:1"], "worker": ["a:2", "b:2"]}
 task = {"type": "worker", "index": 0}
 env = {
@@ -125,7 +135,7 @@ env = {
 }
 source = "import horovod.tensorflow\\ntf.train.replica_device_setter(1)"
 def read(code, env):
-    program_kind.read(Program("-c", code), context_from(env))
+    program_kind.read(Script("-c", code), context_from(env))
     print(program_kind.distributes_itself(), program_kind.is_tf1_script())
 read("print(1)", env)
 read(source, {})

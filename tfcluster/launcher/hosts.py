@@ -200,7 +200,6 @@ class Hosts:
         if requirements is None:
             return None
         # Imported here: few launches need it.
-
         from tfcluster.launcher.requirements_digest import requirements_digest
 
         return requirements_digest(requirements)

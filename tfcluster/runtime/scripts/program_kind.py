@@ -14,14 +14,15 @@ its first call. The module uses neither TensorFlow nor Keras.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.scripts.analysis import analyse
-from tfcluster.runtime.scripts.run_script import Script
+from tfcluster.runtime.scripts.run_script import Script, import_folder
 
 
 @dataclass(slots=True)
@@ -112,12 +113,23 @@ def has_tf1_cluster(context: Context) -> bool:
 
 
 def source_of(program: Script) -> str | None:
-    """The source of a program's main file; None for ``-m``, or if it is unreadable."""
+    """The source of a program's main file; None if it is unreadable."""
     if program.option == "-c":
         return program.target
-    if program.option:
-        return None
-    try:
-        return Path(program.target).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
+    for path in _main_files(program):
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _main_files(program: Script) -> Iterator[Path]:
+    """Where the main file may be. Nothing is imported to find a module's."""
+    if program.option != "-m":
+        yield from (Path(program.target), Path(program.target, "__main__.py"))
+        return
+    for folder in (import_folder(program), *sys.path):
+        if folder is not None:
+            module = Path(folder, *program.target.split("."))
+            yield from (module.with_name(f"{module.name}.py"), module / "__main__.py")
