@@ -36,7 +36,7 @@ def main() -> None:
     show(
         "Start",
         [
-            Row(what, found["tfcluster"], "torchrun", found["torchrun"], 0.25),
+            Row(what, found["tfcluster"], "torchrun", found["torchrun"], 0.20),
             Row(what, found["tfcluster"], "mpirun", found["mpirun"], None),
         ],
     )

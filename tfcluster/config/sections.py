@@ -11,22 +11,22 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfcluster import schedulers
-from tfcluster.config import field_types
+from tfcluster.config import field_types as kinds
 from tfcluster.config.models import Cluster
 from tfcluster.config.shape import Key, Kind, ListOf, MapOf, Nested, Section
 from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import Scheduler
 
 KINDS: dict[str, Kind] = {
-    "count": field_types.COUNT,
-    "gpus": field_types.GPUS,
-    "memory": field_types.MEMORY,
-    "time": field_types.TIME,
-    "word": field_types.WORD,
-    "words": field_types.WORD_LIST,
-    "line": field_types.LINE,
-    "resources": MapOf(field_types.WORD, field_types.RESOURCE),
-    "options": ListOf(field_types.LINE),
+    "count": kinds.COUNT,
+    "gpus": kinds.GPUS,
+    "memory": kinds.MEMORY,
+    "time": kinds.TIME,
+    "word": kinds.WORD,
+    "words": kinds.WORD_LIST,
+    "line": kinds.LINE,
+    "resources": MapOf(kinds.WORD, kinds.RESOURCE),
+    "options": ListOf(kinds.LINE),
 }
 """Kind of a key, as in ``setting(kind, ...)`` -> what values it takes."""
 
@@ -49,7 +49,7 @@ def cluster_model(known: tuple[Scheduler, ...]) -> type[Cluster]:
     backends = (each.name for each in known)
     launchers = ("auto", *(each.launcher for each in known if each.launcher))
     keys = {
-        name: replace(Cluster.known[name], kind=field_types.words(*words))
+        name: replace(Cluster.known[name], kind=kinds.words(*words))
         for name, words in (("backend", backends), ("launcher", launchers))
     }
     for each in known:

@@ -169,6 +169,10 @@ def key(kind: Kind, default: Any, about: str, *, shown: Any = None) -> Any:
     return Key(kind, about, default, shown=shown)
 
 
+def optional(kind: Kind, about: str) -> Any:
+    return Key(kind, about)
+
+
 def required(kind: Kind, about: str) -> Any:
     return Key(kind, about, required=True)
 
