@@ -22,7 +22,7 @@ help:
 	@echo "make compat    the runtime's tests with five versions of TensorFlow and Keras"
 	@echo "make chaos     faults at random times, on this machine and rigs (TRIALS=200 HOSTS=4)"
 	@echo "make soak      an hour of training with a fault every minute (MINUTES=60)"
-	@echo "make fuzz      mutated inputs for every parser, for an hour (MINUTES=60)"
+	@echo "make fuzz      mutated inputs for every parser of outside data (EXAMPLES=20000)"
 	@echo "make bench     benchmarks beside their peers (installs those too)"
 
 demo: $(VENV)/.ready-demo
@@ -72,8 +72,11 @@ MINUTES ?= 60
 soak: $(VENV)/.ready-test
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
+EXAMPLES ?= 20000
+
 fuzz: $(VENV)/.ready-test
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+	TFCLUSTER_FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n 2 \
+		--timeout $(EXAMPLES) tests/fuzz/test_mutated.py
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m benchmarks

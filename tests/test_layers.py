@@ -26,7 +26,7 @@ LAYERS = [
     "errors states vocabulary light_dataclasses isolated_import process_title versions "
     "durations import_variables peer_filter plain_data",
     "protocol",
-    "schemas",
+    "documents",
     "host_patterns task_id file_patterns",
     "model",
     "program tfconfig placement transport_choice compose host_list exit_causes "

@@ -48,6 +48,7 @@ def _completes(
     return words
 
 
+_flag = functools.partial(click.option, is_flag=True)
 _SET = click.option(
     "--set",
     "overrides",
@@ -65,22 +66,29 @@ _PASS = click.option(
     shell_complete=_completes("variable"),
     help="Pass a variable on to all tasks; without VALUE, with its value here.",
 )
+_CONFIG = click.argument("path", metavar="CONFIG.yaml")
+_NAME = click.option("--name", help="Name of the run; only one active run can have it.")
+_TASKS = click.argument(
+    "words", nargs=-1, metavar="[RUN] [TASK]...", shell_complete=_completes("task")
+)
 _RUN = click.argument(
     "run", required=False, metavar="[RUN]", shell_complete=_completes("run")
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_DETACH = _flag(
+    "-d",
+    "--detach",
+    help="Return immediately; the run continues in the background.",
+)
+_JSON = _flag("--json", "as_json", help="Print JSON.")
 _MESSAGES = (
-    click.option(
-        "-q", "--quiet", is_flag=True, help="Show only warnings, errors and the result."
-    ),
-    click.option(
+    _flag("-q", "--quiet", help="Show only warnings, errors and the result."),
+    _flag(
         "-v",
         "--verbose",
         "everything",
-        is_flag=True,
         help="Also show what is usually left out.",
     ),
-    click.option("--timestamps", is_flag=True, help="Show the time before each line."),
+    _flag("--timestamps", help="Show the time before each line."),
     click.option(
         "--color",
         type=click.Choice(["auto", "always", "never"]),
@@ -158,6 +166,11 @@ def _display_options(command: Callable[..., int]) -> Callable[..., int]:
     return displayed
 
 
+def _configured(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options that change what a file says."""
+    return _SET(_PASS(command))
+
+
 def _instead_of_a_file(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options that describe a cluster without a file."""
     for option in reversed(_WITHOUT_FILE):
@@ -172,6 +185,11 @@ class _Launch(click.Command):
         if "--" in args:
             ctx.meta[_BEHIND] = len(args) - args.index("--") - 1
         return super().parse_args(ctx, args)
+
+
+def _behind() -> int:
+    """The number of words that follow ``--``."""
+    return int(click.get_current_context().meta.get(_BEHIND, 0))
 
 
 class _Commands(click.Group):
@@ -233,26 +251,28 @@ def cli() -> None:
     """
 
 
-@cli.command(cls=_Launch)
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="CONFIG.yaml [-- ARG...]",
-    shell_complete=_completes("command"),
-)
-@_SET
-@_PASS
-@click.option("--name", help="Name of the run; only one active run can have it.")
-@click.option(
-    "-d",
-    "--detach",
-    is_flag=True,
-    help="Return immediately; the run continues in the background.",
-)
-@click.option("--dry-run", is_flag=True, help="Show the plan and start nothing.")
-@click.option(
+def _command_with_words(
+    metavar: str,
+) -> Callable[[Callable[..., int]], click.Command]:
+    """A command that gets a file, a program or both as ``words``."""
+
+    def command(function: Callable[..., int]) -> click.Command:
+        completes = _completes("command")
+        words = click.argument(
+            "words", nargs=-1, metavar=metavar, shell_complete=completes
+        )
+        return cli.command(cls=_Launch)(words(function))
+
+    return command
+
+
+@_command_with_words("CONFIG.yaml [-- ARG...]")
+@_configured
+@_NAME
+@_DETACH
+@_flag("--dry-run", help="Show the plan and start nothing.")
+@_flag(
     "--trace",
-    is_flag=True,
     help="Record steps and exchanges for `tfcluster trace`.",
 )
 @_instead_of_a_file
@@ -275,23 +295,14 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     """
     from tfcluster.commands import launch
 
-    behind = click.get_current_context().meta.get(_BEHIND, 0)
-    given = launch.Options(**options, behind=behind)
-    return launch.launch(words, given, os.environ)
+    return launch.launch(words, launch.Options(**options, behind=_behind()), os.environ)
 
 
-@cli.command(cls=_Launch)
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="CONFIG.yaml [-- ARG...]",
-    shell_complete=_completes("command"),
-)
-@_SET
-@_PASS
+@_command_with_words("CONFIG.yaml [-- ARG...]")
+@_configured
 @_instead_of_a_file
 @_JSON
-@click.option("--full", is_flag=True, help="The same as -v.")
+@_flag("--full", help="The same as -v.")
 @_display_options
 def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> int:
     """Show every task as it would be started.
@@ -307,24 +318,16 @@ def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> i
     """
     from tfcluster.commands import launch
 
-    behind = click.get_current_context().meta.get(_BEHIND, 0)
-    given = launch.Options(**options, behind=behind, verb="plan")
+    given = launch.Options(**options, behind=_behind(), verb="plan")
     return launch.plan(words, given, os.environ, as_json=as_json, full=full)
 
 
 @cli.command()
-@click.argument("config", metavar="CONFIG.yaml")
-@_SET
-@_PASS
-@click.option("--name", help="Name of the run; only one active run can have it.")
-@click.option("--dry-run", is_flag=True, help="Print the script and submit nothing.")
-def submit(
-    config: str,
-    overrides: tuple[str, ...],
-    passed: tuple[str, ...],
-    name: str | None,
-    dry_run: bool,
-) -> int:
+@_CONFIG
+@_configured
+@_NAME
+@_flag("--dry-run", help="Print the script and submit nothing.")
+def submit(**options: Any) -> int:
     """Queue a job that launches CONFIG, and print its id.
 
     Outside an allocation `launch` also submits a job, and follows it to the end.
@@ -335,16 +338,14 @@ def submit(
     """
     from tfcluster.commands import launch
 
-    return launch.submit(
-        config, overrides, os.environ, name=name, dry_run=dry_run, passed=passed
-    )
+    return launch.submit(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @_JSON
-@click.option("--watch", is_flag=True, help="Refresh as the run changes.")
-def status(run: str | None, as_json: bool, watch: bool) -> int:
+@_flag("--watch", help="Refresh as the run changes.")
+def status(**options: Any) -> int:
     """Show the state of a run.
 
     RUN is a run id, a unique prefix of one, or a name. Default: the newest run, and
@@ -357,14 +358,12 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     """
     from tfcluster.commands import status_logs
 
-    return status_logs.status(run, os.environ, as_json=as_json, watch=watch)
+    return status_logs.status(environ=os.environ, **options)
 
 
 @cli.command()
-@click.argument(
-    "words", nargs=-1, metavar="[RUN] [TASK]...", shell_complete=_completes("task")
-)
-@click.option("-f", "--follow", is_flag=True, help="Follow until the run is over.")
+@_TASKS
+@_flag("-f", "--follow", help="Follow until the run is over.")
 @click.option(
     "-n",
     "count",
@@ -374,14 +373,13 @@ def status(run: str | None, as_json: bool, watch: bool) -> int:
     metavar="N",
     help="Number of last lines per task, from the last 8 MiB of its log.",
 )
-@click.option(
+@_flag(
     "-v",
     "--verbose",
     "everything",
-    is_flag=True,
     help="Show all lines: also those that launch leaves out, and each rank's.",
 )
-def logs(words: tuple[str, ...], follow: bool, count: int, everything: bool) -> int:
+def logs(**options: Any) -> int:
     """Show what tasks have printed.
 
     TASK is a task (worker:0) or a type (worker). Default: all tasks. A line that
@@ -394,19 +392,16 @@ def logs(words: tuple[str, ...], follow: bool, count: int, everything: bool) -> 
     """
     from tfcluster.commands import status_logs
 
-    return status_logs.logs(
-        words, os.environ, follow=follow, count=count, everything=everything
-    )
+    return status_logs.logs(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
-@click.option(
+@_flag(
     "--now",
-    is_flag=True,
     help="Kill all tasks at once, and the launcher if it does not respond.",
 )
-def stop(run: str | None, now: bool) -> int:
+def stop(**options: Any) -> int:
     """Stop a run and all its processes.
 
     Default: the newest run.
@@ -417,21 +412,16 @@ def stop(run: str | None, now: bool) -> int:
     """
     from tfcluster.commands import status_logs
 
-    return status_logs.stop(run, os.environ, now=now)
+    return status_logs.stop(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @click.option("--name", help="Name of the new run; default: RUN's name.")
-@click.option(
-    "-d",
-    "--detach",
-    is_flag=True,
-    help="Return immediately; the run continues in the background.",
-)
+@_DETACH
 @_ONLY
 @_display_options
-def rerun(run: str | None, name: str | None, detach: bool, display: Any) -> int:
+def rerun(**options: Any) -> int:
     """Launch again what RUN was launched with, as a new run.
 
     The configuration is that of RUN, even if its file has changed since. Secrets are
@@ -443,14 +433,14 @@ def rerun(run: str | None, name: str | None, detach: bool, display: Any) -> int:
     """
     from tfcluster.commands import rerun
 
-    return rerun.rerun(run, os.environ, display, name=name, detach=detach)
+    return rerun.rerun(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @_ONLY
 @_display_options
-def attach(run: str | None, display: Any) -> int:
+def attach(**options: Any) -> int:
     """Follow a run in the background: its output, progress and end.
 
     Exits with the run's exit code. Ctrl-C ends only this command; the run continues.
@@ -462,15 +452,13 @@ def attach(run: str | None, display: Any) -> int:
     """
     from tfcluster.commands import attach
 
-    return attach.attach(run, os.environ, display)
+    return attach.attach(environ=os.environ, **options)
 
 
 @cli.command()
-@click.argument(
-    "words", nargs=-1, metavar="[RUN] [TASK]...", shell_complete=_completes("task")
-)
+@_TASKS
 @_JSON
-def stacks(words: tuple[str, ...], as_json: bool) -> int:
+def stacks(**options: Any) -> int:
     """Show where running tasks are in their Python code.
 
     TASK is a task (worker:0) or a type (worker). Default: all tasks of the newest run.
@@ -482,15 +470,15 @@ def stacks(words: tuple[str, ...], as_json: bool) -> int:
     """
     from tfcluster.commands import stacks
 
-    return stacks.stacks(words, os.environ, as_json=as_json)
+    return stacks.stacks(environ=os.environ, **options)
 
 
 @cli.command()
 @click.argument(
     "words", nargs=-1, metavar="[RUN] CHANGE...", shell_complete=_completes("run")
 )
-@click.option("--now", is_flag=True, help="Do not wait for the end of the epoch.")
-def resize(words: tuple[str, ...], now: bool) -> int:
+@_flag("--now", help="Do not wait for the end of the epoch.")
+def resize(**options: Any) -> int:
     """Change the number of workers of a run, or add hosts.
 
     CHANGE is worker=N or hosts+=NAME[:SLOTS]. New hosts are made ready while the tasks
@@ -505,7 +493,7 @@ def resize(words: tuple[str, ...], now: bool) -> int:
     """
     from tfcluster.commands import resize as command
 
-    return command.resize(words, os.environ, now=now)
+    return command.resize(environ=os.environ, **options)
 
 
 @cli.command()
@@ -515,14 +503,10 @@ def resize(words: tuple[str, ...], now: bool) -> int:
     metavar="[RUN] [PATTERN]...",
     shell_complete=_completes("fetch"),
 )
-@click.option(
-    "--all", "every", is_flag=True, help="From every host, into results-by-host/HOST."
-)
-@click.option(
-    "--force", is_flag=True, help="Replace files here that are newer or were changed."
-)
+@_flag("--all", "every", help="From every host, into results-by-host/HOST.")
+@_flag("--force", help="Replace files here that are newer or were changed.")
 @_JSON
-def fetch(words: tuple[str, ...], every: bool, force: bool, as_json: bool) -> int:
+def fetch(**options: Any) -> int:
     """Fetch files that tasks wrote on hosts that do not share the folder.
 
     PATTERN is a name or path with * and ?, or a folder (logs/). Default: the results of
@@ -537,7 +521,7 @@ def fetch(words: tuple[str, ...], every: bool, force: bool, as_json: bool) -> in
     """
     from tfcluster.commands import fetch
 
-    return fetch.fetch(words, os.environ, every=every, force=force, as_json=as_json)
+    return fetch.fetch(environ=os.environ, **options)
 
 
 @cli.command()
@@ -549,7 +533,7 @@ def fetch(words: tuple[str, ...], every: bool, force: bool, as_json: bool) -> in
     type=click.Path(),
     help="Default: RUN-trace.json; - for standard output.",
 )
-def trace(run: str | None, output: str | None) -> int:
+def trace(**options: Any) -> int:
     """Write where the time of a run went, for Perfetto or chrome://tracing.
 
     Shows the start of the hosts, attempts, stalls and failures of any run; steps,
@@ -562,7 +546,7 @@ def trace(run: str | None, output: str | None) -> int:
     """
     from tfcluster.commands import trace
 
-    return trace.trace(run, os.environ, output=output)
+    return trace.trace(environ=os.environ, **options)
 
 
 @cli.command()
@@ -574,7 +558,7 @@ def trace(run: str | None, output: str | None) -> int:
     metavar="FILE",
     help="Default: RUN-report.html; - for standard output.",
 )
-def report(run: str | None, file: str | None) -> int:
+def report(**options: Any) -> int:
     """Write one HTML file about a run, and print its path.
 
     It shows what was run, the timeline of tasks, losses and metrics, speed and waiting
@@ -588,14 +572,14 @@ def report(run: str | None, file: str | None) -> int:
     """
     from tfcluster.commands import report
 
-    return report.report(run, os.environ, file=file)
+    return report.report(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @click.option("--logdir", metavar="FOLDER", help="Default: where RUN has written.")
 @click.option("--port", type=int, metavar="N", help="TensorBoard's port.")
-def tensorboard(run: str | None, logdir: str | None, port: int | None) -> int:
+def tensorboard(**options: Any) -> int:
     """Print the folder of a run's TensorBoard logs, and start TensorBoard there.
 
     TensorBoard must be installed for the run's Python, or be on the PATH.
@@ -606,7 +590,7 @@ def tensorboard(run: str | None, logdir: str | None, port: int | None) -> int:
     """
     from tfcluster.commands import tensorboard
 
-    return tensorboard.tensorboard(run, os.environ, logdir=logdir, port=port)
+    return tensorboard.tensorboard(environ=os.environ, **options)
 
 
 @cli.command("list")
@@ -619,7 +603,7 @@ def tensorboard(run: str | None, logdir: str | None, port: int | None) -> int:
     help="Show the N newest runs.",
 )
 @_JSON
-def list_runs(limit: int, as_json: bool) -> int:
+def list_runs(**options: Any) -> int:
     """List runs, the newest first.
 
     \b
@@ -629,7 +613,7 @@ def list_runs(limit: int, as_json: bool) -> int:
     """
     from tfcluster.commands import list_runs
 
-    return list_runs.list_runs(os.environ, limit=limit, as_json=as_json)
+    return list_runs.list_runs(environ=os.environ, **options)
 
 
 @cli.command()
@@ -640,14 +624,13 @@ def list_runs(limit: int, as_json: bool) -> int:
     metavar="AGE",
     help="Remove what ended longer ago than this: 12h, 7d, 0s.",
 )
-@click.option(
+@_flag(
     "--environments",
-    is_flag=True,
     help="Also remove this machine's environments of requirements files that were "
     "not used for this long.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
-def clean(older_than: str, environments: bool, dry_run: bool) -> int:
+@_flag("--dry-run", help="Show what would be removed.")
+def clean(**options: Any) -> int:
     """Remove the records and logs of old runs, and old crash files.
 
     Prints what is removed. A run that is not over is never removed, nor one whose job
@@ -660,26 +643,16 @@ def clean(older_than: str, environments: bool, dry_run: bool) -> int:
     """
     from tfcluster.commands import clean
 
-    return clean.clean(
-        older_than, os.environ, environments=environments, dry_run=dry_run
-    )
+    return clean.clean(environ=os.environ, **options)
 
 
 @cli.command()
-@click.argument("config", metavar="CONFIG.yaml")
-@_SET
-@_PASS
+@_CONFIG
+@_configured
 @_JSON
-@click.option("--quick", is_flag=True, help="Do not import TensorFlow on the hosts.")
+@_flag("--quick", help="Do not import TensorFlow on the hosts.")
 @_display_options
-def doctor(
-    config: str,
-    overrides: tuple[str, ...],
-    passed: tuple[str, ...],
-    as_json: bool,
-    quick: bool,
-    display: Any,
-) -> int:
+def doctor(**options: Any) -> int:
     """Check all hosts for problems before a launch.
 
     With -v, also shows what else was found out about each host. Exits with 3 if a host
@@ -691,22 +664,13 @@ def doctor(
     """
     from tfcluster.commands import doctor
 
-    return doctor.doctor(
-        config,
-        overrides,
-        os.environ,
-        display,
-        as_json=as_json,
-        quick=quick,
-        passed=passed,
-    )
+    return doctor.doctor(environ=os.environ, **options)
 
 
 @cli.command()
-@click.argument("config", metavar="CONFIG.yaml")
-@_SET
-@_PASS
-def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> int:
+@_CONFIG
+@_configured
+def setup(**options: Any) -> int:
     """Run the setup lines and make the environment on all hosts, and start nothing.
 
     A launch does that, too. Prints the interpreter that tasks have on each host. Exits
@@ -717,18 +681,11 @@ def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> i
     """
     from tfcluster.commands import setup
 
-    return setup.setup(config, overrides, os.environ, passed=passed)
+    return setup.setup(environ=os.environ, **options)
 
 
-@cli.command(cls=_Launch)
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="[CONFIG.yaml] [-- COMMAND...]",
-    shell_complete=_completes("command"),
-)
-@_SET
-@_PASS
+@_command_with_words("[CONFIG.yaml] [-- COMMAND...]")
+@_configured
 @click.option("-n", "count", type=int, metavar="N", help="Number of workers.")
 @click.option("--ps", type=int, default=0, metavar="M", help="M parameter servers.")
 @click.option(
@@ -752,9 +709,7 @@ def setup(config: str, overrides: tuple[str, ...], passed: tuple[str, ...]) -> i
     help="Largest difference that counts as equal, relative to each array."
     "  [default: what the program alone differs from itself]",
 )
-@click.option(
-    "--in-place", is_flag=True, help="Run in the folder itself, not in copies of it."
-)
+@_flag("--in-place", help="Run in the folder itself, not in copies of it.")
 @_JSON
 @_display_options
 def verify(words: tuple[str, ...], **options: Any) -> int:
@@ -773,19 +728,12 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
     """
     from tfcluster.commands import verify
 
-    behind = click.get_current_context().meta.get(_BEHIND, 0)
-    return verify.verify(words, verify.Options(**options, behind=behind), os.environ)
+    given = verify.Options(**options, behind=_behind())
+    return verify.verify(words, given, os.environ)
 
 
-@cli.command(cls=_Launch)
-@click.argument(
-    "words",
-    nargs=-1,
-    metavar="[CONFIG.yaml] [-- COMMAND...]",
-    shell_complete=_completes("command"),
-)
-@_SET
-@_PASS
+@_command_with_words("[CONFIG.yaml] [-- COMMAND...]")
+@_configured
 @click.option(
     "-n",
     "count",

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfcluster import program
 from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
@@ -22,6 +22,9 @@ from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster, cluster, device_filters
 from tfcluster.transport_choice import AUTO, TENSORFLOW, chosen_transport
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
+
+if TYPE_CHECKING:
+    from tfcluster.documents.plan import TaskEntry
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"
@@ -381,7 +384,7 @@ def provisional_cluster(specs: Sequence[TaskSpec]) -> Cluster:
     return cluster_of(specs, {})
 
 
-def task_json(spec: TaskSpec, *, port: int | None, log: str) -> dict[str, Any]:
+def task_json(spec: TaskSpec, *, port: int | None, log: str) -> TaskEntry:
     """One entry of ``plan --json``, without the TF_CONFIG that all entries share."""
     place = spec.place
     start = "warm" if spec.warm else "exec"

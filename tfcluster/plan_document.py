@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.compose import TaskSpec, task_json
 from tfcluster.model import Allocation, Description, Requirements, Secret
@@ -18,6 +18,14 @@ from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
 from tfcluster.transport_choice import Choice, chosen_transport
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents.plan import (
+        PlannedEnvironment,
+        PlannedHost,
+        SharedPlan,
+        TaskEntry,
+    )
 
 Json = dict[str, Any]
 
@@ -32,21 +40,21 @@ def plan_document(
     logs: str,
     ports: Mapping[TaskId, int] | None = None,
     transport: Choice | None = None,
-) -> Json:
+) -> SharedPlan:
     """The plan without TF_CONFIG, secrets masked. ``logs`` is the log folder.
 
     ``transport`` defaults to what the places of ``specs`` say.
     """
     known = ports or {}
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
-    tasks = []
+    tasks: list[TaskEntry] = []
     for spec in specs:
         log = f"{logs}/{spec.task.log_name}"
         task = task_json(spec, port=known.get(spec.task), log=log)
         if hidden:
             task["env"] = {**task["env"], **hidden}
         tasks.append(task)
-    hosts = [
+    hosts: list[PlannedHost] = [
         {
             "host": host.name,
             "slots": host.slots,
@@ -74,7 +82,7 @@ def plan_document(
     }
 
 
-def environment_json(requirements: Requirements) -> Json:
+def environment_json(requirements: Requirements) -> PlannedEnvironment:
     """What a plan shows about the packages, without passwords of indexes."""
     return {
         "file": requirements.file,
@@ -94,7 +102,7 @@ def _hidden(secret: Secret) -> str:
 
 
 def plan_lines(
-    document: Json, cluster: Cluster, tasks: Sequence[TaskId]
+    document: SharedPlan, cluster: Cluster, tasks: Sequence[TaskId]
 ) -> Iterator[str]:
     """The output of ``plan --json`` in pieces; each task has its full ``tf_config``."""
     head = {key: value for key, value in document.items() if key != "tasks"}
@@ -108,6 +116,6 @@ def plan_lines(
     yield "]}\n"
 
 
-def task_parts(document: Json, cluster: Cluster) -> Json:
+def task_parts(document: SharedPlan, cluster: Cluster) -> Json:
     """The document for ``plan.json``, which holds the cluster only once."""
     return {**document, "cluster": {job: list(a) for job, a in cluster.jobs.items()}}

@@ -5,6 +5,8 @@ Separate from ``model``, because ``--help`` and ``status`` need nothing else fro
 
 from __future__ import annotations
 
+from typing import Final
+
 RANKED_TYPES = ("chief", "worker")
 """Task types that train together, in rank order: chief, then worker 0, 1, ..."""
 
@@ -14,11 +16,11 @@ TASK_TYPES = (*RANKED_TYPES, "ps", "evaluator", "data")
 BUILT_IN_SERVERS = ("ps", "data")
 """Task types that run one of tfcluster's servers instead of the command."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 """The value of ``schema`` in every JSON document that tfcluster prints or writes.
 
-It changes only if a key is removed or changes its meaning; ``schemas`` describes the
-documents.
+It changes only if a key is removed or changes its meaning; ``documents`` has the
+types of the documents.
 """
 
 RECORDING = "TFCLUSTER_RECORDING"

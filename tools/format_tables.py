@@ -1,4 +1,4 @@
-"""Makes tables of the keys of JSON formats from their schemas, for the site."""
+"""Makes tables of the keys of JSON formats from their types, for the site."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tfcluster import schemas
+from tfcluster import documents
 
 _MARK = re.compile(r"^<!-- keys of ([\w-]+) -->$", re.MULTILINE)
-_END = ".schema.json"
+_FORMATS = {f"#/$defs/{kind.__name__}" for kind in documents.FORMATS.values()}
 
 
 def with_tables(markdown: str) -> str:
@@ -20,49 +20,45 @@ def with_tables(markdown: str) -> str:
 def table(name: str) -> list[str]:
     """The lines of one format's table."""
     rows = ["| key | type | |", "| --- | --- | --- |"]
-    for key, kind, about in _keys(schemas.read(name), name, ""):
+    schema = documents.schema(name)
+    for key, kind, about in _keys(schema, schema.get("$defs", {}), ""):
         rows.append(f"| `{key}` | {kind} | {about} |")
     return rows
 
 
-def _keys(node: Any, file: str, path: str) -> Iterator[tuple[str, str, str]]:
-    """Path, type and description of every key below ``node``."""
+def _keys(node: Any, parts: Any, path: str) -> Iterator[tuple[str, str, str]]:
+    """Path, type and description of every key below ``node``.
+
+    Those of another format have a table of their own.
+    """
     for key, given in node.get("properties", {}).items():
-        below, there = _resolved(given, file)
+        below = _resolved(given, parts)
         about = given.get("description") or below.get("description") or ""
         choices = [each for each in below.get("anyOf", ()) if each != {"type": "null"}]
-        inner, there = _resolved(choices[0], there) if choices else (below, there)
+        inner = _resolved(choices[0], parts) if choices else below
         name = f"{path}{key}"
-        yield name, _kind(below, there), about
-        items, within = inner, there
+        yield name, _kind(below, parts), about
+        items = inner
         if "items" in inner:
-            items, within = _resolved(inner["items"], there)
-            name = f"{name}[]"
+            items, name = inner["items"], f"{name}[]"
         elif isinstance(inner.get("additionalProperties"), dict):
-            items, within = _resolved(inner["additionalProperties"], there)
-            name = f"{name}.*"
-        if within == file or not items.get("$id"):
-            yield from _keys(items, within, f"{name}.")
+            items, name = inner["additionalProperties"], f"{name}.*"
+        if items.get("$ref") not in _FORMATS:
+            yield from _keys(_resolved(items, parts), parts, f"{name}.")
 
 
-def _kind(node: Any, file: str) -> str:
+def _kind(node: Any, parts: Any) -> str:
     if "const" in node:
         return str(node["const"])
     if "enum" in node:
         return ", ".join(f"`{word}`" for word in node["enum"])
     if "anyOf" in node:
-        kinds = (_kind(*_resolved(each, file)) for each in node["anyOf"])
+        kinds = (_kind(_resolved(each, parts), parts) for each in node["anyOf"])
         return " or ".join(dict.fromkeys(kinds))
     kind = node.get("type", "any")
     return kind if isinstance(kind, str) else " or ".join(kind)
 
 
-def _resolved(node: Any, file: str) -> tuple[Any, str]:
-    """The node that a reference leads to, and the format whose file has it."""
-    while "$ref" in node:
-        place, _, path = node["$ref"].partition("#")
-        file = place.removesuffix(_END) or file
-        node = schemas.read(file)
-        for part in filter(None, path.split("/")):
-            node = node[part]
-    return node, file
+def _resolved(node: Any, parts: Any) -> Any:
+    """The node that a reference leads to, or the node itself."""
+    return parts[node["$ref"].rpartition("/")[2]] if "$ref" in node else node

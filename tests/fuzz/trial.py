@@ -19,7 +19,8 @@ from types import FrameType
 from tests.fuzz.target import Target
 
 MOST_S = 1.0
-"""Processor time, without tracing, of an input of at most ``Target.most_bytes``."""
+"""Processor time."""
+_ENDED_S = 20.0
 MOST_BYTES = 100_000_000
 _ROOM_BYTES = 2 << 30
 _STATUS = Path("/proc/self/status")
@@ -51,50 +52,47 @@ class _TooSlow(BaseException):
     """Not an Exception: no parser may catch it."""
 
 
-def attempt(target: Target, data: bytes, *, most_s: float | None = None) -> Outcome:
-    """Run one input. ``most_s`` ends it in time; needs the main thread."""
+def attempt(target: Target, data: bytes) -> Outcome:
+    """Run one input; in the main thread, so that it can be ended."""
     before = _reset_peak()
     begin = time.process_time()
     refused, defect = False, None
     try:
-        if most_s is None:
+        with _limited():
             target.run(data)
-        else:
-            with _limited(most_s):
-                target.run(data)
     except target.errors:
         refused = True
     except _TooSlow as error:
         place = _place(error)
-        defect = Defect("slow", place, f"over {most_s:g} s at {place}")
+        defect = Defect("slow", place, f"over {_ENDED_S:g} s at {place}")
     except Exception as error:
         defect = _crash(error)
     seconds = time.process_time() - begin
     peak = max(0, _peak_bytes() - before)
     if defect is None and peak > MOST_BYTES:
         defect = Defect("memory", target.name, f"{peak / 1e6:.0f} MB")
-    if defect is None and seconds > MOST_S and most_s is None:
+    if defect is None and seconds > MOST_S:
         defect = Defect("slow", target.name, f"{seconds:.1f} s")
     return Outcome(seconds, peak, refused, defect)
 
 
-def limit_memory() -> None:
-    """Make this process fail with MemoryError before the machine suffers."""
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + _ROOM_BYTES,) * 2)
-
-
 @contextmanager
-def _limited(most_s: float) -> Iterator[None]:
+def _limited() -> Iterator[None]:
+    """End what takes far too long, and fail before the machine lacks memory."""
+
     def expire(number: int, frame: FrameType | None) -> None:
         raise _TooSlow
 
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGVTALRM, expire)
-    signal.setitimer(signal.ITIMER_VIRTUAL, most_s)
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + _ROOM_BYTES, hard))
+    signal.setitimer(signal.ITIMER_VIRTUAL, _ENDED_S)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGVTALRM, before)
 
 

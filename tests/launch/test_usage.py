@@ -74,7 +74,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["one.yaml", "tfcluster launch one.yaml --set tasks.worker=3"],
     ),
     "less than no lines": (["logs", "-n", "-3"], ["-3"]),
-    "no such backend": (["init", "--backend", "pbs"], ["pbs"]),
+    "no such backend": (["init", "--backend", "condor"], ["condor"]),
 }
 
 

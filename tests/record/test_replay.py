@@ -78,7 +78,7 @@ def test_status_json_is_as_the_contract_says() -> None:
         "first_failure": None,
     }
     assert list(answer)[:10] == [*wanted, "tasks"]
-    assert {key: answer[key] for key in wanted} == wanted
+    assert wanted.items() <= answer.items()
     first = {
         "task": "worker:0",
         "host": "node1",
@@ -92,7 +92,7 @@ def test_status_json_is_as_the_contract_says() -> None:
         "steps_per_s": 41.5,
         "log": "l0",
     }
-    assert {key: tasks[0][key] for key in first} == first
+    assert first.items() <= tasks[0].items()
     assert list(tasks[0])[: len(first)] == list(first)
     assert [task["task"] for task in tasks] == ["worker:0", "worker:1"]
     assert tasks[1]["state"] == "pending"

@@ -6,14 +6,11 @@ To run one directly, set TFCLUSTER_TESTS_IMPORT_TENSORFLOW=1 and call
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import OWN_PROCESS
+from tests.runtime.ranks import Job, run_jobs
 
 FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600
@@ -27,14 +24,7 @@ def _files() -> list[Path]:
 @pytest.mark.tensorflow
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("path", _files(), ids=lambda path: path.stem)
-def test_of_partition(path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-n0", "-q", str(path)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, OWN_PROCESS: "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_of_partition(path: Path, tmp_path: Path) -> None:
+    job = Job("tests", 1, "pytest_file.py", (str(path),))
+    done = run_jobs(tmp_path, [job], LIMIT_S)["tests"]
+    assert done.exit_codes == [0], done.outputs[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from tfcluster.api.documents import Failure, Status
 from tfcluster.console.sanitise import sanitise_word, settle
+from tfcluster.documents.run import Status, TaskFailure
 from tfcluster.errors import ExitCode, TfclusterError
 
 _SHOWN_LINES = 10
@@ -48,7 +48,7 @@ class Outcome(int):
         return self.state == "succeeded"
 
     @property
-    def first_failure(self) -> Failure | None:
+    def first_failure(self) -> TaskFailure | None:
         return self.status["first_failure"]
 
     @property

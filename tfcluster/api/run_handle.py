@@ -9,14 +9,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import cast
 
-from tfcluster.api.documents import Status
 from tfcluster.api.launcher_child import LauncherChild
 from tfcluster.api.outcome import Outcome
 from tfcluster.commands.record_query import follow_logs, log_files, one_run
 from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.views.status import status as status_view
+from tfcluster.documents.run import Status
 from tfcluster.errors import ConfigError
 from tfcluster.record.continuation import latest
 from tfcluster.record.logs import follow as follow_files
@@ -86,7 +85,7 @@ class Run:
 
         Raises ConfigError if the record was removed.
         """
-        return _status(self._view())
+        return self._view().to_json()
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """Wait until the run is over; returns its exit code and first failure.
@@ -217,7 +216,7 @@ class Run:
             paths = latest(paths)
         view = one_run(paths.run, self._environ)
         over = view.state.final and not view.awaits_another_start
-        return Outcome(_status(view)) if over else None
+        return Outcome(view.to_json()) if over else None
 
     def _pause(self, seconds: float) -> None:
         """Wait, but no longer than the launcher lives."""
@@ -238,10 +237,6 @@ class Run:
 
     def _still_runs(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} is not over after {timeout_s:g} s")
-
-
-def _status(view: RunView) -> Status:
-    return cast("Status", view.to_json())
 
 
 def known_run(run: str | None, environ: Mapping[str, str]) -> RunPaths:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster import schedulers
 from tfcluster.commands.launcher_request import LauncherRequest
@@ -35,6 +35,9 @@ from tfcluster.record.run_status import ResultsView, RunView
 from tfcluster.schedulers.base import Remembering
 from tfcluster.states import RunState
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 _LOOK_S = 2.0
 """How often to check whether the launcher is still alive."""
@@ -97,7 +100,7 @@ def _end(
     if as_json:
         hosts = [each.to_json() for each in found]
         folder = str(description.workdir)
-        given = {
+        given: documents.FetchReport = {
             "schema": FORMAT_VERSION,
             "run": paths.run,
             "folder": folder,

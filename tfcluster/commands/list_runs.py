@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfcluster.console.output import put, say
 from tfcluster.console.style import style_of
@@ -17,6 +17,9 @@ from tfcluster.record.paths import RunPaths, runs, state_dir
 from tfcluster.record.run_status import RunView, iso_time
 from tfcluster.vocabulary import FORMAT_VERSION
 
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
+
 
 def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -> int:
     """Print the ``limit`` newest runs, newest first; all runs if it is None."""
@@ -25,7 +28,8 @@ def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -
     views = [read_summary(paths, now_s=now_s) for paths in shown]
     if as_json:
         rows = [_row(*pair) for pair in zip(shown, views, strict=True)]
-        put(json.dumps({"schema": FORMAT_VERSION, "runs": rows}, indent=1) + "\n")
+        found: documents.RunList = {"schema": FORMAT_VERSION, "runs": rows}
+        put(json.dumps(found, indent=1) + "\n")
         return 0
     lines = run_list(views, now_s, style_of(sys.stdout, environ))
     put("".join(f"{line}\n" for line in lines))
@@ -37,12 +41,12 @@ def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -
     return 0
 
 
-def _row(paths: RunPaths, view: RunView) -> dict[str, Any]:
+def _row(paths: RunPaths, view: RunView) -> documents.ListedRun:
     return {
         "run": view.run,
         "name": view.name,
         "backend": view.backend,
-        "state": str(view.state),
+        "state": view.state.value,
         "exit_code": view.exit_code,
         "started": iso_time(view.started_s),
         "ended": iso_time(view.ended_s),

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.record.continuation import successor, was_requeued
@@ -17,6 +17,9 @@ from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import FORMAT_VERSION, TASK_TYPES
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 SHOWN_RUNS = 5
 _LOOKED_AT = 200
@@ -47,7 +50,7 @@ def other_runs(environ: Mapping[str, str]) -> list[RunView]:
     ]
 
 
-def all_runs_json(environ: Mapping[str, str]) -> dict[str, Any]:
+def all_runs_json(environ: Mapping[str, str]) -> documents.StatusOfAll:
     """``status --json`` without a run: all runs, newest first."""
     now_s = time.time()
     known = runs(state_dir(environ))

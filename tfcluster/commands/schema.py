@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tfcluster import config, schemas
+from tfcluster import config, documents
 from tfcluster.errors import ConfigError, Problem
 
 CLUSTER = "cluster"
@@ -12,7 +12,7 @@ CLUSTER = "cluster"
 
 def names() -> list[str]:
     """The names of all schemas that can be printed."""
-    return [CLUSTER, *schemas.names()]
+    return [CLUSTER, *documents.FORMATS]
 
 
 def schema(name: str) -> str:
@@ -20,5 +20,5 @@ def schema(name: str) -> str:
     if name not in names():
         hint = f"there are {', '.join(names())}"
         raise ConfigError([Problem(name, "no such schema", hint)])
-    found = config.schema() if name == CLUSTER else schemas.read(name)
+    found = config.schema() if name == CLUSTER else documents.schema(name)
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.commands.launcher_request import LauncherRequest
 from tfcluster.commands.record_query import log_files, split_words
@@ -18,6 +18,9 @@ from tfcluster.record.events import Event
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 ANSWERS_S = 3.0
 """How long tasks may take to answer."""
@@ -38,7 +41,7 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
     asked, answers = _collect(paths, list(files))
     silent = [task for task in asked if task not in answers]
     if as_json:
-        found = [
+        found: list[documents.TaskStack] = [
             {
                 "task": task,
                 "stack": answers[task].get("text"),
@@ -47,7 +50,7 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
             for task in asked
             if task in answers
         ]
-        given = {
+        given: documents.StackReport = {
             "schema": FORMAT_VERSION,
             "run": paths.run,
             "tasks": found,

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfcluster.doctor.probe_hosts import Report
 from tfcluster.launcher.clocks import CLOCK_S
 from tfcluster.versions import OLDEST, too_old, unknown
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import doctor as documents
 
 OLDEST_PYTHON = (3, 10)
 FREE_BYTES = 100 << 20
@@ -177,7 +180,7 @@ def fact_lines(report: Report) -> list[str]:
     return lines
 
 
-def to_json(reports: Mapping[str, Report], found: list[Finding]) -> dict[str, Any]:
+def to_json(reports: Mapping[str, Report], found: list[Finding]) -> documents.Diagnosis:
     """All facts and findings, for programs."""
     return {
         "schema": FORMAT_VERSION,
@@ -187,12 +190,16 @@ def to_json(reports: Mapping[str, Report], found: list[Finding]) -> dict[str, An
                 "address": report.address or None,
                 "error": report.error,
                 "clock_error_s": report.clock_error_s,
-                "facts": {k: v for k, v in report.facts.items() if k != _ENDED},
+                "facts": cast("documents.HostFacts", _shown(report.facts)),
             }
             for name, report in reports.items()
         ],
         "findings": [{"host": f.host, "text": f.text, "error": f.error} for f in found],
     }
+
+
+def _shown(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: fact for name, fact in facts.items() if name != _ENDED}
 
 
 def _package(report: Report, name: str) -> str | None:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster import __version__, schedulers
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
@@ -68,6 +68,9 @@ from tfcluster.task_id import TaskId
 from tfcluster.tfconfig import Cluster
 from tfcluster.transport_choice import Choice
 
+if TYPE_CHECKING:
+    from tfcluster.documents.plan import SharedPlan
+
 _FLUSH_S = 5.0
 _MAX_NAME = 64
 _WHY_ENDED = {
@@ -90,7 +93,7 @@ class Prepared:
         logs: str,
         ports: Mapping[TaskId, int] | None = None,
         transport: Choice | None = None,
-    ) -> dict[str, Any]:
+    ) -> SharedPlan:
         """The plan; ``logs`` is the folder of the log files."""
         return plan_document(
             self.description,

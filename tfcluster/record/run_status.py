@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from tfcluster.states import RunState, TaskState
 from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class ServingView:
     bytes: int = 0
     """The size of the variables that it holds, including the optimizers'."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> documents.PsCounters:
         return {
             "applied": self.applied,
             "dropped": self.dropped,
@@ -57,7 +60,7 @@ class FitView:
         done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
         return max(0, self.epochs * self.epoch_steps - done)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> documents.FitProgress:
         return {
             "epoch": self.epoch,
             "epochs": self.epochs,
@@ -117,12 +120,12 @@ class TaskView:
             return None
         return steps / self.steps_per_s
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> documents.TaskReport:
         return {
             "task": self.task,
             "host": self.host,
             "address": self.address,
-            "state": str(self.state),
+            "state": self.state.value,
             "pid": self.pid,
             "attempt": self.attempt,
             "exit_code": self.exit_code,
@@ -153,8 +156,12 @@ class HostView:
     stage: str | None = None
     """The stage of its start, see ``launcher.host_stages``."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {"host": self.host, "state": self.state, "cause": self.cause}
+    def to_json(self) -> documents.HostStatus:
+        return {
+            "host": self.host,
+            "state": cast("documents.HostState", self.state),
+            "cause": self.cause,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +176,7 @@ class FailureView:
     log_tail: tuple[str, ...] = ()
     log: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> documents.TaskFailure:
         return {
             "task": self.task,
             "host": self.host,
@@ -207,10 +214,10 @@ class ResultsView:
     cause: str | None = None
     """Why the whole fetch ended early."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> documents.FetchedResults:
         return {
             "host": self.host,
-            "state": self.state,
+            "state": cast("documents.FetchState", self.state),
             "folder": self.folder,
             "there": self.there,
             "files": self.files,
@@ -226,7 +233,7 @@ class ResultsView:
         }
 
 
-def _reasons(pairs: tuple[tuple[str, str], ...]) -> list[dict[str, str]]:
+def _reasons(pairs: tuple[tuple[str, str], ...]) -> list[documents.FileCause]:
     return [{"path": path, "cause": cause} for path, cause in pairs]
 
 
@@ -294,7 +301,7 @@ class RunView:
         silent = self.launcher is None or self.unknown_since_s is not None
         return silent and not self.state.final
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> documents.Status:
         """The object that ``status --json`` prints."""
         first = self.first_failure
         return {
@@ -302,7 +309,7 @@ class RunView:
             "run": self.run,
             "name": self.name,
             "backend": self.backend,
-            "state": str(self.state),
+            "state": self.state.value,
             "exit_code": self.exit_code,
             "started": iso_time(self.started_s),
             "ended": iso_time(self.ended_s),
@@ -333,5 +340,5 @@ def iso_time(t_s: float | None) -> str | None:
         return None
 
 
-def _launcher_json(launcher: LauncherView | None) -> Mapping[str, Any] | None:
+def _launcher_json(launcher: LauncherView | None) -> documents.LauncherProcess | None:
     return {"pid": launcher.pid, "host": launcher.host} if launcher else None

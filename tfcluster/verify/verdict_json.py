@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from tfcluster.verify.compare import Difference
 from tfcluster.verify.verdict import Failure, Verdict
 from tfcluster.vocabulary import FORMAT_VERSION
 
+if TYPE_CHECKING:
+    from tfcluster.documents import verify as documents
 
-def as_json(verdict: Verdict) -> dict[str, Any]:
-    """The document, as schemas/verify.schema.json describes it."""
+
+def as_json(verdict: Verdict) -> documents.Verification:
+    """The document of a verdict."""
     comparison, first = verdict.comparison, verdict.first
     return {
         "schema": FORMAT_VERSION,
@@ -43,15 +45,30 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _failure(failure: Failure | None) -> dict[str, Any] | None:
-    return None if failure is None else {**asdict(failure), "tail": list(failure.tail)}
+def _failure(failure: Failure | None) -> documents.FailedTrial | None:
+    if failure is None:
+        return None
+    return {
+        "reason": failure.reason,
+        "tail": list(failure.tail),
+        "refused": failure.refused,
+        "task": failure.task,
+        "hint": failure.hint,
+    }
 
 
-def _difference(first: Difference) -> dict[str, Any]:
-    found = asdict(first)
-    for key in ("alone", "ranks", "relative", "of_noise", "factor"):
-        found[key] = _finite(found[key])
-    return {**found, "text": first.words()}
+def _difference(first: Difference) -> documents.FirstDifference:
+    return {
+        "step": first.step,
+        "kind": cast("documents.QuantityKind", first.kind),
+        "name": first.name,
+        "alone": _finite(first.alone),
+        "ranks": _finite(first.ranks),
+        "relative": _finite(first.relative),
+        "of_noise": _finite(first.of_noise),
+        "factor": _finite(first.factor),
+        "text": first.words(),
+    }
 
 
 def _finite(value: float | None) -> float | None:

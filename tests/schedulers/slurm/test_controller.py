@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from tfcluster.errors import ExitCode
 from tfcluster.schedulers.slurm.controller import (
+    Controller,
     parse_ended,
     parse_ending,
     parse_kill_wait,
@@ -96,3 +100,30 @@ def test_kill_wait_in_seconds() -> None:
 )
 def test_on_which_ports_srun_may_listen(said: str, ports: range | None) -> None:
     assert parse_srun_ports(f"SlurmUser = root(0)\n{said}") == ports
+
+
+SCONTROL = """#!/bin/sh
+case "$1 $(cat calls)" in
+    show*) cat state ;;
+    "requeue 0") echo 1 > calls; cp "$AFTER" state; kill -TERM $$ ;;
+    *) echo 2 > calls ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "calls"), [("Restarts=0 Reason=TimeLimit", "2"), ("Restarts=1", "1")]
+)
+def test_the_command_that_requeues_may_be_ended_with_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str, calls: str
+) -> None:
+    """It is run again, unless Slurm had heard it."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("state", "Restarts=0"), ("after", after), ("calls", "0")):
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / "scontrol").write_text(SCONTROL)
+    (tmp_path / "scontrol").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environ = {"PATH": path, "SLURM_JOB_ID": "5", "AFTER": str(tmp_path / "after")}
+    assert Controller(environ).requeue() is None
+    assert (tmp_path / "calls").read_text().strip() == calls

@@ -7,6 +7,7 @@ than ``ASK_S``, because its callers are in a hurry.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from tfcluster.schedulers.slurm.srun import own_words
 
 ASK_S = 3.0
 REQUEUE_S = 10.0
+_TRIES = 3
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,9}) sec", re.MULTILINE)
 _SRUN_PORTS = re.compile(
@@ -60,7 +62,14 @@ class Controller:
         known = self._ask("show", "job", "--oneliner", job)
         if why := parse_ended(known, job):
             return why
-        answer = asker(self.environ, REQUEUE_S)(("scontrol", "requeue", job))
+        for _ in range(_TRIES):
+            answer = asker(self.environ, REQUEUE_S)(("scontrol", "requeue", job))
+            if answer.exit_code != -signal.SIGTERM:
+                break
+            # Slurm ends every process of the job at its time limit, and also when it
+            # has been told to requeue the job.
+            if self.ending() is ExitCode.PREEMPTED:
+                return None
         said = own_words(answer.stderr) or f"scontrol exited with {answer.exit_code}"
         return said if answer.exit_code else None
 
