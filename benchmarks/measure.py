@@ -70,9 +70,11 @@ def tfcluster(*words: str) -> list[str]:
 @contextlib.contextmanager
 def state() -> Iterator[dict[str, str]]:
     """An environment with an empty state folder, quiet TensorFlow, and our programs."""
+    # An installed package has its bytecode; a source tree keeps it after a first run.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryDirectory(prefix="tfcluster-bench-") as folder:
         yield {
-            **os.environ,
+            **inherited,
             "TFCLUSTER_STATE_DIR": f"{folder}/state",
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "PATH": f"{BIN}:{os.environ.get('PATH', '')}",

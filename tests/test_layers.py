@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,7 +99,6 @@ RUNTIME_LAYERS = [
 ONLY = {
     "click": {"cli", "cli_completion"},
     "yaml": {"config"},
-    "pydantic": {"config"},
     "paramiko": {"schedulers.ssh"},
     "tensorflow": {"runtime"},
     "keras": {"runtime"},
@@ -317,17 +317,17 @@ def test_heavy_packages_are_imported_in_one_package_only() -> None:
     [
         (
             "tfcluster",
-            "typing click yaml pydantic psutil tensorflow numpy tfcluster.api",
+            "typing click yaml psutil tensorflow numpy tfcluster.api",
         ),
-        ("tfcluster.api", "click yaml pydantic paramiko psutil tensorflow numpy"),
-        ("tfcluster.cli", "yaml pydantic paramiko psutil tensorflow tfcluster.config"),
-        ("tfcluster.commands.status_logs", "yaml pydantic paramiko psutil tensorflow"),
-        ("tfcluster.commands.report", "yaml pydantic paramiko psutil matplotlib"),
+        ("tfcluster.api", "click yaml paramiko psutil tensorflow numpy"),
+        ("tfcluster.cli", "yaml paramiko psutil tensorflow tfcluster.config"),
+        ("tfcluster.commands.status_logs", "yaml paramiko psutil tensorflow"),
+        ("tfcluster.commands.report", "yaml paramiko psutil matplotlib"),
         ("tfcluster.schedulers", "importlib.metadata tfcluster.model"),
         ("tfcluster.config.sections", "yaml paramiko psutil"),
-        ("tfcluster.config", "yaml pydantic paramiko psutil tensorflow"),
-        ("tfcluster.agent.supervisor", "yaml pydantic psutil click subprocess.run"),
-        ("tfcluster.runtime", "tensorflow numpy psutil click yaml pydantic"),
+        ("tfcluster.config", "yaml paramiko psutil tensorflow"),
+        ("tfcluster.agent.supervisor", "yaml psutil click subprocess.run"),
+        ("tfcluster.runtime", "tensorflow numpy psutil click yaml"),
     ],
 )
 def test_importing_is_cheap(module: str, forbidden: str) -> None:
@@ -336,6 +336,32 @@ def test_importing_is_cheap(module: str, forbidden: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert not set(forbidden.split()) & set(done.stdout.split())
+
+
+def test_a_plain_launch_imports_little(tmp_path: Path) -> None:
+    """A launch of programs that do nothing is all start: imports are most of it."""
+    forbidden = (
+        "concurrent.futures decimal hashlib logging paramiko pydantic secrets "
+        "statistics tarfile tensorflow tomllib xml yaml tfcluster.config.explain "
+        "tfcluster.config.parse tfcluster.schedulers.slurm tfcluster.schedulers.ssh "
+        "tfcluster.submit.job"
+    )
+    program = (
+        "import sys\nfrom tfcluster.cli import main\ntry: main()\n"
+        "finally: print('modules:', *sys.modules, file=sys.stderr)"
+    )
+    words = ["launch", "-n", "2", "--set", "runtime.strategy=none", "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "TFCLUSTER_STATE_DIR": str(tmp_path / "state")},
+        check=True,
+    )
+    modules = done.stderr.partition("modules:")[2].split()
+    assert "tfcluster.launcher.driver" in modules
+    assert not set(forbidden.split()) & set(modules)
 
 
 # The only modules that may use private names of Keras and TensorFlow.

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tfcluster import program
 from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
+from tfcluster.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.model import Description, Interpreter, Runtime, Strategy
 from tfcluster.placement import Place
 from tfcluster.program import Program
@@ -335,7 +335,7 @@ def _gpus_env(place: Place) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _runtime_json(runtime: Runtime) -> str:
-    return json.dumps(asdict(runtime), default=str, separators=(",", ":"))
+    return json.dumps(as_dict(runtime), default=str, separators=(",", ":"))
 
 
 def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:

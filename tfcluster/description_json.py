@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from tfcluster.light_dataclasses import as_dict, fields
+
 
 def to_plain(value: object) -> Any:
     """Frozen dataclasses as JSON types."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: to_plain(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        }
+    if fields(type(value)) is not None:
+        return {name: to_plain(item) for name, item in as_dict(value).items()}
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -47,15 +45,16 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is not None:  # a mapping
         _require(Mapping, value)
         return {key: from_plain(arguments[1], item) for key, item in value.items()}
-    if dataclasses.is_dataclass(kind):
+    if (known := fields(kind)) is not None:
         _require(Mapping, value)
         hints = get_type_hints(kind)
-        known = {
-            field.name: from_plain(hints[field.name], value[field.name])
-            for field in dataclasses.fields(kind)
-            if field.name in value or _is_required(field)
-        }
-        return kind(**known)  # type: ignore[operator]  # a dataclass: checked above
+        return kind(
+            **{
+                name: from_plain(hints[name], value[name])
+                for name, required in known.items()
+                if required or name in value
+            }
+        )
     if issubclass(kind, Enum | Path):
         return kind(value)
     if not isinstance(value, (float, int) if kind is float else kind):
@@ -66,8 +65,3 @@ def from_plain(kind: Any, value: Any) -> Any:
 def _require(kind: type, value: Any) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is missing and field.default_factory is missing

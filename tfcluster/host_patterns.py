@@ -10,7 +10,8 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from tfcluster.light_dataclasses import dataclass
 
 MAX_NAME_LENGTH = 253
 """RFC 1035: the longest name that DNS can carry."""

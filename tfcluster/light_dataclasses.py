@@ -1,9 +1,9 @@
-"""A light replacement for dataclasses, for a program that must start fast.
+"""A light replacement for dataclasses, for programs that must start fast.
 
-Type checkers see the real dataclasses. Importing that module would take longer than the
-rest of the agent's start, on every host of a launch, because it inspects source code
-and compiles methods. The replacement does neither: ``frozen`` is enforced only by the
-type checker, and ``slots`` has no effect.
+Type checkers see the real dataclasses. These would take longer to import and to make
+than the rest of the agent's start, and half of that of a launch, because they inspect
+source code and compile methods. The replacement does neither: all classes share their
+methods. ``slots`` and ``kw_only`` are enforced only by the type checker.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
     from dataclasses import field as field
+    from dataclasses import replace as replace
+    from typing import Any
 
     from typing_extensions import dataclass_transform
 
@@ -30,21 +32,28 @@ else:
     def field(*, default_factory):
         return _Made(default_factory)
 
-    def dataclass(cls=None, /, *, eq=True, frozen=False, slots=False):
+    def dataclass(cls=None, /, *, eq=True, frozen=False, slots=False, kw_only=False):
         if cls is None:
-            return lambda cls: dataclass(cls, eq=eq, frozen=frozen)
-        names = cls.__match_args__ = tuple(cls.__annotations__)
-        own = vars(cls)
-        cls._defaults = {name: own[name] for name in names if name in own}
-        cls.__init__, cls.__repr__ = _init, _repr
+            return lambda cls: dataclass(cls, eq=eq, frozen=frozen, kw_only=kw_only)
+        own, names = vars(cls), tuple(cls.__annotations__)
+        methods = {"__init__": _init, "__repr__": _repr}
         if eq:
-            cls.__eq__, cls.__hash__ = _eq, _hash if frozen else None
+            methods |= {"__eq__": _eq, "__hash__": _hash if frozen else None}
+        if frozen:
+            methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
+        for name, method in methods.items():
+            if name not in own or name == "__hash__":
+                setattr(cls, name, method)
+        inherited = getattr(cls, "_defaults", {})
+        given = {name: own[name] for name in names if name in own}
+        cls._defaults = {**inherited, **given}
+        cls.__match_args__ = () if kw_only else names
+        cls.__light_fields__ = {name: name not in cls._defaults for name in names}
+        cls.__dataclass_fields__ = _RealFields()
         return cls
 
-    # Shared by all classes: functions of their own would take long to create.
-
     def _init(self, *values, **named):
-        names, fields = self.__match_args__, vars(self)
+        names, fields = self.__light_fields__, vars(self)
         fields.update(zip(names, values, strict=False))
         fields.update(named)
         if len(fields) < len(names):
@@ -52,23 +61,52 @@ else:
                 if name not in fields:
                     made = isinstance(value, _Made)
                     fields[name] = value.factory() if made else value
-        if fields.keys() != {*names} or len(values) + len(named) > len(names):
+        if fields.keys() != names.keys() or len(values) + len(named) > len(names):
             name = type(self).__name__
             raise TypeError(f"{name}({', '.join(names)}), not {fields}")
 
     def _repr(self):
-        words = (f"{name}={getattr(self, name)!r}" for name in self.__match_args__)
+        words = (f"{name}={getattr(self, name)!r}" for name in self.__light_fields__)
         return f"{type(self).__name__}({', '.join(words)})"
+
+    def _values(value):
+        # Not all of vars(): a class may keep more there, such as a cached property.
+        return [*map(vars(value).__getitem__, value.__light_fields__)]
 
     def _eq(self, other):
         same = other.__class__ is self.__class__
-        return vars(self) == vars(other) if same else NotImplemented
+        return _values(self) == _values(other) if same else NotImplemented
 
     def _hash(self):
-        return hash(tuple(map(vars(self).get, self.__match_args__)))
+        return hash(tuple(_values(self)))
+
+    def _refuse(self, name, *value):
+        raise AttributeError(f"cannot assign to field {name!r}")
+
+    class _RealFields:
+        """The fields for functions of the real module, which few programs call."""
+
+        def __get__(self, value, cls):
+            from dataclasses import make_dataclass
+
+            real = make_dataclass(cls.__name__, cls.__light_fields__)
+            return real.__dataclass_fields__
+
+    def replace(value, /, **changes):
+        return type(value)(**(as_dict(value) | changes))
 
     class Struct:
         def __init_subclass__(cls):
             inherited = cls.__base__.__annotations__
             cls.__annotations__ = {**inherited, **cls.__annotations__}
             dataclass(cls, frozen=True)
+
+
+def fields(kind: object) -> dict[str, bool] | None:
+    """The fields of a class, and whether each is required; None: not of this kind."""
+    return getattr(kind, "__light_fields__", None)
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """The fields of an object, and their values as they are."""
+    return {name: getattr(value, name) for name in type(value).__light_fields__}

@@ -6,11 +6,11 @@ Nothing here reads files, environments or clocks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import TASK_TYPES
 

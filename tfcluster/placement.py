@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from tfcluster.errors import StartError
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.task_id import TaskId
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Interpreter
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")

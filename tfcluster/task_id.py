@@ -6,8 +6,7 @@ time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.vocabulary import RANKED_TYPES, TASK_TYPES
 
 

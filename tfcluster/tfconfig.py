@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from tfcluster.errors import StartError
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Strategy
 from tfcluster.task_id import TaskId
 

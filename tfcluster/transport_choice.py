@@ -7,8 +7,8 @@ the ranks themselves agree when they start, see ``runtime/collective/transports`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Runtime, Strategy
 from tfcluster.placement import Place
 

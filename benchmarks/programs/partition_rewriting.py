@@ -15,7 +15,7 @@ import tensorflow as tf
 from benchmarks.programs.partition_models import build
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.partition.explain import explained
-from tfcluster.runtime.partition.watch import Watch
+from tfcluster.runtime.partition.watch import ExplainHook
 
 RANKS = 2
 
@@ -49,7 +49,7 @@ def measured(name: str) -> dict[str, Any]:
     }
 
 
-watch = Watch(RANKS)
+watch = ExplainHook(RANKS)
 tf_patches.TABLE.install(
     {tf_patches.CALL_FUNCTION: watch.call, tf_patches.FLAT_CALL: watch.flat_call}
 )

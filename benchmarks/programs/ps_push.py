@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import (
+    ModelVariable,
     ParameterServerClient,
     Piece,
-    Variable,
 )
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
@@ -34,7 +34,7 @@ servers = ParameterServerClient(
 )
 held: list[int] = []
 """The bytes on each ps. The only worker defines the model for all of them."""
-variable = Variable("weights", "float32", (count // 1000, 1000))
+variable = ModelVariable("weights", "float32", (count // 1000, 1000))
 
 
 def pack(pieces: Sequence[Piece], kinds: str) -> bytes:

@@ -19,9 +19,9 @@ import tensorflow as tf
 from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import (
+    ModelVariable,
     ParameterServerClient,
     Piece,
-    Variable,
 )
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
@@ -32,7 +32,7 @@ context = context_from(os.environ)
 servers = ParameterServerClient(
     context.parameter_servers, rank=context.rank, size=context.size, token=context.token
 )
-table = Variable("table", "float32", (ROWS, COLUMNS), rows_only=True)
+table = ModelVariable("table", "float32", (ROWS, COLUMNS), rows_only=True)
 
 
 def pack(pieces: Sequence[Piece], kinds: str) -> bytes:

@@ -15,6 +15,7 @@ from tests.agent.client import PYTHON, Agent, eventually, gone, marked
 from tests.time_limits import allow_s
 from tfcluster.agent import proc
 from tfcluster.agent.signals import send
+from tfcluster.light_dataclasses import replace
 
 IGNORE = "import signal,time; signal.signal(15,signal.SIG_IGN); print('up',flush=True)"
 SLEEP = "import time; time.sleep(600)"
@@ -357,8 +358,7 @@ def test_pids_of_others_are_safe() -> None:
     with subprocess.Popen(["sleep", "600"]) as bystander:
         process = proc.read(bystander.pid)
         assert process is not None
-        reused = proc.Process(**vars(process))
-        reused.start_time -= 1  # type: ignore[misc] # nobody else may do so
+        reused = replace(process, start_time=process.start_time - 1)
         assert not send(reused, signal.SIGKILL)
         assert bystander.poll() is None
         assert send(process, signal.SIGTERM)

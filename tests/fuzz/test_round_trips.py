@@ -19,7 +19,7 @@ from tfcluster.record import events
 from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
 from tfcluster.runtime.collective.signature import Signature
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
-    Incoming,
+    IncomingBytes,
     framed,
 )
 from tfcluster.runtime.net.buffer_pool import Pool
@@ -128,7 +128,7 @@ def test_messages_of_parameter_servers(
 @_few
 @given(st.binary(max_size=100), st.lists(st.integers(1, 30)), st.integers(1, 40))
 def test_messages_of_ranks(data: bytes, portions: list[int], growth: int) -> None:
-    incoming, rest = Incoming(1, growth_bytes=growth), framed(data)
+    incoming, rest = IncomingBytes(1, growth_bytes=growth), framed(data)
     while not incoming.done:
         view = incoming.view()
         count = min(len(view), portions.pop() if portions else 7)

@@ -16,7 +16,10 @@ import os, time
 import numpy as np
 import tensorflow as tf
 from tfcluster.runtime.context import context_from
-from tfcluster.runtime.parameter_server.client import ParameterServerClient, Variable
+from tfcluster.runtime.parameter_server.client import (
+    ModelVariable,
+    ParameterServerClient,
+)
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
 context = context_from(os.environ)
@@ -24,7 +27,7 @@ servers = ParameterServerClient(
     context.parameter_servers,
     rank=context.rank, size=context.size, token=context.token,
 )
-variables = [Variable("kernel", "float32", (1000, 100))]
+variables = [ModelVariable("kernel", "float32", (1000, 100))]
 
 def pack(pieces, kinds):
     shadows = [tf.Variable(tf.zeros([p.end - p.start, 100])) for p in pieces]

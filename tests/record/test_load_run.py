@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,9 @@ import pytest
 from tests.record.programs import MANY_SHORT_RUNS, line_of, program
 from tests.time_limits import allow_s
 from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.record import events
 from tfcluster.record.files import replace_json
-from tfcluster.record.load_run import read_run, read_summary
+from tfcluster.record.load_run import RunReader, read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.record.run_status import RunView
 from tfcluster.record.writer import Writer
@@ -107,7 +108,7 @@ import sys, time
 began_s = time.process_time()
 import tfcluster.record.load_run, tfcluster.record.name_lock, tfcluster.record.logs
 import tfcluster.console.screen, tfcluster.console.views.status
-heavy = {"psutil", "click", "yaml", "pydantic", "tensorflow", "numpy", "asyncio"}
+heavy = {"psutil", "click", "yaml", "tensorflow", "numpy", "asyncio"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 print(time.process_time() - began_s)
 """
@@ -122,3 +123,37 @@ print(time.process_time() - began_s)
         for _ in range(3)
     )
     assert best_s < allow_s(0.2)
+
+
+def test_a_second_look_reads_only_what_is_new(
+    large_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of days has many events, and a watcher looks several times a second."""
+    whole = large_run.events.read_bytes()
+    large_run.events.write_bytes(whole[: len(whole) // 2])
+    decoded = 0
+
+    def counted(lines: Iterable[bytes]) -> list[events.Event]:
+        nonlocal decoded
+        found = decode(lines)
+        decoded += len(found)
+        return found
+
+    decode = events.decode
+    monkeypatch.setattr(events, "decode", counted)
+    reader = RunReader(large_run)
+    for _ in range(5):
+        assert not reader.read(now_s=NOW_S).state.final
+    large_run.events.write_bytes(whole)
+    for _ in range(5):
+        assert reader.read(now_s=NOW_S).state is RunState.SUCCEEDED
+    assert decoded == whole.count(b"\n")
+    assert reader.read(now_s=NOW_S) == read_run(large_run, now_s=NOW_S)
+
+
+def test_a_new_plan_counts_for_all_events(large_run: RunPaths) -> None:
+    reader = RunReader(large_run)
+    assert len(reader.read(now_s=NOW_S).tasks) == 3000
+    plan = {"name": "large", "backend": "ssh", "tasks": []}
+    replace_json(large_run.plan, plan)
+    assert reader.read(now_s=NOW_S) == read_run(large_run, now_s=NOW_S)

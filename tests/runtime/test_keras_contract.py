@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.ranks import Job, Ranks, run_jobs
 from tfcluster import versions
 from tfcluster.runtime import contract
-from tfcluster.runtime.contract import Name, Patch, Place, Table
+from tfcluster.runtime.contract import HandlerPlace, Patch, PrivateName, Table
 from tfcluster.runtime.errors import CollectiveError
 
 LIBRARY = "library_of_the_contract"
@@ -91,7 +91,11 @@ def table(*patches: Patch, aside: bool = False) -> Table:
     return Table(patches, lambda: aside)
 
 
-PLACES = {outer: Place.RECORD, middle: Place.STRATEGY, inner: Place.LAST}
+PLACES = {
+    outer: HandlerPlace.RECORD,
+    middle: HandlerPlace.STRATEGY,
+    inner: HandlerPlace.LAST,
+}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,7 @@ def test_the_order_is_that_of_the_places(library: Any, order: Any) -> None:
 def test_an_attribute_is_wrapped_once(library: Any) -> None:
     patch = patch_of(".Model", "step")
     found = table(patch)
-    found.install({patch: inner}, Place.LAST)
+    found.install({patch: inner}, HandlerPlace.LAST)
     wrapper = library.Model.step
     for handler in (outer, inner):
         found.install({patch: handler}, PLACES[handler])
@@ -136,7 +140,7 @@ def test_an_inherited_method_is_wrapped_where_it_is_defined(library: Any) -> Non
 def test_the_getter_of_a_property_is_wrapped(library: Any) -> None:
     patch = patch_of(".Base", "size", "property")
     found = table(patch)
-    found.install({patch: inner}, Place.LAST)
+    found.install({patch: inner}, HandlerPlace.LAST)
     found.install({patch: outer})
     assert library.Model().size == "outer(inner(size))"
 
@@ -174,12 +178,12 @@ def test_all_that_is_missing_is_one_error(
     monkeypatch.setitem(versions.OLDEST, LIBRARY, (1, 2))
     monkeypatch.setitem(versions.NEWEST, LIBRARY, (3, 4))
     monkeypatch.setitem(versions._TITLES, LIBRARY, "The library")
-    there = Name(f"{LIBRARY}.Model", "fit", "tests")
-    word = Name(f"{LIBRARY}.save", "save ", "tests")
+    there = PrivateName(f"{LIBRARY}.Model", "fit", "tests")
+    word = PrivateName(f"{LIBRARY}.save", "save ", "tests")
     contract.check([there, word])
-    gone = Name(f"{LIBRARY}.Model", "_gone", "tests of names")
-    unsaid = Name(f"{LIBRARY}.save", "unsaid", "tests of words")
-    nowhere = Name(f"{LIBRARY}.nowhere.Model", "", "tests of modules")
+    gone = PrivateName(f"{LIBRARY}.Model", "_gone", "tests of names")
+    unsaid = PrivateName(f"{LIBRARY}.save", "unsaid", "tests of words")
+    nowhere = PrivateName(f"{LIBRARY}.nowhere.Model", "", "tests of modules")
     patch = patch_of(".Model", "_step")
     with pytest.raises(CollectiveError) as raised:
         contract.check([there, gone, word, unsaid, nowhere, patch])

@@ -22,11 +22,11 @@ from tfcluster.runtime.parameter_server.messages import (
 )
 from tfcluster.runtime.parameter_server.service import gradients_of
 from tfcluster.runtime.parameter_server.sharding import (
+    ModelVariable,
     Placement,
     Pushed,
     Rows,
     Share,
-    Variable,
     bytes_of,
     difference,
     differing,
@@ -40,24 +40,26 @@ from tfcluster.runtime.parameter_server.sharding import (
 )
 
 
-def vgg16() -> list[Variable]:
+def vgg16() -> list[ModelVariable]:
     """VGG16's variables: 138 M numbers, three quarters of them in one variable."""
     found, before = [], 3
     for number, after in enumerate(
         [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
     ):
-        found.append(Variable(f"c{number}/kernel", "float32", (3, 3, before, after)))
-        found.append(Variable(f"c{number}/bias", "float32", (after,)))
+        found.append(
+            ModelVariable(f"c{number}/kernel", "float32", (3, 3, before, after))
+        )
+        found.append(ModelVariable(f"c{number}/bias", "float32", (after,)))
         before = after
     for number, (rows, columns) in enumerate(
         [(25088, 4096), (4096, 4096), (4096, 1000)]
     ):
-        found.append(Variable(f"d{number}/kernel", "float32", (rows, columns)))
-        found.append(Variable(f"d{number}/bias", "float32", (columns,)))
+        found.append(ModelVariable(f"d{number}/kernel", "float32", (rows, columns)))
+        found.append(ModelVariable(f"d{number}/bias", "float32", (columns,)))
     return found
 
 
-def covered(variables: Sequence[Variable], placement: Placement) -> bool:
+def covered(variables: Sequence[ModelVariable], placement: Placement) -> bool:
     """Whether each row of each variable is on exactly one ps."""
     rows: dict[int, list[tuple[int, int]]] = {}
     for pieces in placement:
@@ -73,7 +75,7 @@ def covered(variables: Sequence[Variable], placement: Placement) -> bool:
     return True
 
 
-def loads_of(variables: Sequence[Variable], placement: Placement) -> list[int]:
+def loads_of(variables: Sequence[ModelVariable], placement: Placement) -> list[int]:
     """The bytes on each ps."""
     return [sum(bytes_of(variables, piece) for piece in pieces) for pieces in placement]
 
@@ -89,7 +91,7 @@ def test_bytes_of_vgg16_are_even(servers: int) -> None:
 
 
 def test_whole_variables_go_to_the_ps_with_the_fewest_bytes() -> None:
-    variables = [Variable(str(n), "float32", (n,)) for n in (3, 9, 4, 7, 5, 8)]
+    variables = [ModelVariable(str(n), "float32", (n,)) for n in (3, 9, 4, 7, 5, 8)]
     placement = placed(variables, 3)
     assert loads_of(variables, placement) == [48, 48, 48]
     assert all(piece.whole for pieces in placement for piece in pieces)
@@ -103,8 +105,8 @@ def test_together_all_is_on_the_first() -> None:
 
 
 VARIABLES = [
-    Variable("words/table", "float32", (100, 4), rows_only=True),
-    Variable("dense/bias", "float32", (3,)),
+    ModelVariable("words/table", "float32", (100, 4), rows_only=True),
+    ModelVariable("dense/bias", "float32", (3,)),
 ]
 
 
@@ -195,15 +197,15 @@ def test_unlike_gradients_are_told_apart() -> None:
 
 
 def test_differences_of_models_in_words() -> None:
-    def facts(*variables: Variable) -> dict[str, object]:
+    def facts(*variables: ModelVariable) -> dict[str, object]:
         switches = {"synchronous": False, "splittable": True, "together": False}
         return facts_of(variables, servers=2, **switches)
 
-    theirs = facts(*VARIABLES, Variable("more", "float32", ()))
+    theirs = facts(*VARIABLES, ModelVariable("more", "float32", ()))
     ours = facts(
-        Variable("words/tabel", "float32", (100, 4), rows_only=True),
-        Variable("dense/bias", "float32", (5,)),
-        Variable("more", "float32", ()),
+        ModelVariable("words/tabel", "float32", (100, 4), rows_only=True),
+        ModelVariable("dense/bias", "float32", (5,)),
+        ModelVariable("more", "float32", ()),
     )
     assert differing(theirs, theirs, 1) is None
     assert differing(theirs, ours, 1) == (

@@ -26,12 +26,12 @@ from tfcluster.runtime.errors import (
 )
 from tfcluster.runtime.parameter_server import client
 from tfcluster.runtime.parameter_server.client import (
+    ModelVariable,
     OpenResult,
     ParameterServerClient,
     Piece,
     Rows,
     Slices,
-    Variable,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
@@ -41,8 +41,8 @@ from tfcluster.runtime.signals import Signals
 Array = NDArray[Any]
 
 RATE = 0.5
-TABLE = Variable("table", "float32", (1000, 4), rows_only=True)
-KERNEL = Variable("kernel", "float32", (300, 200))
+TABLE = ModelVariable("table", "float32", (1000, 4), rows_only=True)
+KERNEL = ModelVariable("kernel", "float32", (300, 200))
 MODEL = (TABLE, KERNEL)
 
 
@@ -342,7 +342,7 @@ def test_another_model_is_refused_with_its_differences() -> None:
     with cluster(2) as running:
         first, second = running.connect(0), running.connect(1)
         opened(first)
-        other = (Variable("tabel", "float32", (1000, 4)), KERNEL)
+        other = (ModelVariable("tabel", "float32", (1000, 4)), KERNEL)
         values = [np.zeros(v.shape, np.float32) for v in other]
         with pytest.raises(CollectiveMismatchError, match="table is missing; tabel is"):
             second.open("m", other, values, "dd", packed)

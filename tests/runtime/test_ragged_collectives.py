@@ -26,7 +26,7 @@ from tfcluster.runtime.collective.collectives import (
     reduce_arrays,
 )
 from tfcluster.runtime.collective.packing import part_bounds, reduce_half_precision
-from tfcluster.runtime.exchange.negotiation import Coordinator
+from tfcluster.runtime.exchange.negotiation import Negotiator
 
 SIGNATURE = Signature("test")
 
@@ -103,7 +103,7 @@ def test_threads_of_all_ranks_find_a_common_order(size: int) -> None:
     names = [f"e{i}" for i in range(12)]
 
     def act(group: Group) -> list[float | Exception]:
-        order = Coordinator(group)
+        order = Negotiator(group)
         mine = names[group.rank :] + names[: group.rank]
         if group.rank % 2:
             mine.reverse()
@@ -126,7 +126,7 @@ def test_one_thread_that_waits_does_not_keep_the_others_back() -> None:
     """Rank 1 begins the first exchange only after it has finished the second."""
 
     def act(group: Group) -> list[float | Exception]:
-        order = Coordinator(group)
+        order = Negotiator(group)
         second = threading.Event()
 
         def late() -> float:
@@ -147,7 +147,7 @@ def test_one_thread_that_waits_does_not_keep_the_others_back() -> None:
 
 def test_ranks_that_never_meet_give_up_together() -> None:
     def act(group: Group) -> str:
-        order = Coordinator(group, deadline_s=0.2)
+        order = Negotiator(group, deadline_s=0.2)
         with pytest.raises(CollectiveTimeoutError) as raised:
             order.run(f"e{group.rank}", lambda: 0.0)
         return str(raised.value)
@@ -158,7 +158,7 @@ def test_ranks_that_never_meet_give_up_together() -> None:
 
 def test_what_an_exchange_raises_comes_to_its_own_thread() -> None:
     def act(group: Group) -> list[float | Exception]:
-        order = Coordinator(group)
+        order = Negotiator(group)
 
         def wrong() -> float:
             raise ValueError("wrong")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
-    Incoming,
+    IncomingBytes,
     PeerSockets,
 )
 from tfcluster.runtime.collective.transports.ring import _BLOCK_BYTES, Ring
@@ -79,7 +79,7 @@ def test_a_message_in_drops_is_waited_for_to_its_end(
 ) -> None:
     sockets, there = ends
     message = bytes(range(256)) * 8192
-    sink = Incoming(1)
+    sink = IncomingBytes(1)
 
     def drip() -> None:
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -99,7 +99,7 @@ def test_small_messages_wake_up_after_large_ones(
 ) -> None:
     sockets, there = ends
     for length in (3 << 20, 1, 0, 3 << 20, 100):
-        sink = Incoming(1)
+        sink = IncomingBytes(1)
         message = bytes(length)
         with ThreadPoolExecutor(1) as thread:
             sending = thread.submit(there.sendall, length.to_bytes(8, "big") + message)
@@ -115,4 +115,4 @@ def test_a_rank_that_leaves_in_the_midst_of_a_message_is_noticed(
     there.sendall((1 << 20).to_bytes(8, "big") + bytes(1000))
     there.close()
     with pytest.raises(PeerLostError):
-        sockets.transfer([], [Incoming(1)], TIMEOUT_S)
+        sockets.transfer([], [IncomingBytes(1)], TIMEOUT_S)

@@ -23,7 +23,7 @@ from tests.time_limits import allow_s
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.parameter_server.server_socket import request_server
-from tfcluster.runtime.tf1.ps_reachability import Answer, probe
+from tfcluster.runtime.tf1.ps_reachability import Reachability, probe
 from tfcluster.runtime.tf_server import device_filters, start
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -170,7 +170,7 @@ def test_the_server_of_a_ps_starts_when_a_task_of_the_run_asks(
         assert not ask(rank=0, token=token[::-1])
         assert not listens(tensorflow)
         assert ask(rank=1, token=token)
-        assert probe(tensorflow) is Answer.READY
+        assert probe(tensorflow) is Reachability.READY
         assert ask(rank=0, token=token)  # It asks for the same server.
         os.kill(ps.pid, signal.SIGTERM)
         ended = ps.end()

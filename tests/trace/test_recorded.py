@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.runtime.telemetry.tracer import Event, encoded
+from tfcluster.runtime.telemetry.tracer import TracedSpan, encoded
 from tfcluster.trace.host_clock import HostClock
 from tfcluster.trace.recorded import recorded
 from tfcluster.trace.spans import Item, Moment, Span
@@ -15,7 +15,7 @@ from tfcluster.trace.spans import Item, Moment, Span
 CLOCKS = {"h1": HostClock(((0.0, 1_000_000.0),), 0.001)}
 
 
-def _event(number: int, **others: Any) -> Event:
+def _event(number: int, **others: Any) -> TracedSpan:
     began_s = float(number)
     known: dict[str, Any] = {
         "number": number,
@@ -28,10 +28,10 @@ def _event(number: int, **others: Any) -> Event:
         "waited_s": 0.0,
         "arrived_s": 0.0,
     }
-    return Event(**{**known, **others})
+    return TracedSpan(**{**known, **others})
 
 
-def _line(*events: Event, **others: Any) -> bytes:
+def _line(*events: TracedSpan, **others: Any) -> bytes:
     batch = {"attempt": 0, "host": "h1", **encoded(events), **others}
     return json.dumps(batch).encode()
 

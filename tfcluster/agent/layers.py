@@ -11,7 +11,6 @@ import filecmp
 import json
 import os
 import re
-import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -159,6 +158,8 @@ def _settle(
             continue
         kept = target + real
         os.makedirs(os.path.dirname(kept), mode=0o700, exist_ok=True)
+        import shutil  # only here and below: it takes long to import
+
         shutil.move(path, kept)
         yield real
 
@@ -218,4 +219,6 @@ def _remove(folder: str) -> None:
         for name in names:
             with suppress(OSError):
                 os.chmod(os.path.join(where, name), 0o700)
+    import shutil
+
     shutil.rmtree(folder, ignore_errors=True)

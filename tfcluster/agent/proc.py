@@ -15,6 +15,7 @@ from tfcluster.light_dataclasses import dataclass
 
 PROC = "/proc"
 _LISTEN = "0A"
+_PART_BYTES = 1 << 17
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MARKS = b"TFCLUSTER_"
@@ -115,8 +116,15 @@ def text_of(path: str) -> str:
 
 
 def _bytes_of(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.readall()
+    # Without the calls of a file object, which are half the cost of a snapshot.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = b""
+        while part := os.read(file, _PART_BYTES):
+            data += part
+        return data
+    finally:
+        os.close(file)
 
 
 def read(pid: int) -> Process | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 
 from tfcluster.agent import proc
 from tfcluster.agent.constants import LEFTOVER_TERM_S, SETTLE_S
@@ -38,6 +39,7 @@ class Stopping:
         self._others = others
         self._settled = settled
         self._unkillable = unkillable
+        self._ended: list[Task] = []
 
     def stop(self, tasks: Iterable[Task], signum: int, grace_s: float) -> None:
         """Signal each process once; SIGKILL what is left after the grace.
@@ -70,12 +72,21 @@ class Stopping:
     def ended(self, task: Task) -> None:
         """End the processes that the task's reaped process left behind.
 
-        Helpers that notice its end by themselves get a moment to exit.
+        Helpers that notice its end by themselves get a moment to exit. Tasks that end
+        together share one snapshot.
         """
-        if self._members(task):
-            self._loop.later(SETTLE_S, lambda: self._look(task))
-        else:
-            self._settle(task)
+        if not self._ended:
+            self._loop.post(self._look_behind)
+        self._ended.append(task)
+
+    def _look_behind(self) -> None:
+        ended, self._ended = self._ended, []
+        table = proc.snapshot()
+        for task in ended:
+            if self._members(task, table):
+                self._loop.later(SETTLE_S, partial(self._look, task))
+            else:
+                self._settle(task)
 
     def abandoned(self, task: Task) -> None:
         """Kill the task's process, if there is one: it may not have been forked."""

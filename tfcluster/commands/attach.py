@@ -14,7 +14,7 @@ from tfcluster.console.screen import Screen
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.continuation import latest
-from tfcluster.record.load_run import read_run
+from tfcluster.record.load_run import RunReader, read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
@@ -62,6 +62,7 @@ class _Follower:
     ) -> None:
         _, self._files = log_files(paths.run, (), environ)
         self._paths = paths
+        self._reader = RunReader(paths)
         self._screen = Screen(
             sys.stdout,
             sys.stderr,
@@ -114,7 +115,7 @@ class _Follower:
         return self._view.state.final
 
     def _read(self) -> RunView:
-        return read_run(self._paths, now_s=time.time())
+        return self._reader.read(now_s=time.time())
 
     def _news(self) -> None:
         for note in self._view.notes[self._notes :]:

@@ -101,7 +101,7 @@ def setting_words(written: str, schema: Mapping[str, Any]) -> list[Word]:
 def schema() -> Mapping[str, Any]:
     """The JSON Schema of cluster.yaml, from the file of an installed package.
 
-    Reading it is faster than pydantic, which makes the schema if there is no such file.
+    Reading it is faster than making it, as is done if there is no such file.
     """
     with contextlib.suppress(OSError):
         file = Path(PACKAGE_ROOT) / "tfcluster" / "cluster.schema.json"

@@ -38,7 +38,6 @@ from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
-
 _LOOK_S = 2.0
 """How often to check whether the launcher is still alive."""
 _CLOSE_S = 2.0

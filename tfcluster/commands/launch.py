@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster import config, schedulers
@@ -21,16 +20,12 @@ from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import Begun, Prepared, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.paths import RunPaths, state_path
 from tfcluster.schedulers.base import BatchScheduler
 from tfcluster.schedulers.queries import asker
-from tfcluster.schedulers.script import job_script
-from tfcluster.submit.follow import follow
-from tfcluster.submit.job import launcher_at
-from tfcluster.submit.job import submit as submit_job
-from tfcluster.submit.job_entry import run_submitted
 from tfcluster.task_id import TaskId
 
 _SHOWN_TASKS = 12
@@ -61,6 +56,9 @@ class Options:
 def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
     """Run what the words describe; returns the exit code. Raises TfclusterError."""
     if options.submitted is not None:
+        # Here and below: most launches submit nothing.
+        from tfcluster.submit.job_entry import run_submitted
+
         return run_submitted(Path(options.submitted), environ)
     loaded = _load(words, options, environ)
     if options.dry_run:
@@ -134,6 +132,10 @@ def submit(
         path, overrides=overrides, name=name, environ=environ, passed=passed
     )
     _warn(loaded)
+    from tfcluster.schedulers.script import job_script
+    from tfcluster.submit.job import launcher_at
+    from tfcluster.submit.job import submit as submit_job
+
     description = loaded.description
     scheduler = schedulers.batch_scheduler(description.backend)
     if scheduler is None:
@@ -162,6 +164,9 @@ def _launch_as_job(
     detach: bool,
 ) -> int:
     """Submit a job that launches the run, and follow it; for use outside of a job."""
+    from tfcluster.submit.follow import follow
+    from tfcluster.submit.job import submit as submit_job
+
     job = submit_job(description, scheduler, asker(environ), environ)
     begun(job.paths)
     if not detach:

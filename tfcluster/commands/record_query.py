@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.record.continuation import successor, was_requeued
 from tfcluster.record.files import read_json
-from tfcluster.record.load_run import read_run, read_summary
+from tfcluster.record.load_run import RunReader, read_run, read_summary
 from tfcluster.record.logs import follow, last_lines
 from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
@@ -28,14 +28,24 @@ _LOOKED_AT = 200
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
     """The current state of a run. Raises ConfigError if there is no such run."""
-    paths = find(state_dir(environ), run)
-    view = read_run(paths, now_s=time.time())
-    if not (view.only_a_scheduler_knows or view.awaits_another_start):
-        return view
-    # This import includes the launcher, which takes longer than all else in ``status``.
-    from tfcluster.submit.job_status import with_job_state
+    return looks(run, environ)()
 
-    return with_job_state(view, paths, environ)
+
+def looks(run: str | None, environ: Mapping[str, str]) -> Callable[[], RunView]:
+    """``one_run`` for many looks at one run, each of which reads only what is new."""
+    paths = find(state_dir(environ), run)
+    reader = RunReader(paths)
+
+    def look() -> RunView:
+        view = reader.read(now_s=time.time())
+        if not (view.only_a_scheduler_knows or view.awaits_another_start):
+            return view
+        # This includes the launcher, and takes longer than the rest of ``status``.
+        from tfcluster.submit.job_status import with_job_state
+
+        return with_job_state(view, paths, environ)
+
+    return look
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:

@@ -21,7 +21,6 @@ from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
-
 ANSWERS_S = 3.0
 """How long tasks may take to answer."""
 

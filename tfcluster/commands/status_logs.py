@@ -13,7 +13,7 @@ from tfcluster.commands.record_query import (
     continuation_text,
     follow_logs,
     log_files,
-    one_run,
+    looks,
     other_runs,
     read_logs,
     split_words,
@@ -40,7 +40,8 @@ def status(
     """Print the state of a run; with ``watch``, repeatedly until it is over."""
     if as_json and run is None and not watch:
         return _put(json.dumps(all_runs_json(environ), indent=1))
-    view = one_run(run, environ)
+    look = looks(run, environ)
+    view = look()
     while True:
         shown = json.dumps(view.to_json()) if watch else view.to_json()
         if as_json:
@@ -50,7 +51,7 @@ def status(
         if not watch or view.state.final:
             return 0
         time.sleep(_WATCH_S)
-        view = one_run(view.run, environ)
+        view = look()
 
 
 def _text(

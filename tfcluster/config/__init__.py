@@ -1,6 +1,6 @@
 """Reads cluster.yaml, or the flags that replace it, into a checked ``Description``.
 
-Importing this package is cheap: YAML and pydantic are imported on use. It reads only
+Importing this package is cheap: YAML is imported on use. It reads only
 the configuration itself, contacts no host and resolves no name.
 """
 

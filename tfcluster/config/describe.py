@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +27,7 @@ from tfcluster.config.tree import Scalar, find, origins
 from tfcluster.config.wrappers import name_problem, wrapper_problem
 from tfcluster.errors import ConfigError
 from tfcluster.file_patterns import pattern_problem
+from tfcluster.light_dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class _Describer:
         )
 
     def _runtime(self) -> model.Runtime:
-        keys = dict(self._cluster.runtime)
+        keys = dict(vars(self._cluster.runtime))
         keys["strategy"] = strategy(self._cluster)
         keys["chief_only"] = tuple(keys["chief_only"])
         keys["stall_warning_s"] = keys.pop("stall_warning")
@@ -107,7 +107,7 @@ class _Describer:
         return model.Runtime(**keys)
 
     def _restart(self) -> model.Restart:
-        keys = dict(self._cluster.restart)
+        keys = dict(vars(self._cluster.restart))
         keys["within_s"] = keys.pop("within")
         keys["backoff_s"] = keys.pop("backoff")
         return model.Restart(**keys)
@@ -341,9 +341,9 @@ class _Describer:
 
     def _sections(self) -> dict[str, dict[str, Any]]:
         """The settings in each scheduler's section that the configuration has."""
-        written = filter(self._findings.is_written, type(self._cluster).model_fields)
-        added = [name for name in written if name not in Cluster.model_fields]
-        return {name: dict(getattr(self._cluster, name)) for name in added}
+        written = filter(self._findings.is_written, type(self._cluster).known)
+        added = [name for name in written if name not in Cluster.known]
+        return {name: dict(vars(getattr(self._cluster, name))) for name in added}
 
 
 def check_ports(description: model.Description, findings: Findings) -> None:

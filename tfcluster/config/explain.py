@@ -1,6 +1,6 @@
-"""Turns pydantic's errors into messages for the author of the file.
+"""Turns mistakes into messages for the author of the file.
 
-It works on the kind of error, its path and the node there: the node's raw text shows
+It works on the sort of mistake, its path and the node there: the node's raw text shows
 where YAML read something that the author did not mean. Knows the shape of cluster.yaml
 only through the models.
 """
@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from pydantic import BaseModel
-from pydantic_core import ErrorDetails
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
@@ -25,6 +21,7 @@ from tfcluster.config.models import (
     Task,
     Workdir,
 )
+from tfcluster.config.shape import Key, Nested, Section, Widened, Wrong
 from tfcluster.config.synonyms import (
     EXAMPLES,
     EXAMPLES_OF_SECTIONS,
@@ -32,67 +29,46 @@ from tfcluster.config.synonyms import (
     SYNONYMS,
 )
 from tfcluster.config.text import cut, printable
-from tfcluster.config.tree import Found, Map, Node, Path, Scalar, Seq, find
+from tfcluster.config.tree import Found, Path, Scalar, find, shown
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
 from tfcluster.schedulers.base import Scheduler
 
-_EXPECTED = {
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-}
-_BOUNDS = {
-    "greater_than_equal": ("ge", "of at least"),
-    "greater_than": ("gt", "greater than"),
-    "less_than_equal": ("le", "of at most"),
-}
 
-
-def explain(error: ErrorDetails, findings: Findings, cluster: type[Cluster]) -> None:
-    """Add a message for one error of pydantic, about ``cluster``, to ``findings``."""
-    path: Path = tuple(part for part in error["loc"] if part != "[key]")
-    of_key = "[key]" in error["loc"]
-    kind, context = error["type"], error.get("ctx", {})
+def explain(wrong: Wrong, findings: Findings, cluster: type[Cluster]) -> None:
+    """Add a message for one mistake, about ``cluster``, to ``findings``."""
+    path, sort = wrong.path, wrong.sort
     found = find(findings.root, path)
-    place = findings.key_mark(path) if of_key else found.node.mark
-    if kind == "missing":
+    place = findings.key_mark(path) if wrong.of_key else found.node.mark
+    if sort == "missing":
         message, hint = _missing(path)
-    elif kind == "extra_forbidden":
+    elif sort == "unknown":
         place = findings.key_mark(path)
         message, hint = _unknown_key(path, cluster)
-    elif path[:1] == ("secrets",) and not of_key:
-        message, hint = _of_secret(kind, context, found)
-    elif kind == "refused":
-        message, hint = context["message"], context["hint"]
-    elif not of_key and (misread := _misread(found)):
+    elif path[:1] == ("secrets",) and not wrong.of_key:
+        message, hint = _of_secret(wrong, found)
+    elif sort == "refused":
+        message, hint = wrong.what, wrong.hint
+    elif not wrong.of_key and (misread := _misread(found)):
         message, hint = misread
-    elif kind == "literal_error":
-        message, hint = _unknown_word(found, context)
+    elif sort == "word":
+        message, hint = _unknown_word(found, wrong.words)
     else:
-        message, hint = _mismatch(kind, context, found, of_key=of_key)
+        message, hint = _mismatch(wrong, found)
     findings.report.error(place, message, hint)
 
 
 _Words = tuple[str, str | None]
 
 
-def _of_secret(kind: str, context: Mapping[str, Any], found: Found) -> _Words:
+def _of_secret(wrong: Wrong, found: Found) -> _Words:
     """A message that does not show the value, which may be the secret itself."""
-    what = context["what"] if kind == "unfit" else _EXPECTED.get(kind, "")
-    if kind == "refused":
-        what = "the name of a variable"
+    what = "the name of a variable" if wrong.sort == "refused" else wrong.what
     inside = found.key is not None and found.name != "secrets"
     name = found.name if inside else "NAME"
     hint = (
         f"give the source of its value: {name}: {{file: ~/.secret}}, or {{env: NAME}}"
     )
-    if found.name in SecretSource.model_fields:
+    if found.name in SecretSource.known:
         hint = "its value is not shown here"
     return f"{printable(found.name)!r} must be {what or 'something else'}", hint
 
@@ -117,7 +93,7 @@ def _unknown_key(path: Path, cluster: type[Cluster]) -> _Words:
         return f"{key!r} belongs {owner}", None
     if model is None:
         return message, None
-    hint = suggestion(key, model.model_fields)
+    hint = suggestion(key, model.known)
     scheduler = _scheduler_of(_dotted(parent), cluster)
     if scheduler and scheduler.option_hint and not hint.startswith("did"):
         option = key.removeprefix(f"{scheduler.name}_").replace("_", "-")
@@ -137,18 +113,18 @@ def _synonym(key: str, section: str, cluster: type[Cluster]) -> str | None:
         examples = {**EXAMPLES_OF_SECTIONS, **scheduler.advice}
     if found := synonyms.get(word):
         return f"did you mean {found!r}?"
-    if word != key and word in _sections(cluster).get(section, cluster).model_fields:
+    if word != key and word in _sections(cluster).get(section, cluster).known:
         return f"did you mean {word!r}?"
     return examples.get(word)
 
 
 def _scheduler_of(section: str, cluster: type[Cluster]) -> Scheduler | None:
     """The scheduler to which a section belongs; None for other sections."""
-    added = section in cluster.model_fields and section not in Cluster.model_fields
+    added = section in cluster.known and section not in Cluster.known
     return schedulers.find(section) if added else None
 
 
-def _model_at(path: Path, cluster: type[Cluster]) -> type[BaseModel] | None:
+def _model_at(path: Path, cluster: type[Cluster]) -> type[Section] | None:
     match path:
         case ():
             return cluster
@@ -167,25 +143,31 @@ def _model_at(path: Path, cluster: type[Cluster]) -> type[BaseModel] | None:
     return None
 
 
-def _sections(cluster: type[Cluster]) -> Mapping[str, type[BaseModel]]:
+def _sections(cluster: type[Cluster]) -> Mapping[str, type[Section]]:
     return {
-        name: field.annotation
-        for name, field in cluster.model_fields.items()
-        if isinstance(field.annotation, type)
-        and issubclass(field.annotation, BaseModel)
+        name: section
+        for name, key in cluster.known.items()
+        if (section := _section_of(key)) is not None
     }
 
 
+def _section_of(key: Key) -> type[Section] | None:
+    """The section that a key always has, whether it is in the file or not."""
+    kind = key.kind.kind if isinstance(key.kind, Widened) else key.kind
+    given = key.required or key.default is not None
+    return kind.section if given and isinstance(kind, Nested) else None
+
+
 def _owner_of(
-    key: str, model: type[BaseModel] | None, cluster: type[Cluster]
+    key: str, model: type[Section] | None, cluster: type[Cluster]
 ) -> str | None:
     """The section to which a key that is unknown here belongs; None: no section."""
     owners = [
         f"under '{name}:'"
         for name, section in _sections(cluster).items()
-        if key in section.model_fields and section is not model
+        if key in section.known and section is not model
     ]
-    if key in cluster.model_fields and model is not cluster:
+    if key in cluster.known and model is not cluster:
         owners.insert(0, "at the top level")
     return " or ".join(owners) or None
 
@@ -209,8 +191,7 @@ def _misread(found: Found) -> _Words | None:
     return None
 
 
-def _unknown_word(found: Found, context: Mapping[str, Any]) -> _Words:
-    words = re.findall("'([^']*)'", context["expected"])
+def _unknown_word(found: Found, words: Sequence[str]) -> _Words:
     node = found.node
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         what = f"one of {', '.join(words)}"
@@ -218,26 +199,15 @@ def _unknown_word(found: Found, context: Mapping[str, Any]) -> _Words:
     return f"unknown {found.name} {printable(node.raw)!r}", suggestion(node.raw, words)
 
 
-def _mismatch(
-    kind: str, context: Mapping[str, Any], found: Found, *, of_key: bool
-) -> _Words:
-    node, hint = found.node, None
-    if kind == "unfit":
-        what, hint = context["what"], context["hint"]
-    elif kind in _BOUNDS:
-        key, words = _BOUNDS[kind]
-        bound = context[key]
-        noun = "number" if isinstance(bound, float) else "whole number"
-        what = f"a {noun} {words} {bound:g}" if noun == "number" else ""
-        what = what or f"a {noun} {words} {bound}"
-        if bound == 1 and shown(node) == "0":
-            hint = "for none, omit the key"
-    elif kind in ("too_short", "string_too_short"):
+def _mismatch(wrong: Wrong, found: Found) -> _Words:
+    node, what, hint = found.node, wrong.what, wrong.hint
+    if wrong.sort == "empty":
         return f"{found.name!r} {EMPTY.message}", EMPTY.hint
-    else:
-        what = _EXPECTED.get(kind, kind)
+    if wrong.sort == "bound" and what.endswith("at least 1") and shown(node) == "0":
+        hint = "for none, omit the key"
+    elif wrong.sort == "type":
         hint = _quoting_hint(what, found)
-    if of_key and found.key:
+    if wrong.of_key and found.key:
         return f"{printable(found.key.raw)!r} must be {what}", hint
     return f"{found.name!r} must be {what}; found {shown(node)}", hint
 
@@ -272,12 +242,3 @@ def _number_hint(node: Scalar) -> str | None:
     if not node.plain and re.fullmatch(r"[0-9.]+", node.raw):
         return "remove the quotes"
     return None
-
-
-def shown(node: Node) -> str:
-    """A node for a message: short, and on one line."""
-    if isinstance(node, Map):
-        return "a mapping"
-    if isinstance(node, Seq):
-        return "a list"
-    return printable(node.raw) if node.plain else repr(cut(node.raw))

@@ -1,7 +1,7 @@
-"""The types of values in cluster.yaml: durations, names, port ranges, text.
+"""The kinds of single values in cluster.yaml: durations, names, port ranges, text.
 
-Each is a type that pydantic checks, with its JSON Schema. A value that does not fit
-raises ``unfit`` (the message then names key and value) or ``refused`` (the message is
+Each has a check and a JSON Schema. A check returns what the value means, or raises
+``Unfit`` (the message then names key and value) or ``refused`` (the message is
 complete). Knows no keys.
 """
 
@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    PlainValidator,
-    WithJsonSchema,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
-
+from tfcluster.config.shape import Kind, ListOf, MapOf, Plain, Unfit, Widened, mistyped
 from tfcluster.config.yaml11_scalars import Lossy
-from tfcluster.durations import PATTERN as DURATION
+from tfcluster.durations import PATTERN as DURATION_PATTERN
 from tfcluster.durations import parse_duration
 from tfcluster.model import PortRange
 
@@ -43,70 +31,92 @@ _OURS = frozenset({"TF_CONFIG", "TF_GRPC_REUSE_PORT"})
 _USER = r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*\$?"
 # Must not begin with '-': such a word would be taken for an option.
 _WORD = "[A-Za-z0-9_.@/*][A-Za-z0-9_.:+/@%=*-]*"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_CONTROL = "[\x00-\x1f\x7f-\x9f]"
+_FILLED = {"type": "string", "minLength": 1}
+_TEXT_OR_NUMBER = {"type": ["string", "number"]}
 
 
-def unfit(what: str, hint: str | None = None) -> PydanticCustomError:
-    return PydanticCustomError("unfit", "{what}", {"what": what, "hint": hint})
+def refused(message: str, hint: str | None = None) -> Unfit:
+    return Unfit(message, hint, "refused")
 
 
-def refused(message: str, hint: str | None = None) -> PydanticCustomError:
-    context = {"message": message, "hint": hint}
-    return PydanticCustomError("refused", "{message}", context)
+def shorthand(kind: Kind, key: str, json: Mapping[str, Any], of: type = object) -> Kind:
+    """Lets a plain value stand for a mapping with one key: ``worker: 3``.
+
+    Mappings are never plain; lists are plain only if ``of`` is ``list``.
+    """
+
+    def widened(value: object) -> object:
+        plain = not isinstance(value, dict | list)
+        return {key: value} if isinstance(value, of) == (of is list or plain) else value
+
+    return Widened(kind, widened, json)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shorthand:
-    """Lets a plain value stand for a mapping with one key: ``worker: 3``."""
+def whole(least: int, most: int) -> Plain:
+    def check(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise mistyped("a whole number")
+        if value < least:
+            raise Unfit(f"a whole number of at least {least}", sort="bound")
+        if value > most:
+            raise Unfit(f"a whole number of at most {most}", sort="bound")
+        return value
 
-    key: str
-    json: dict[str, Any]
-    of: type = object
-    """The type of the plain value. Mappings are never plain; lists are plain only if
-    this is ``list``."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(
-            self._widened, handler(source)
-        )
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"anyOf": [self.json, handler(schema)]}
-
-    def _widened(self, value: object) -> object:
-        if self.of is list:
-            return {self.key: value} if isinstance(value, list) else value
-        return value if isinstance(value, dict | list) else {self.key: value}
+    return Plain(check, {"type": "integer", "minimum": least, "maximum": most})
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
-    """Text that fully matches a pattern."""
+def number(above: float, most: float) -> Plain:
+    def check(value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise mistyped("a number")
+        if value <= above:
+            raise Unfit(f"a number greater than {above:g}", sort="bound")
+        if value > most:
+            raise Unfit(f"a number of at most {most:g}", sort="bound")
+        return float(value)
 
-    pattern: str
-    what: str
-    hint: str | None = None
+    schema = {"type": "number", "exclusiveMinimum": above, "maximum": most}
+    return Plain(check, schema)
 
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(
-            self._checked, handler(source)
-        )
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return {"type": "string", "pattern": f"^(?:{self.pattern})$"}
+def words(*known: str) -> Plain:
+    def check(value: object) -> object:
+        if value not in known:
+            raise Unfit(", ".join(known), sort="word", words=known)
+        return value
 
-    def _checked(self, text: str) -> str:
-        if not re.fullmatch(self.pattern, text):
-            raise unfit(self.what, self.hint)
+    return Plain(check, {"type": "string", "enum": list(known)})
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise mistyped("true or false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise mistyped("text")
+    return value
+
+
+def _matching(
+    pattern: str,
+    what: str,
+    hint: str | None = None,
+    before: Callable[[object], object] = lambda value: value,
+    schema: Mapping[str, Any] | None = None,
+) -> Plain:
+    """Text that fully matches a pattern, once ``before`` was applied."""
+
+    def check(value: object) -> str:
+        text = _text(before(value))
+        if not re.fullmatch(pattern, text):
+            raise Unfit(what, hint)
         return text
+
+    return Plain(check, schema or {"type": "string", "pattern": f"^(?:{pattern})$"})
 
 
 def _duration(*, zero: bool, off: bool) -> Callable[[object], float | None]:
@@ -117,12 +127,12 @@ def _duration(*, zero: bool, off: bool) -> Callable[[object], float | None]:
         seconds = parse_duration(value) if isinstance(value, str) else None
         if seconds is not None:
             if seconds > _MAX_DURATION_S:
-                raise unfit("at most 366d")
+                raise Unfit("at most 366d")
             if seconds > 0 or zero:
                 return seconds
-            raise unfit("longer than 0s", "write off for none" if off else None)
+            raise Unfit("longer than 0s", "write off for none" if off else None)
         example = "10s, 5m, 1h or off" if off else "10s, 5m, 1h"
-        raise unfit("a duration", _duration_hint(value, example))
+        raise Unfit("a duration", _duration_hint(value, example))
 
     return check
 
@@ -137,44 +147,21 @@ def _duration_hint(value: object, example: str) -> str:
     return f"write {example}"
 
 
-def _duration_json(*extra: Any) -> WithJsonSchema:
-    schema = {"type": "string", "pattern": f"^{DURATION}$"}
-    return WithJsonSchema({"anyOf": [schema, *extra]} if extra else schema)
-
-
-Duration = Annotated[
-    float, PlainValidator(_duration(zero=False, off=False)), _duration_json()
-]
-DurationOrZero = Annotated[
-    float, PlainValidator(_duration(zero=True, off=False)), _duration_json()
-]
-DurationOrOff = Annotated[
-    float | None,
-    PlainValidator(_duration(zero=False, off=True)),
-    # YAML 1.1 reads unquoted `off` as a boolean, which is what validators then see.
-    _duration_json({"const": "off"}, {"const": False}),
-]
+_DURATION = {"type": "string", "pattern": f"^{DURATION_PATTERN}$"}
 
 
 def _ports(value: object) -> PortRange | None:
     if value == "auto":
         return None
     if not isinstance(value, str) or not (match := re.fullmatch(_PORT_RANGE, value)):
-        raise unfit("auto or a range like 40000-41000")
+        raise Unfit("auto or a range like 40000-41000")
     low, high = int(match[1]), int(match[2])
     if low > high:
         raise refused(f"range {value} is reversed", f"write {high}-{low}")
     if low < 1024 or high > 65535:
         why = "ports below 1024 need root" if low < 1024 else None
-        raise unfit("within 1024-65535", why)
+        raise Unfit("within 1024-65535", why)
     return PortRange(low, high)
-
-
-Ports = Annotated[
-    PortRange | None,
-    PlainValidator(_ports),
-    WithJsonSchema({"type": "string", "pattern": "^(auto|[0-9]+-[0-9]+)$"}),
-]
 
 
 def _as_text(value: object) -> object:
@@ -184,12 +171,8 @@ def _as_text(value: object) -> object:
     return str(value)
 
 
-Text = Annotated[
-    str, BeforeValidator(_as_text), WithJsonSchema({"type": ["string", "number"]})
-]
-
-
-def _argument(text: str) -> str:
+def _argument(value: object) -> str:
+    text = _text(_as_text(value))
     if len(text.encode(errors="surrogateescape")) >= MAX_ENV_BYTES:
         raise refused(f"an argument is longer than {MAX_ENV_BYTES} bytes", "use a file")
     return text
@@ -200,59 +183,22 @@ def _as_list(value: object) -> object:
         return [value]
     if isinstance(value, list):
         return value
-    raise unfit("text or a list", "like: python train.py --epochs 3")
-
-
-Command = Annotated[
-    list[Annotated[Text, AfterValidator(_argument)]],
-    Field(min_length=1),
-    BeforeValidator(_as_list),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": ["string", "number"]},
-                },
-            ]
-        }
-    ),
-]
-"""Arguments; a command given as one string becomes a list with that string."""
+    raise Unfit("text or a list", "like: python train.py --epochs 3")
 
 
 def _setup(value: object) -> str | list[str]:
     if isinstance(value, str) and value:
         return _one_line(value)
     if not isinstance(value, list) or not value:
-        raise unfit("a list of lines for bash, or a file", "setup: [module load cuda]")
+        raise Unfit("a list of lines for bash, or a file", "setup: [module load cuda]")
     for item in value:
         if not isinstance(item, str) or not item or "\0" in item or "\r" in item:
-            raise unfit("a list of lines for bash", 'like "module load cuda/12"')
+            raise Unfit("a list of lines for bash", 'like "module load cuda/12"')
     return value
 
 
-Setup = Annotated[
-    str | list[str],
-    PlainValidator(_setup),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "string", "minLength": 1},
-                },
-            ]
-        }
-    ),
-]
-
-
-def _env_name(name: str) -> str:
+def _env_name(value: object) -> str:
+    name = _text(value)
     if not re.fullmatch(_ENV_NAME, name):
         hint = "letters, digits and '_', not a digit first"
         raise refused(f"{name!r} is not the name of a variable", hint)
@@ -264,7 +210,8 @@ def _env_name(name: str) -> str:
     return name
 
 
-def _env_value(text: str) -> str:
+def _env_value(value: object) -> str:
+    text = _text(_as_text(value))
     if "\0" in text or "\n" in text or "\r" in text:
         raise refused("a variable's value must be one line, without NUL")
     if len(text.encode(errors="surrogateescape")) >= MAX_ENV_BYTES - 256:
@@ -272,41 +219,24 @@ def _env_value(text: str) -> str:
     return text
 
 
-EnvName = Annotated[str, AfterValidator(_env_name)]
-Env = Annotated[
-    dict[EnvName, Annotated[Text, AfterValidator(_env_value)]],
-    WithJsonSchema(
-        {
-            "type": "object",
-            "properties": {
-                "pass": {
-                    "type": ["string", "number", "array"],
-                    "items": {"type": "string"},
-                    "description": "A list: variables that are passed on from where "
-                    "tfcluster is started. Text: the value of a variable `pass`.",
-                }
-            },
-            "additionalProperties": {"type": ["string", "number"]},
-        }
-    ),
-]
-"""Names and values. ``passed_variables`` has already replaced a list below ``pass``."""
-
-
 def _one_line(text: str) -> str:
-    if _CONTROL.search(text):
-        raise unfit("one line, without control characters")
+    if re.search(_CONTROL, text):
+        raise Unfit("one line, without control characters")
     return text
 
 
-Line = Annotated[str, AfterValidator(_one_line), Field(min_length=1)]
+def _line(value: object) -> str:
+    text = _one_line(_text(value))
+    if not text:
+        raise Unfit("", sort="empty")
+    return text
 
 
 def _interpreter(value: object) -> tuple[str, ...]:
     words: list[Any] = value if isinstance(value, list) else [value]
     hint = 'like ["apptainer", "exec", "tf.sif", "python"]'
     if not isinstance(value, str | list):
-        raise unfit("a path, a name, or a command as a list of words", hint)
+        raise Unfit("a path, a name, or a command as a list of words", hint)
     if not words:
         raise refused("a command must not be an empty list", hint)
     if not all(isinstance(word, str) and word for word in words):
@@ -315,49 +245,13 @@ def _interpreter(value: object) -> tuple[str, ...]:
     return tuple(_one_line(word) for word in words)
 
 
-Interpreter = Annotated[
-    tuple[str, ...],
-    PlainValidator(_interpreter),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "string", "minLength": 1},
-                },
-            ]
-        }
-    ),
-]
-"""A path, a name, or a command of several words that ends with either."""
-
-
-Name = Annotated[
-    str,
-    Matching(
-        _NAME,
-        "at most 64 letters, digits, '.', '_' and '-', and must not begin with . or -",
-    ),
-]
-User = Annotated[str, Matching(_USER, "a user name")]
-Word = Annotated[
-    str, Matching(_WORD, "one word of letters, digits and . _ : + / @ % = -")
-]
-WordList = Annotated[
-    str,
-    Matching(f"{_WORD}(?:,{_WORD})*", "words of letters, digits and . _ : + / @ % = -"),
-]
-
-
 def _slurm_time(value: object) -> object:
     """A duration (``4h``) in Slurm's format; anything else as it is, as text."""
     seconds = parse_duration(value) if isinstance(value, str) else None
     if seconds is None:
         return _as_text(value)
     if seconds > _MAX_DURATION_S or seconds < 1:
-        raise unfit("between 1s and 366d")
+        raise Unfit("between 1s and 366d")
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -373,27 +267,64 @@ def _memory(value: object) -> object:
     return f"{match[1]}{match[2].upper()}" if match else value
 
 
-Time = Annotated[
-    str,
-    Matching(
-        r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}|UNLIMITED|INFINITE",
-        "a duration, or a time in Slurm's format",
-        'like 4h, minutes, or quoted: "HH:MM:SS", "D-HH:MM:SS"',
-    ),
-    BeforeValidator(_slurm_time),
-    WithJsonSchema({"type": ["string", "integer"]}),
-]
-Memory = Annotated[
-    str,
-    Matching("[0-9]+[KMGT]?", "an amount of memory", "like 16G, or 16000 for MB"),
-    BeforeValidator(_memory),
-    WithJsonSchema({"type": ["string", "integer"]}),
-]
-Resource = Annotated[
-    str,
-    Matching(r"[A-Za-z0-9._:+/@%*|!&-]+", "one word, without ',' and '='"),
-    BeforeValidator(_as_text),
-]
-Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
-Gpus = Annotated[int, Field(ge=0, le=1024)]
-Port = Annotated[int, Field(ge=1, le=65535)]
+FLAG = Plain(_flag, {"type": "boolean"})
+COUNT = whole(1, MAX_COUNT)
+GPUS = whole(0, 1024)
+PORT = whole(1, 65535)
+LINE = Plain(_line, _FILLED)
+DURATION = Plain(_duration(zero=False, off=False), _DURATION)
+DURATION_OR_ZERO = Plain(_duration(zero=True, off=False), _DURATION)
+DURATION_OR_OFF = Plain(
+    _duration(zero=False, off=True),
+    # YAML 1.1 reads unquoted `off` as a boolean.
+    {"anyOf": [_DURATION, {"const": "off"}, {"const": False}]},
+)
+PORTS = Plain(_ports, {"type": "string", "pattern": "^(auto|[0-9]+-[0-9]+)$"})
+COMMAND = Widened(
+    ListOf(Plain(_argument, _TEXT_OR_NUMBER), filled=True), _as_list, _FILLED
+)
+"""Arguments; a command given as one string becomes a list with that string."""
+_LINES = {"anyOf": [_FILLED, {"type": "array", "minItems": 1, "items": _FILLED}]}
+SETUP = Plain(_setup, _LINES)
+INTERPRETER = Plain(_interpreter, _LINES)
+"""A path, a name, or a command of several words that ends with either."""
+ENV_NAME = Plain(_env_name, {"type": "string"})
+ENV = MapOf(
+    ENV_NAME,
+    Plain(_env_value, _TEXT_OR_NUMBER),
+    {
+        "pass": {
+            "type": ["string", "number", "array"],
+            "items": {"type": "string"},
+            "description": "A list: variables that are passed on from where "
+            "tfcluster is started. Text: the value of a variable `pass`.",
+        }
+    },
+)
+"""Names and values. ``passed_variables`` has already replaced a list below ``pass``."""
+NAME = _matching(
+    _NAME,
+    "at most 64 letters, digits, '.', '_' and '-', and must not begin with . or -",
+)
+USER = _matching(_USER, "a user name")
+WORD = _matching(_WORD, "one word of letters, digits and . _ : + / @ % = -")
+WORD_LIST = _matching(
+    f"{_WORD}(?:,{_WORD})*", "words of letters, digits and . _ : + / @ % = -"
+)
+TIME = _matching(
+    r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}|UNLIMITED|INFINITE",
+    "a duration, or a time in Slurm's format",
+    'like 4h, minutes, or quoted: "HH:MM:SS", "D-HH:MM:SS"',
+    before=_slurm_time,
+    schema={"type": ["string", "integer"]},
+)
+MEMORY = _matching(
+    "[0-9]+[KMGT]?",
+    "an amount of memory",
+    "like 16G, or 16000 for MB",
+    before=_memory,
+    schema={"type": ["string", "integer"]},
+)
+RESOURCE = _matching(
+    r"[A-Za-z0-9._:+/@%*|!&-]+", "one word, without ',' and '='", before=_as_text
+)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tfcluster.errors import Problem
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
 
 

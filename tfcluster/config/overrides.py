@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 from tfcluster.config.diagnostics import Report
-from tfcluster.config.parse import parse
 from tfcluster.config.text import printable
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq, mapping, text
 from tfcluster.host_patterns import HostlistError, split
@@ -19,6 +18,8 @@ _MAX_KEYS = 8
 """The limit of a key's parts: cluster.yaml is less deep."""
 _MANY_SLOTS = 1000
 """A larger number is most likely meant as a port for ssh."""
+_WORD = re.compile("[A-Za-z0-9_][A-Za-z0-9_./-]*")
+"""Text that means the same in YAML."""
 _SLOTS = re.compile(r"(.+?):([0-9]+)", re.DOTALL)
 
 
@@ -48,6 +49,10 @@ def _value(path: Sequence[str], written: str, mark: Mark, report: Report) -> Nod
     # Environment values are text; quotes inside the shell's quotes would be a nuisance.
     if "env" in path[:-1]:
         return text(written, mark)
+    if _WORD.fullmatch(written):
+        return Scalar(written, mark, plain=True, inset=0)
+    from tfcluster.config.parse import parse  # imported here: few flags need YAML
+
     node = parse(written, mark, report)
     return Scalar("", mark, plain=True) if node is None else node
 

@@ -1,33 +1,31 @@
 """Loads a file or flags into a checked Description, and finds all problems in one pass.
 
-File or flags -> tree -> overrides -> shape (pydantic) -> rules -> Description.
+File or flags -> tree -> overrides -> shape -> rules -> Description.
 """
 
 from __future__ import annotations
 
 import os
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
-
-from pydantic import ValidationError
 
 from tfcluster.config.describe import Setting, check_ports, describe
 from tfcluster.config.diagnostics import Findings, Report
-from tfcluster.config.explain import explain, shown
 from tfcluster.config.loaded import Loaded
 from tfcluster.config.models import Cluster
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
-from tfcluster.config.parse import parse
 from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
 from tfcluster.config.removed_keys import without_removed
 from tfcluster.config.rules import check_rules, check_unused
 from tfcluster.config.scheduler_rules import check_sections
-from tfcluster.config.sections import cluster_model, known
+from tfcluster.config.sections import cluster_model, known, mentioned
+from tfcluster.config.shape import Wrong
+from tfcluster.config.shape import read as read_section
 from tfcluster.config.source import read_file
 from tfcluster.config.text import MAX_PATH, printable
-from tfcluster.config.tree import Map, Mark, Scalar, value
+from tfcluster.config.tree import Map, Mark, Scalar, shown, value
 from tfcluster.config.yaml11_scalars import EMPTY
 
 _SMALLEST = "smallest valid config: {command: python train.py, tasks: {worker: 2}}"
@@ -47,7 +45,7 @@ def load(
     given = os.fspath(path)
     report = Report(printable(given, MAX_PATH))
     root = _read(given, report)
-    file = Path(given).absolute()
+    file = pathlib.Path(given).absolute()
     setting = Setting(
         environ=environ,
         folder=file.parent,
@@ -69,7 +67,7 @@ def from_command(
     overrides: Sequence[str],
     name: str | None,
     environ: Mapping[str, str],
-    cwd: Path,
+    cwd: pathlib.Path,
     python: str,
     passed: Sequence[str] = (),
 ) -> Loaded:
@@ -86,6 +84,8 @@ def from_command(
 
 
 def _read(path: str, report: Report) -> Map:
+    from tfcluster.config.parse import parse  # imported here: flags need no YAML
+
     start = Mark(report.source, 1, 1)
     root = parse(read_file(path, report), start, report)
     if root is None or (isinstance(root, Scalar) and root.value is EMPTY):
@@ -122,23 +122,36 @@ def _shape(findings: Findings) -> Cluster:
     whole = dict(data) if isinstance(data, dict) else {}
     # Another scheduler than ours may be named as the backend, or have a section.
     backend = whole.get("backend")
-    names = {*whole} | ({backend} if isinstance(backend, str) else set())
+    names = {*whole} | ({backend} if isinstance(backend, str) else {"local"})
+    if "launcher" not in whole:
+        # Only what is needed to see that all is well: most schedulers are not used.
+        cluster, wrong = _checked(cluster_model(mentioned(names)), whole)
+        if not wrong:
+            return cluster
     model = cluster_model(known(names))
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-    for problem in problems:
-        explain(problem, findings, model)
-    findings.broken = frozenset(str(problem["loc"][0]) for problem in problems)
-    rest, findings.left_out = without(whole, [p["loc"] for p in problems])
-    try:
-        return model.model_validate({"tasks": {}} | rest)
-    except ValidationError:
-        # The rest of a key is not valid by itself: leave out the whole key.
-        findings.left_out = {}
-        rest = {k: v for k, v in whole.items() if k not in findings.broken}
-        return model.model_validate({"tasks": {"worker": 1}} | rest)
+    cluster, wrong = _checked(model, whole)
+    if not wrong:
+        return cluster
+    from tfcluster.config.explain import explain  # imported here: it is rarely needed
+
+    for each in wrong:
+        explain(each, findings, model)
+    findings.broken = frozenset(str(each.path[0]) for each in wrong)
+    rest, findings.left_out = without(whole, [each.path for each in wrong])
+    cluster, wrong = _checked(model, {"tasks": {}} | rest)
+    if not wrong:
+        return cluster
+    # The rest of a key is not valid by itself: leave out the whole key.
+    findings.left_out = {}
+    rest = {k: v for k, v in whole.items() if k not in findings.broken}
+    return _checked(model, {"tasks": {"worker": 1}} | rest)[0]
+
+
+def _checked(
+    model: type[Cluster], data: Mapping[str, object]
+) -> tuple[Cluster, list[Wrong]]:
+    wrong: list[Wrong] = []
+    return read_section(model, data, (), wrong), wrong
 
 
 def as_name(text: str) -> str:
@@ -149,9 +162,9 @@ def as_name(text: str) -> str:
 
 def command_stem(command: Sequence[str]) -> str:
     """The name of a run of ``command``: its script or module, or else its program."""
-    program = PurePath(command[0]).name if command else ""
+    program = pathlib.PurePath(command[0]).name if command else ""
     if not re.fullmatch(r"python[0-9.]*", program):
-        return PurePath(program).stem or program
+        return pathlib.PurePath(program).stem or program
     words = iter(command[1:])
     for word in words:
         if word == "-m":
@@ -161,5 +174,5 @@ def command_stem(command: Sequence[str]) -> str:
         if word in ("-W", "-X"):
             next(words, None)
         elif not word.startswith("-"):
-            return PurePath(word).stem
+            return pathlib.PurePath(word).stem
     return program

@@ -12,16 +12,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol.wire import WORKDIR
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MAX_FILES = 50
 
@@ -161,6 +156,10 @@ def _absolute(text: str, folder: Path) -> Path:
 
 def dependencies(text: str) -> list[str]:
     """The dependencies of a pyproject.toml. Raises RequirementsError."""
+    if sys.version_info >= (3, 11):  # imported here: few configurations need it
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         document = tomllib.loads(text)
     except ValueError as error:  # bad TOML, or a number with thousands of digits

@@ -1,6 +1,6 @@
 """The shape of cluster.yaml together with the sections of schedulers.
 
-A scheduler names the kind of each of its keys; here, kinds become types.
+A scheduler names the kind of each of its keys; here, these become kinds of values.
 """
 
 from __future__ import annotations
@@ -8,69 +8,65 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from typing import Any, Literal, Optional
-
-from pydantic import Field, create_model
+from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.config import field_types
-from tfcluster.config.models import Cluster, Section
+from tfcluster.config.models import Cluster
+from tfcluster.config.shape import Key, Kind, ListOf, MapOf, Nested, Section
+from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import Scheduler
 
-KINDS: dict[str, Any] = {
-    "count": field_types.Count,
-    "gpus": field_types.Gpus,
-    "memory": field_types.Memory,
-    "time": field_types.Time,
-    "word": field_types.Word,
-    "words": field_types.WordList,
-    "line": field_types.Line,
-    "resources": dict[field_types.Word, field_types.Resource],
-    "options": list[field_types.Line],
+KINDS: dict[str, Kind] = {
+    "count": field_types.COUNT,
+    "gpus": field_types.GPUS,
+    "memory": field_types.MEMORY,
+    "time": field_types.TIME,
+    "word": field_types.WORD,
+    "words": field_types.WORD_LIST,
+    "line": field_types.LINE,
+    "resources": MapOf(field_types.WORD, field_types.RESOURCE),
+    "options": ListOf(field_types.LINE),
 }
 """Kind of a key, as in ``setting(kind, ...)`` -> what values it takes."""
 
 
 def known(names: Iterable[str]) -> tuple[Scheduler, ...]:
     """The built-in schedulers, and those of ``names`` that a site has installed."""
-    others = sorted({*names} - {*schedulers.names(), *Cluster.model_fields})
-    return (*schedulers.built_in(), *filter(None, map(schedulers.find, others)))
+    others = {*names} - {*schedulers.names()}
+    return (*schedulers.built_in(), *mentioned(others))
+
+
+def mentioned(names: Iterable[str]) -> tuple[Scheduler, ...]:
+    """The schedulers among these words; keys that every file can have are none."""
+    words = sorted({*names} - {*Cluster.known})
+    return tuple(filter(None, map(schedulers.find, words)))
 
 
 @functools.cache
 def cluster_model(known: tuple[Scheduler, ...]) -> type[Cluster]:
     """``Cluster`` with a section for each scheduler that has settings."""
-    backends = tuple(each.name for each in known)
+    backends = (each.name for each in known)
     launchers = ("auto", *(each.launcher for each in known if each.launcher))
-    fields: dict[str, Any] = {
-        "backend": (Literal.__getitem__(backends), Cluster.model_fields["backend"]),
-        "launcher": (Literal.__getitem__(launchers), Cluster.model_fields["launcher"]),
+    keys = {
+        name: replace(Cluster.known[name], kind=field_types.words(*words))
+        for name, words in (("backend", backends), ("launcher", launchers))
     }
     for each in known:
         if each.settings is not None:
             about = f"Backend {each.name}: {each.title}."
-            kind = _section(each.settings)
-            fields[each.name] = (kind, Field(default={}, description=about))
-    model: type[Cluster] = create_model(
-        "Cluster", __base__=Cluster, __doc__=Cluster.__doc__, **fields
-    )
-    return model
+            keys[each.name] = Key(Nested(_section(each.settings)), about, {})
+    return type("Cluster", (Cluster,), {**keys, "__doc__": Cluster.__doc__})
 
 
 def _section(settings: type[Any]) -> type[Section]:
-    fields = {}
+    keys = {}
     for each in dataclasses.fields(settings):
-        kind, default = KINDS[each.metadata["kind"]], each.default
+        default = each.default
         if each.default_factory is not dataclasses.MISSING:
             default = each.default_factory()
         default = list(default) if isinstance(default, tuple) else default
-        if default is None:
-            kind = Optional[kind]  # noqa: UP045 - a value, which may be Annotated
-        about = Field(default=default, description=each.metadata["about"])
-        fields[each.name] = (kind, about)
+        kind, about = KINDS[each.metadata["kind"]], each.metadata["about"]
+        keys[each.name] = Key(kind, about, default)
     name = settings.__name__.removesuffix("Settings")
-    options: dict[str, Any] = fields
-    model: type[Section] = create_model(
-        name, __base__=Section, __doc__=settings.__doc__, **options
-    )
-    return model
+    return type(name, (Section,), {**keys, "__doc__": settings.__doc__})

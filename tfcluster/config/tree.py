@@ -7,10 +7,11 @@ neither YAML syntax nor the meaning of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from tfcluster.config.text import cut, printable
 from tfcluster.config.yaml11_scalars import read
+from tfcluster.light_dataclasses import dataclass
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""
@@ -99,6 +100,15 @@ def _value(node: Node, known: dict[int, object]) -> object:
         built = {key: _value(entry.node, known) for key, entry in node.entries.items()}
     known[id(node)] = built
     return built
+
+
+def shown(node: Node) -> str:
+    """A node for a message: short, and on one line."""
+    if isinstance(node, Map):
+        return "a mapping"
+    if isinstance(node, Seq):
+        return "a list"
+    return printable(node.raw) if node.plain else repr(cut(node.raw))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ become ``Misread``, which no field accepts. Knows no places and no keys.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from tfcluster.light_dataclasses import dataclass
 
 _EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
 _WORDS = {

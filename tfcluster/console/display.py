@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from tfcluster.light_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

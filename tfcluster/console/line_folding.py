@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.vocabulary import RANKED_TYPES
 
 WAIT_S = 1.0

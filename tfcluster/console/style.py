@@ -6,9 +6,9 @@ All it needs to know about a stream is whether it is a terminal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TextIO
 
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.vocabulary import TASK_TYPES
 
 # Cyan, yellow, green, magenta, blue, and their bright forms; red is for failures.

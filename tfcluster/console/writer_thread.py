@@ -10,10 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tfcluster.console.stream import Stream
 from tfcluster.console.text import cut, plural, width
+from tfcluster.light_dataclasses import dataclass
 
 MAX_LINES = 10_000
 MAX_CHARACTERS = 8 << 20

@@ -5,16 +5,16 @@ Knows the outer form of the channel (noise, hello, frames), not what messages me
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 from tfcluster import __version__
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.model import Host
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError, encode, type_of
@@ -261,7 +261,7 @@ def open_agent(
     ``witness`` is the path of a file of this run. The agent says whether it sees that
     file, that is, whether the host shares our files.
     """
-    nonce = secrets.token_hex(16)
+    nonce = os.urandom(16).hex()
     contact = AgentConnection(
         host.name, starter.start_agent(host), nonce, post, threads
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
@@ -44,7 +44,7 @@ class BriefContacts:
 
     def __init__(self, starter: Starter, purpose: str) -> None:
         self._starter = starter
-        self._run = f"{purpose}-{secrets.token_hex(8)}"
+        self._run = f"{purpose}-{os.urandom(8).hex()}"
         self._threads = ChannelThreads()
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._contacts: dict[str, AgentConnection] = {}

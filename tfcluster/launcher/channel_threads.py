@@ -13,9 +13,9 @@ import selectors
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tfcluster.launcher.growing_pool import GrowingPool
+from tfcluster.light_dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

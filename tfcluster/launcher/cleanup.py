@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import Closed, Received, open_agent
@@ -30,6 +29,8 @@ def sweep_all(
     starter: Starter, hosts: Sequence[Host], run: str
 ) -> Iterator[tuple[str, int | TfclusterError | None]]:
     """Sweep hosts in parallel; yields their names with results or errors, in order."""
+    # Imported here: it takes long, and a launch does not need it.
+    from concurrent.futures import ThreadPoolExecutor
 
     threads = ChannelThreads()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from queue import Empty, SimpleQueue
 
@@ -78,6 +77,7 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskUnstartable,
 )
+from tfcluster.light_dataclasses import as_dict
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
@@ -293,7 +293,7 @@ class Driver:
         measured = Measured.of(clock.monotonic_s, clock.asked_s, heard_s)
         if measured.says_more_than(self._clocks.get(host)):
             self._clocks[host] = measured
-            self._journal.event("clock", host=host, **asdict(measured))
+            self._journal.event("clock", host=host, **as_dict(measured))
 
     def _making(self, host: str, text: str | None) -> None:
         """Record that a host makes an environment, which may take longest of all."""

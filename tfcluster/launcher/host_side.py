@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tfcluster.launcher.agent_connection import AgentConnection
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.model import Host
 from tfcluster.protocol.messages import Hello
 

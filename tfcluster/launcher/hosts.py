@@ -43,7 +43,6 @@ from tfcluster.launcher.host_stages import (
 )
 from tfcluster.launcher.job import Item, Job, search_paths, warm_env
 from tfcluster.launcher.preparation import changed_python, prepare_request, unprepared
-from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.model import Host, Strategy
@@ -198,7 +197,13 @@ class Hosts:
     def _digest(self) -> str | None:
         """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
-        return None if requirements is None else requirements_digest(requirements)
+        if requirements is None:
+            return None
+        # Imported here: few launches need it.
+
+        from tfcluster.launcher.requirements_digest import requirements_digest
+
+        return requirements_digest(requirements)
 
     def _warm(self, side: HostSide) -> None:
         job, package = self._job_of(side), self.package(side.host.name)

@@ -6,10 +6,10 @@ import signal
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from tfcluster.errors import ExitCode
+from tfcluster.light_dataclasses import dataclass
 
 _MEANING = {
     signal.SIGINT: ExitCode.INTERRUPTED,

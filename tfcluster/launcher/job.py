@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tfcluster import schedulers
@@ -27,6 +26,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
+from tfcluster.light_dataclasses import dataclass, field, replace
 from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.placement import place_again, place_anew, share_machines
 from tfcluster.schedulers.base import BatchScheduler

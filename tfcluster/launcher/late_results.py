@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -145,7 +145,7 @@ class _Line:
         line = cls(host.name)
         # Not the id of the run: this agent must not end any processes of the run that
         # are left.
-        mark = f"fetch-{secrets.token_hex(8)}"
+        mark = f"fetch-{os.urandom(8).hex()}"
         try:
             line.contact = open_agent(starter, host, mark, 0.0, line.post, threads)
         except TfclusterError as error:

@@ -7,14 +7,13 @@ the logs and the report survive whatever happens.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -49,6 +48,7 @@ from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.types import Finish
+from tfcluster.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.model import Allocation, Description
 from tfcluster.placement import place
 from tfcluster.plan_document import plan_document, task_parts
@@ -241,7 +241,7 @@ class Launch:
                     allocation=self.prepared.allocation,
                     specs={spec.task: spec for spec in self.prepared.specs},
                     secrets=self.secrets,
-                    token=secrets.token_hex(32),
+                    token=os.urandom(32).hex(),
                     logs=paths.logs,
                     files=self.files,
                 )
@@ -461,5 +461,5 @@ def _identity(job: Job) -> dict[str, Any]:
         "argv": list(description.command),
         "version": __version__,
         "started": time.time(),
-        **asdict(identity()),
+        **as_dict(identity()),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import resource
 import shutil
@@ -167,6 +166,8 @@ def _require_script(spec: TaskSpec) -> None:
         return
     script = folder / name
     if not script.exists():
+        import difflib  # here and below: it takes long, needed only for messages
+
         near = difflib.get_close_matches(script.name, _names(script.parent), n=1)
         raise StartError(
             f"{spec.task}: there is no {name} in {folder}",
@@ -177,6 +178,8 @@ def _require_script(spec: TaskSpec) -> None:
 def _hint(program: str, folder: Path) -> str | None:
     if program.endswith(".py") and (folder / program).is_file():
         return f"write `python {program}`"
+    import difflib
+
     near = difflib.get_close_matches(program, _USUAL, n=1)
     return f"did you mean '{near[0]}'?" if near else None
 

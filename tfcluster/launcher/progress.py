@@ -6,9 +6,9 @@ Time is an argument, so that tests can replay it; knows nothing about channels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol.messages import Exited, Gpu, Usage
 from tfcluster.task_id import TaskId
 

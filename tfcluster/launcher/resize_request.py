@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from tfcluster import schedulers
 from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import host_name_problem
 from tfcluster.launcher.job import Job
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Host, HostEntry, Strategy
 from tfcluster.protocol.commands import Resize
 from tfcluster.vocabulary import RANKED_TYPES

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
 
 from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
@@ -21,6 +20,7 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.resize_request import Wanted, wanted
 from tfcluster.lifecycle.types import Event, HostLost, Resize
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Description, Host
 from tfcluster.protocol import commands
 from tfcluster.schedulers.starting import ReachabilityProbe, Starter

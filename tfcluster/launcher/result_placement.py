@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from tfcluster.agent.os_encoding import local_path, raw
 from tfcluster.agent.workdir_patterns import BY_HOST
 from tfcluster.console.text import byte_size
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.record.fetched import Copy, FetchedFiles
+
+if TYPE_CHECKING:
+    import hashlib
 
 READ_BYTES = 1 << 20
 _PARTIAL = ".tfcluster-part-"
@@ -29,6 +32,13 @@ _SAFE_MODE = 0o755
 _KEPT_FREE = 100
 """This fraction (1/N) of the disk stays free, for the run's record among others."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:@-]")
+
+
+def new_hash(data: bytes = b"") -> hashlib._Hash:
+    """A SHA-256 hash, imported on use: few launches fetch results."""
+    import hashlib
+
+    return hashlib.sha256(data)
 
 
 class PlacementError(Exception):
@@ -185,7 +195,7 @@ class ResultFolder:
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         name = raw(f"{self._host}\0{choice.path}")
-        digest = hashlib.sha256(name).hexdigest()[:24]
+        digest = new_hash(name).hexdigest()[:24]
         return Partial(target.parent / f"{_PARTIAL}{digest}")
 
     def keep(self, choice: Choice, remote: Remote, digest: str) -> None:
@@ -234,7 +244,7 @@ class Partial:
         self.path = path
         self._fd = _open_locked(path)
         self.size = os.fstat(self._fd).st_size
-        self.hash = hashlib.sha256()
+        self.hash = new_hash()
 
     def __enter__(self) -> Partial:
         return self
@@ -265,7 +275,7 @@ class Partial:
 
         ``tick`` is called now and then, and may raise.
         """
-        self.hash = hashlib.sha256()
+        self.hash = new_hash()
         os.lseek(self._fd, 0, os.SEEK_SET)
         while data := os.read(self._fd, READ_BYTES):
             self.hash.update(data)
@@ -296,7 +306,7 @@ class Partial:
             return
         os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
-        self.hash = hashlib.sha256()
+        self.hash = new_hash()
         if base is None or not offset:
             return
         with base.open("rb") as file:

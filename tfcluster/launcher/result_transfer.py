@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import base64
 import errno
-import hashlib
 import itertools
 import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -33,7 +31,9 @@ from tfcluster.launcher.result_placement import (
     PlacementError,
     Remote,
     ResultFolder,
+    new_hash,
 )
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages, requests
 
 STALL_S = 30.0
@@ -341,7 +341,7 @@ class HostTransfer:
         return None, 0, ""
 
     def _digest_here(self, path: Path) -> str:
-        hashed = hashlib.sha256()
+        hashed = new_hash()
         with path.open("rb") as file:
             while data := file.read(READ_BYTES):
                 hashed.update(data)

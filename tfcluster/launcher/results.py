@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -29,6 +28,7 @@ from tfcluster.launcher.result_transfer import (
     run_all,
 )
 from tfcluster.launcher.workdir_listing import witnesses
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message, OfResults
 from tfcluster.protocol.requests import Request

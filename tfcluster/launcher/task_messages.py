@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tfcluster.exit_causes import cause_of_exit, looks_like_victim
@@ -22,6 +21,7 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
+from tfcluster.light_dataclasses import as_dict
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
@@ -172,7 +172,7 @@ class TaskMessages:
                 self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
                 self.progress.epoch(task, epoch, said)
             case "exchanges":
-                totals = [asdict(each) for each in exchange_totals(event)][
+                totals = [as_dict(each) for each in exchange_totals(event)][
                     :_MOST_TOTALS
                 ]
                 keys = {"attempt": attempt, "totals": totals}

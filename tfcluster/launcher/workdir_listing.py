@@ -8,12 +8,11 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.workdir_patterns import BY_HOST, ENVIRONMENT, NEVER, is_excluded
-from tfcluster.agent.workdir_receiver import sha256
 from tfcluster.errors import StartError
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Sync
 from tfcluster.protocol import requests
 from tfcluster.protocol.requests import File, Part
@@ -153,6 +152,9 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _digest(path: Path) -> str:
+    # Imported here: few launches copy files.
+    from tfcluster.agent.workdir_receiver import sha256
+
     try:
         return sha256(path)
     except OSError as error:

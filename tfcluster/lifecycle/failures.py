@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from tfcluster.durations import duration_text
 from tfcluster.errors import ExitCode
@@ -28,6 +27,7 @@ from tfcluster.lifecycle.types import (
     SetDeadline,
     State,
 )
+from tfcluster.light_dataclasses import replace
 from tfcluster.states import TaskState
 
 LONGEST_BACKOFF_S = 300.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.failures import enough_are_left, fail
 from tfcluster.lifecycle.transitions import (
@@ -32,6 +30,7 @@ from tfcluster.lifecycle.types import (
     State,
     TaskStatus,
 )
+from tfcluster.light_dataclasses import replace
 from tfcluster.states import TaskState
 
 

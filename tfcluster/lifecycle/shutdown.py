@@ -6,7 +6,6 @@ Either the user interrupts it, up to three times, or a deadline passes.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from tfcluster.errors import ExitCode
 from tfcluster.lifecycle.failures import fail, judge
@@ -35,6 +34,7 @@ from tfcluster.lifecycle.types import (
     State,
     StopTasks,
 )
+from tfcluster.light_dataclasses import replace
 from tfcluster.states import RunState, TaskState
 
 _FIRST_OF_SIGNALS = 128

@@ -10,7 +10,6 @@ period. Results are fetched when all tasks have ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import singledispatch
 
 from tfcluster.errors import ExitCode
@@ -96,6 +95,7 @@ from tfcluster.lifecycle.types import (
     TaskStatus,
     TaskUnstartable,
 )
+from tfcluster.light_dataclasses import replace
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 

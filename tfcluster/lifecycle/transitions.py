@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from tfcluster.lifecycle.types import (
     Action,
@@ -21,6 +20,7 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskStatus,
 )
+from tfcluster.light_dataclasses import replace
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 

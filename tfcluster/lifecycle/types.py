@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 from tfcluster.errors import ExitCode
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.record.events import read_ends
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths, runs

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from dataclasses import astuple, dataclass
 from typing import Any
 
+from tfcluster.light_dataclasses import as_dict, dataclass
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths
 
@@ -67,7 +67,9 @@ class FetchedFiles:
         with self._lock:
             self._saved_s = time.monotonic()
             copies = {**self._saved(), **self._own}
-            files = {path: list(astuple(copy)) for path, copy in copies.items()}
+            files = {
+                path: list(as_dict(copy).values()) for path, copy in copies.items()
+            }
             value = {"schema": _SCHEMA, "files": files}
             replace_json(self._path, value, durable=False)
 

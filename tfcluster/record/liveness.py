@@ -12,11 +12,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
+from tfcluster.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import ELSEWHERE, RunPaths
 from tfcluster.record.run_status import LauncherView, RunView
@@ -119,7 +119,7 @@ def acquire(paths: RunPaths) -> Lock:
     lock = try_lock(paths.lock, patience_s=_PROBE_S)
     if lock is None:
         raise ActiveRunError(f"the run {paths.run} already has a launcher")
-    lock.write(asdict(identity()))
+    lock.write(as_dict(identity()))
     return lock
 
 

@@ -5,29 +5,45 @@ Only reads; from a damaged or vanishing folder it returns what is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from tfcluster.light_dataclasses import replace
 from tfcluster.record import events
 from tfcluster.record.continuation import successor
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import Life, holder, judge, judged, signs
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.replay import replay
+from tfcluster.record.replay import Replay, replay
 from tfcluster.record.run_status import RunView
 
 
 def read_run(paths: RunPaths, *, now_s: float) -> RunView:
     """Everything about the run. ``now_s`` is the Unix time."""
+    return RunReader(paths).read(now_s=now_s)
 
-    def read() -> RunView:
-        plan = read_json(paths.plan) or {}
-        found = events.read_events(paths.events)
-        view = replay(plan, found, read_json(paths.progress))
-        after = successor(paths) if view.state.final else None
+
+class RunReader:
+    """``read_run`` again and again; each time it reads only the newest events."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._plan: Mapping[str, Any] | None = None
+
+    def read(self, *, now_s: float) -> RunView:
+        return _judged(self._paths, self._view, now_s)
+
+    def _view(self) -> RunView:
+        plan = read_json(self._paths.plan) or {}
+        if plan != self._plan:
+            # Tasks may have changed: all events are about those of the new plan.
+            self._plan, self._replay = plan, Replay(plan)
+            self._events = events.EventReader(self._paths.events)
+        for event in self._events.read():
+            self._replay.add(event)
+        view = self._replay.view(read_json(self._paths.progress))
+        after = successor(self._paths) if view.state.final else None
         return replace(view, continued_as=after.run) if after else view
-
-    return _judged(paths, read, now_s)
 
 
 def read_summary(paths: RunPaths, *, now_s: float) -> RunView:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.record.events import Event, read_events
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.values import integer, metric_values, number, objects, text

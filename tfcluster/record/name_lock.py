@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import ActiveRunError, ResourceError
+from tfcluster.light_dataclasses import as_dict, dataclass
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import Lock, identity, try_lock
 from tfcluster.record.paths import names_dir, valid_name
@@ -56,7 +56,7 @@ def hold_name(state: Path, name: str, run: str, *, now_s: float) -> NameLock:
         if (holder and not _is_gone(holder)) or time.monotonic() > deadline_s:
             raise _taken(name, holder or {})
         lock = try_lock(path, patience_s=0.02)
-    lock.write({"run": run, "since": now_s, **asdict(identity())})
+    lock.write({"run": run, "since": now_s, **as_dict(identity())})
     return NameLock(name, lock)
 
 

@@ -12,10 +12,10 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem, ResourceError
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.task_id import TaskId
 
 FOLDER_MODE = 0o700

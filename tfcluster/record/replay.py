@@ -8,9 +8,9 @@ malformed: a key that is missing or has another type counts as not given.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
+from tfcluster.light_dataclasses import replace
 from tfcluster.record.run_status import (
     FailureView,
     FitView,

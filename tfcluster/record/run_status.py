@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.states import RunState, TaskState
 from tfcluster.vocabulary import FORMAT_VERSION
 

@@ -108,7 +108,6 @@ if TYPE_CHECKING:
     from tfcluster.runtime.process_group import barrier as barrier
     from tfcluster.runtime.process_group import cross_rank as cross_rank
     from tfcluster.runtime.process_group import cross_size as cross_size
-    from tfcluster.runtime.process_group import init as init
     from tfcluster.runtime.process_group import is_chief as is_chief
     from tfcluster.runtime.process_group import is_initialized as is_initialized
     from tfcluster.runtime.process_group import local_rank as local_rank
@@ -122,6 +121,7 @@ if TYPE_CHECKING:
         get_process_set_ids_and_ranks as get_process_set_ids_and_ranks,
     )
     from tfcluster.runtime.process_sets import global_process_set as global_process_set
+    from tfcluster.runtime.process_sets import init as init
     from tfcluster.runtime.process_sets import (
         is_process_set_included as is_process_set_included,
     )

@@ -5,17 +5,19 @@ They must be passed to ``fit`` on every rank, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, cast
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfcluster.runtime.collective import ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import combine
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_variables
+from tfcluster.runtime.horovod.settings import LocalSources
 from tfcluster.runtime.keras import internals
-from tfcluster.runtime.keras.types import Optimizer
+from tfcluster.runtime.keras.types import KerasVariable, Optimizer
 from tfcluster.runtime.process_group import group, is_chief, size
 
 Logs: TypeAlias = dict[str, Any] | None
@@ -28,14 +30,31 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
     It does so when training begins, or after the first batch if the model is not yet
     built. It then raises ValueError if there is no such rank, CollectiveMismatchError
     on all ranks if the models differ, and another CollectiveError before ``init`` or if
-    a rank is lost or late. ``device`` is ignored. Follows
+    a rank is lost or late. ``local_variables``, a variable or several, are left out, as
+    are those given to ``register_local_var``; ValueError if one is no variable.
+    ``device`` is ignored. Follows
     ``BroadcastGlobalVariablesCallback`` of horovod/keras/callbacks.py.
     """
 
-    def __init__(self, root_rank: int = 0, device: str = "") -> None:
+    def __init__(
+        self,
+        root_rank: int = 0,
+        device: str = "",
+        local_variables: KerasVariable | Iterable[KerasVariable] | None = None,
+    ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self._sent = False
+        self._local = LocalSources()
+        given: Any = () if local_variables is None else local_variables
+        for variable in (given,) if _is_variable(given) else given:
+            self.register_local_var(variable)
+
+    def register_local_var(self, variable: KerasVariable) -> None:
+        """Leave ``variable`` out. Raises ValueError if it is no variable."""
+        if not _is_variable(variable):
+            raise ValueError(f"local_variables: {variable!r} is no variable")
+        self._local.add(variable)
 
     def on_train_begin(self, logs: Logs = None) -> None:
         """Broadcast if the model is built. Raises the errors of the class."""
@@ -50,7 +69,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
 
     def _tfcluster_send(self) -> None:
         state = [*self.model.weights, *getattr(self.model.optimizer, "variables", ())]
-        unique = {id(variable): variable for variable in state}
+        unique = {id(each): each for each in state if not self._local.has(each)}
         broadcast_variables(unique.values(), self.root_rank)
         self._sent = True
 
@@ -265,6 +284,10 @@ def _velocities(optimizer: Optimizer) -> list[Any]:
     if isinstance(inner, keras.optimizers.SGD) and inner.momentum and inner.built:
         return list(inner.momentums)
     return []
+
+
+def _is_variable(value: object) -> bool:
+    return isinstance(value, tf.Variable | keras.Variable)
 
 
 def _is_number(value: object) -> bool:

@@ -1,10 +1,10 @@
 """Private names of a library that the runtime uses, and attributes that it replaces.
 
-A ``Name`` is a name that the library does not promise to keep. ``check`` looks for all
-names, and raises one error that lists the missing ones. A ``Patch`` is an attribute of
-the library that the runtime replaces. ``Table.install`` wraps each attribute once, and
-calls its handlers in the order of their ``Place``, in whatever order they are
-installed. This module depends on no library.
+A ``PrivateName`` is a name that the library does not promise to keep. ``check`` looks
+for all names, and raises one error that lists the missing ones. A ``Patch`` is an
+attribute of the library that the runtime replaces. ``Table.install`` wraps each
+attribute once, and calls its handlers in the order of their ``HandlerPlace``, in
+whatever order they are installed. This module depends on no library.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WRAPPED = "_tfcluster_wrapped"
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class PrivateName:
     """A private name, which may change in any release of the library."""
 
     where: str
@@ -81,12 +81,12 @@ class Name:
         return any(self.name in _words_of(each) for each in _functions_of(self.where))
 
 
-def names(where: str, why: str, *found: str) -> tuple[Name, ...]:
+def names(where: str, why: str, *found: str) -> tuple[PrivateName, ...]:
     """Names in one place, for one purpose."""
-    return tuple(Name(where, name, why) for name in found)
+    return tuple(PrivateName(where, name, why) for name in found)
 
 
-class Place(enum.IntEnum):
+class HandlerPlace(enum.IntEnum):
     """Where a handler stands among those of one attribute.
 
     The outermost handler comes first: it is called first, and calls the next one.
@@ -115,7 +115,7 @@ class Patch:
 
     @property
     def path(self) -> str:
-        """As of a ``Name``."""
+        """As of a ``PrivateName``."""
         return f"{self.target}.{self.attribute}"
 
     def is_there(self) -> bool:
@@ -138,7 +138,7 @@ class Patch:
 class _Installed(NamedTuple):
     """A handler of an attribute."""
 
-    place: Place
+    place: HandlerPlace
     function: Around
     stands_aside: Callable[[], bool]
 
@@ -192,7 +192,7 @@ class Table:
     def install(
         self,
         handlers: Mapping[Patch, Around],
-        place: Place = Place.STRATEGY,
+        place: HandlerPlace = HandlerPlace.STRATEGY,
         *,
         always: bool = False,
     ) -> None:
@@ -270,7 +270,7 @@ def mark(one: Any, name: str, value: Any) -> None:
         setattr(one, name, value)
 
 
-def check(names: Iterable[Name | Patch], *, optional: bool = True) -> None:
+def check(names: Iterable[PrivateName | Patch], *, optional: bool = True) -> None:
     """Raise one CollectiveError that lists all names that the libraries lack.
 
     With ``optional``, the program runs without them if tfcluster leaves it alone.
@@ -336,7 +336,7 @@ def _name_of(handler: Around) -> str:
     return f"{handler.__module__}.{handler.__qualname__}"
 
 
-def _place_of(handler: _Installed) -> Place:
+def _place_of(handler: _Installed) -> HandlerPlace:
     return handler.place
 
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfcluster.runtime import process_group
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_variables
 from tfcluster.runtime.exchange.objects import broadcast_object
-from tfcluster.runtime.keras.types import Model, Optimizer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Model, Optimizer
 from tfcluster.runtime.tf1_types import Session
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def run(
     return cast("Callable[Concatenate[AnyState, P], T]", wrapper)
 
 
-class StateVariable(Variable, Protocol):
+class StateVariable(KerasVariable, Protocol):
     """A Keras or TensorFlow variable."""
 
     def load(self, value: npt.NDArray[Any], session: Session) -> None:

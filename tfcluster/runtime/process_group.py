@@ -366,7 +366,9 @@ def _tensorflow(
 ) -> HostTransport:
     if context.size == 1:
         return _upon_host(context, joining)
-    from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
+    from tfcluster.runtime.collective.transports.tensorflow.lazy_server import (
+        ClusterTask,
+    )
     from tfcluster.runtime.collective.transports.tensorflow.transport import (
         TensorFlowTransport,
     )
@@ -375,7 +377,7 @@ def _tensorflow(
     return TensorFlowTransport(
         # The ranks connect at the address that TensorFlow's server takes over later.
         *_ends(context),
-        Task(jobs, context.task_type, context.task_index),
+        ClusterTask(jobs, context.task_type, context.task_index),
         joining=joining,
         timeout_s=_timeout_s(context),
         unless=unless,

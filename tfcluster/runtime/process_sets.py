@@ -7,7 +7,9 @@ The members connect when a set is added, at the addresses from the launcher.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
@@ -47,31 +49,44 @@ class ProcessSet:
         Raises ValueError if it is not a member, and NoRankError in a ps or data task.
         """
         if not self.included():
-            raise ValueError(f"rank {process_group.rank()} is not in {self}")
+            raise ValueError(f"rank {process_group.rank()} is not in {self!r}")
         return self.ranks.index(process_group.rank())
 
     def group(self) -> Group:
         """The process group of the members.
 
-        Raises CollectiveError if the set has not been added, or before ``init``, and
-        ValueError if this process is not a member, or if the program has assigned
-        ``process_set_id``.
+        Raises what ``require_added`` raises, CollectiveError before ``init``, and
+        ValueError if this process is not a member.
         """
+        self.require_added()
         if self.process_set_id == 0:
             return process_group.group()
-        if self.process_set_id is None:
-            raise CollectiveError(
-                f"{self} has not been added: call add_process_set first"
-            )
         self.rank()
-        if self._group is None:
-            raise ValueError(
-                f"{self} has not been added: the program has set its process_set_id"
-            )
+        assert self._group is not None
         return self._group
+
+    def require_added(self) -> None:
+        """Raise CollectiveError if the set has not been added, or is removed.
+
+        Raises ValueError if the program has assigned ``process_set_id``.
+        """
+        number = self.process_set_id
+        if number is None:
+            raise CollectiveError(
+                f"{self!r} has not been added: call add_process_set first"
+            )
+        if _added.get(number) is not self:
+            raise ValueError(
+                f"{self!r} has not been added: the program has set its process_set_id"
+            )
 
     def __repr__(self) -> str:
         return f"ProcessSet(ranks={self.ranks}, process_set_id={self.process_set_id})"
+
+    def __str__(self) -> str:
+        """What Horovod prints, for programs that read it."""
+        number = self.process_set_id
+        return f"ProcessSet(process_set_id={number}, ranks={self.ranks}, mpi_comm=None)"
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -85,19 +100,50 @@ global_process_set = _GlobalProcessSet()
 """The process set of all ranks."""
 
 _added: dict[int, ProcessSet] = {0: global_process_set}
-_next_id = 1
+_additions = 0
+"""How many sets have ever been added: no two have a token in common."""
+
+
+def init(
+    comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None
+) -> None:
+    """Initialise the process group and add ``process_sets``; all ranks call this.
+
+    Further calls add only sets that have not been added. ``comm`` is for Horovod's
+    scripts: all ranks, or a communicator of mpi4py that has as many. Sets can also be
+    added later, with or without ``process_sets="dynamic"``. Raises ValueError for other
+    communicators and strings, and before any set is added if one is wrong or two have
+    the same ranks; otherwise what ``process_group.init`` and ``add_process_set`` raise.
+    Follows ``init`` of horovod/common/basics.py.
+    """
+    process_group.init()
+    if comm is not None and not _is_everyone(comm):
+        raise ValueError(
+            "init(comm=...) would leave out ranks: launch fewer, or use a ProcessSet"
+        )
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError('process_sets must be a list of ProcessSets or "dynamic"')
+        return
+    known = list(_added.values())
+    new = [each for each in process_sets or () if each not in known]
+    for index, each in enumerate(new):
+        _check(each, new[:index])
+    for each in new:
+        add_process_set(each)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Add a process set and connect its members; all ranks have to call this.
 
-    Returns the set, with its ``process_set_id``. Raises ValueError for ranks that do
-    not exist, for no ranks, if the set has already been added, and if another set has
-    the same ranks. Raises CollectiveMismatchError on all ranks if they add different
-    sets, and another CollectiveError before ``init`` or if the members cannot be
-    connected. Follows ``add_process_set`` of horovod/common/process_sets.py.
+    Returns the set, whose ``process_set_id`` is now the lowest that was free. Raises
+    ValueError for ranks that do not exist, for no ranks, if the set has already been
+    added, and if another set has the same ranks. Raises CollectiveMismatchError on all
+    ranks if they add different sets, and another CollectiveError before ``init`` or if
+    the members cannot be connected. Follows ``add_process_set`` of
+    horovod/common/process_sets.py.
     """
-    global _next_id
+    global _additions
     added = (
         process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     )
@@ -105,10 +151,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     ranks = process_group.group()
     what = f"addition of the process set {added.ranks}"
     meet(ranks, Signature(what))
-    number = _next_id
-    _next_id += 1
+    _additions += 1
     if added.included():
-        added._group = _connected(added, number)
+        added._group = _connected(added, _additions)
+    number = next(free for free in itertools.count() if free not in _added)
     added.process_set_id = number
     _added[number] = added
     # Otherwise members of the next set could connect at the same addresses.
@@ -180,21 +226,29 @@ def forget() -> None:
             found._group = None
 
 
-def _check(added: ProcessSet) -> None:
+def _is_everyone(comm: Any) -> bool:
+    size = process_group.size()
+    if hasattr(comm, "Get_size"):
+        return bool(comm.Get_size() == size)
+    return sorted(comm) in ([], list(range(size)))
+
+
+def _check(added: ProcessSet, others: Iterable[ProcessSet] = ()) -> None:
+    """Raise ValueError if ``added`` is wrong, or has the ranks of another set."""
     size = process_group.size()
     wrong = [rank for rank in added.ranks if not 0 <= rank < size]
     if wrong or not added.ranks:
         raise ValueError(f"ranks {wrong} do not exist: there are {size} ranks")
     if added.process_set_id is not None:
-        raise ValueError(f"{added} has already been added")
-    for other in _added.values():
+        raise ValueError(f"{added!r} has already been added")
+    for other in (*_added.values(), *others):
         if other.ranks == added.ranks:
-            raise ValueError(f"{other} already has the same ranks")
+            raise ValueError(f"{other!r} already has the same ranks")
 
 
-def _connected(added: ProcessSet, number: int) -> Group:
+def _connected(added: ProcessSet, addition: int) -> Group:
     context = process_group.context()
-    token = hashlib.sha256(b"process set %d " % number + context.token).digest()
+    token = hashlib.sha256(b"process set %d " % addition + context.token).digest()
     return process_group.group_among(added.ranks, token)
 
 

@@ -133,7 +133,7 @@ class Operation(Protocol):
     graph: Graph
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
-    node_def: Message
+    node_def: ProtocolBuffer
 
 
 class Graph(Protocol):
@@ -151,10 +151,10 @@ class Graph(Protocol):
     def get_collection(self, name: str) -> list[Any]: ...
 
 
-class Message(Protocol):
+class ProtocolBuffer(Protocol):
     """A protocol buffer, such as a GraphDef or a NodeDef."""
 
-    def CopyFrom(self, other: Message) -> None: ...
+    def CopyFrom(self, other: ProtocolBuffer) -> None: ...
 
     def SerializeToString(self) -> bytes: ...
 

@@ -12,15 +12,15 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.runtime import contract, tf_patches
-from tfcluster.runtime.contract import Name, names
+from tfcluster.runtime.contract import PrivateName, names
 
 if TYPE_CHECKING:
     # This imports numpy, which a server must not do: see ``task.serve``.
     from tfcluster.runtime.tensor_types import (
         Dataset,
         Graph,
-        Message,
         Operation,
+        ProtocolBuffer,
         Tensor,
         Variable,
     )
@@ -63,10 +63,12 @@ with or without the hooks on Keras."""
 NAMES = (
     *NAMES_WITHOUT_KERAS,
     *names(_DATASET, _LOOPS, "_inputs"),
-    Name(_DATASET, "_inputs", _DATA, overridden_in="keras.data.data_service_hooks"),
+    PrivateName(
+        _DATASET, "_inputs", _DATA, overridden_in="keras.data.data_service_hooks"
+    ),
     *names(_DATASET, _DATA, "_variant_tensor"),
     *(
-        Name(f"tensorflow.python.data.ops.{where}", "", _LOOPS)
+        PrivateName(f"tensorflow.python.data.ops.{where}", "", _LOOPS)
         for where in (
             "batch_op._BatchDataset",
             "cache_op.CacheDataset",
@@ -176,13 +178,13 @@ def check() -> None:
     contract.check([*NAMES_WITHOUT_KERAS, tf_patches.FUNCTION_CALL], optional=False)
 
 
-class Function(Protocol):
+class TracedFunction(Protocol):
     """A ``tf.function``."""
 
     _jit_compile: bool | None
     name: str
 
-    def _clone(self, python_function: Callable[..., Any] | None) -> Function: ...
+    def _clone(self, python_function: Callable[..., Any] | None) -> TracedFunction: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -198,11 +200,11 @@ class CheckpointManager(Protocol):
     def _sweep(self) -> None: ...
 
 
-class Server(Protocol):
+class TF1Server(Protocol):
     """A ``tf.compat.v1.train.Server``."""
 
     _server: object
-    _server_def: Message
+    _server_def: ProtocolBuffer
     target: str
     """The target of sessions on this server: ``grpc://HOST:PORT``."""
 
@@ -226,11 +228,11 @@ class SyncReplicasOptimizer(Protocol):
     _sync_token_queue: Queue
 
 
-class Context(Protocol):
+class EagerContext(Protocol):
     """The eager context of a process."""
 
     _context_handle: object | None
-    config: Message
+    config: ProtocolBuffer
 
     def ensure_initialized(self) -> None: ...
 
@@ -240,9 +242,9 @@ class Context(Protocol):
         self, *, collective_leader: str, device_filters: Sequence[str]
     ) -> None: ...
 
-    def enable_collective_ops(self, server_def: Message) -> None: ...
+    def enable_collective_ops(self, server_def: ProtocolBuffer) -> None: ...
 
-    def add_function_def(self, fdef: Message) -> None: ...
+    def add_function_def(self, fdef: ProtocolBuffer) -> None: ...
 
 
 class Frame(Protocol):
@@ -273,12 +275,12 @@ def kind_of(dataset: Dataset) -> str:
 # --- functions and graphs -------------------------------------------------------------
 
 
-def is_for_xla(function: Function) -> bool:
+def is_for_xla(function: TracedFunction) -> bool:
     """Whether a ``tf.function`` has ``jit_compile=True``."""
     return bool(function._jit_compile)
 
 
-def without_xla(function: Function) -> Function:
+def without_xla(function: TracedFunction) -> TracedFunction:
     """The same function, not compiled by XLA."""
     plain = function._clone(None)
     plain._jit_compile = None
@@ -349,15 +351,15 @@ def is_eager(tensor: object) -> bool:
     return isinstance(tensor, tf.__internal__.EagerTensor)
 
 
-def context() -> Context:
+def context() -> EagerContext:
     """The eager context of this process."""
     from tensorflow.python.eager import context as eager
 
-    found: Context = eager.context()
+    found: EagerContext = eager.context()
     return found
 
 
-def is_running(context: Context) -> bool:
+def is_running(context: EagerContext) -> bool:
     """Whether TensorFlow is initialized, so that its devices cannot change any more."""
     return context._context_handle is not None
 
@@ -392,13 +394,13 @@ def note_checkpoint(manager: CheckpointManager, path: str, time_s: float) -> Non
 # --- TensorFlow 1 ---------------------------------------------------------------------
 
 
-def share_server(server: Server, other: Server) -> None:
+def share_server(server: TF1Server, other: TF1Server) -> None:
     """Make ``server`` an alias of ``other``: both use the same native server."""
     server._server = other._server
     server._server_def = other._server_def
 
 
-def is_same_server(server: Server, other: Server) -> bool:
+def is_same_server(server: TF1Server, other: TF1Server) -> bool:
     """Whether both use the same native server."""
     return server._server is other._server
 

@@ -27,6 +27,12 @@ ONE_TAPE_LOCAL = Patch(
     "variables local to each rank",
     how="object",
 )
+ONE_TAPE_DIVIDED = Patch(
+    "tensorflow.GradientTape",
+    "get_local_and_global_gradients",
+    "gradients of variables local to each rank, apart from the others",
+    how="object",
+)
 FUNCTION_CALL = Patch(
     "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function",
     "__call__",

@@ -14,11 +14,11 @@ import io
 import sys
 import tarfile
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Interpreter
 
 # Reads up to the first NUL, byte by byte so that it reads nothing beyond. Exits when
@@ -51,6 +51,7 @@ SHIPPED = (
     "doctor/probe.py",
     "import_variables.py",
     "isolated_import.py",
+    "light_dataclasses.py",
     "model.py",
     "task_id.py",
     "vocabulary.py",

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import ExitCode
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers.options import Mistake, OptionTable
 from tfcluster.schedulers.starting import Starter

@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import secrets
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from tfcluster.light_dataclasses import dataclass
 
 HANDSHAKE_S = 10.0
 AT_ONCE = 8
@@ -100,7 +101,7 @@ class CallerReception:
     ) -> None:
         """Raises OSError if no port (of ``ports``, if given) is free."""
         self._arrived = arrived
-        self._token = secrets.token_bytes(32)
+        self._token = os.urandom(32)
         self._listener = _listener(ports)
         self.port = int(self._listener.getsockname()[1])
         for _ in range(AT_ONCE):
@@ -152,7 +153,7 @@ def greet(connection: socket.socket, token: bytes) -> Caller:
     hello = _take(connection, len(_MAGIC) + _NONCE_BYTES, until_s)
     if not hello.startswith(_MAGIC):
         raise Refused("it is not one of our processes")
-    ours = secrets.token_bytes(_NONCE_BYTES)
+    ours = os.urandom(_NONCE_BYTES)
     nonces = hello[len(_MAGIC) :] + ours
     connection.sendall(ours + _proof(token, b"launcher", nonces))
     answer = _take(connection, _PROOF_BYTES + 2, until_s)

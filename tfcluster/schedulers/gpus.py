@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from tfcluster.errors import StartError
 from tfcluster.schedulers.queries import asker
@@ -64,6 +63,8 @@ def ask(
             cause = meaning(words) or words or f"exit status {answer.exit_code}"
             raise StartError(f"{host}: its GPUs cannot be queried: {cause}")
         return parse(host, answer.stdout, variables)
+
+    from concurrent.futures import ThreadPoolExecutor  # imported here: it takes long
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return dict(zip(hosts, pool.map(one, hosts), strict=True))

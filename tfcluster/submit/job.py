@@ -12,13 +12,13 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.secrets import read_secrets
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
 from tfcluster.plan_document import task_parts
 from tfcluster.record.files import read_json, replace_json

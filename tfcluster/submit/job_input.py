@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfcluster.description_json import from_plain, to_plain
 from tfcluster.errors import StartError
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Description, Secret
 from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import RunPaths

@@ -10,10 +10,10 @@ import contextlib
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 
 from tfcluster.console.text import duration
 from tfcluster.errors import ExitCode, ResourceError
+from tfcluster.light_dataclasses import as_dict, replace
 from tfcluster.record.continuation import successor, was_requeued
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import identity
@@ -160,7 +160,7 @@ def settle(paths: RunPaths, state: RunState, code: ExitCode, reason: str) -> Non
                     "name": job.get("name") or paths.name,
                     "backend": job.get("backend"),
                     "started": job.get("submitted"),
-                    **asdict(identity()),
+                    **as_dict(identity()),
                 }
             )
         if state is RunState.FAILED:

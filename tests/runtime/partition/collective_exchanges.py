@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tests.runtime.ranks import in_threads
 from tfcluster.runtime.collective.transports.tensorflow.devices import (
     RING,
-    Devices,
+    DeviceGroup,
     Groups,
 )
 from tfcluster.runtime.partition import tf_functions
@@ -42,7 +42,7 @@ from tfcluster.runtime.partition.propagate import propagate
 from tfcluster.runtime.partition.rewrite import rewrite
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
-from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 
 MOST = 4
 DTYPES = (
@@ -85,7 +85,7 @@ class NoHost:
     words = ()
     bucket_bytes = BUCKET_BYTES
 
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
         raise NotImplementedError([each.name for each in requests])
 
 
@@ -93,7 +93,7 @@ def collectives(devices: list[int], rank: int) -> Collectives:
     """Those of a rank; ``devices`` are the numbers of the ranks' devices."""
     key = 1000 + int("".join(map(str, sorted(devices))))
     name = f"{TASK}/device:CPU:{devices[rank]}"
-    own = Devices(key, len(devices), name, RING)
+    own = DeviceGroup(key, len(devices), name, RING)
     # TensorFlow gathers in the order of the devices' names.
     order = sorted(range(len(devices)), key=devices.__getitem__)
     return Collectives(rank, Groups(own, own), tuple(order), COUNTERS)
@@ -116,7 +116,7 @@ def exchanged(
     program = f"program {next(numbers)}"
     names = []
     for rank, own in enumerate(parts):
-        writer = Writer("exchange")
+        writer = OpWriter("exchange")
         requests = [
             Request(
                 writer.argument(tf.as_dtype(array.dtype), array.shape),

@@ -14,7 +14,7 @@ from tfcluster.runtime.partition.functions import (
     function_named,
     parsed,
 )
-from tfcluster.runtime.tensor_types import Message
+from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 READS = {
     "ReadVariableOp",
@@ -36,7 +36,7 @@ class _Uses:
     writers: set[str] = field(default_factory=set)
 
 
-def races(definition: Message) -> list[str]:
+def races(definition: ProtocolBuffer) -> list[str]:
     """Pairs of ops without an order, one of which writes what the other one uses."""
     found = []
     function = parsed(definition)

@@ -14,15 +14,15 @@ from tests.runtime.partition.installed import simulated_ranks
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork
 from tfcluster.runtime.partition import explain
 from tfcluster.runtime.partition.explain import (
-    Explained,
+    FunctionReport,
     cost_of,
     explained,
     mostly_whole,
     rounds_of,
 )
 from tfcluster.runtime.partition.functions import parsed
-from tfcluster.runtime.partition.graph import Graph
-from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.graph import OpGraph
+from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.rules.all import RULES
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
@@ -34,7 +34,7 @@ TRACED: list[Any] = []
 """TensorFlow forgets the lines of a function with the function."""
 
 
-def program_of(function: Callable[..., Any], *arguments: Any) -> Program:
+def program_of(function: Callable[..., Any], *arguments: Any) -> RankProgram:
     """The program of a function on two ranks, after it has run."""
     tensors = [tf.convert_to_tensor(each) for each in arguments]
     TRACED.append(tf.function(function))
@@ -43,7 +43,7 @@ def program_of(function: Callable[..., Any], *arguments: Any) -> Program:
     return hook.programs[-1]
 
 
-def explanation(function: Callable[..., Any], *arguments: Any) -> Explained:
+def explanation(function: Callable[..., Any], *arguments: Any) -> FunctionReport:
     return explained(program_of(function, *arguments))
 
 
@@ -61,7 +61,7 @@ def line_with(function: Callable[..., Any], text: str, name: str = "") -> str:
 # --- costs ----------------------------------------------------------------------------
 
 
-def graph_of(function: Callable[..., Any], shapes: Sequence[Sequence[int]]) -> Graph:
+def graph_of(function: Callable[..., Any], shapes: Sequence[Sequence[int]]) -> OpGraph:
     specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
     traced = tf.function(function).get_concrete_function(*specs)
     arguments = [Argument(tf.float32, tuple(shape)) for shape in shapes]
@@ -289,7 +289,7 @@ def test_ops_without_rule_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_function_that_cannot_be_divided_says_why() -> None:
     error = NotImplementedError("no way\nat all")
-    found = explained(Program("f", "f", error=error))
+    found = explained(RankProgram("f", "f", error=error))
     assert found.error == "NotImplementedError: no way"
     assert found.share == 0
 

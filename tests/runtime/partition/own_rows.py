@@ -14,7 +14,7 @@ from tests.runtime.partition.installed import installed
 from tfcluster.runtime.partition.exchange import changes
 from tfcluster.runtime.partition.hook import Hook
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.tf_functions import living_variables
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Array, Tensor
@@ -28,13 +28,13 @@ class Noted:
     """Notes the programs that train, and the variables that they change."""
 
     def __init__(self) -> None:
-        self.programs: list[Program] = []
+        self.programs: list[RankProgram] = []
         self.changed: dict[str, str] = {}
         self.ends = 0
 
     def begins(
         self,
-        program: Program,
+        program: RankProgram,
         inputs: Callable[[], Sequence[Watched]],
         variables: Callable[[], Sequence[Any]],
     ) -> None:

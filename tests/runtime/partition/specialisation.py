@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.runtime.partition.installed import simulated_ranks
 from tests.runtime.partition.simulated import SIZES
 from tfcluster.runtime.partition.functions import parsed
-from tfcluster.runtime.partition.graph import Graph, Node
+from tfcluster.runtime.partition.graph import Node, OpGraph
 from tfcluster.runtime.partition.shape_graph import Argument
 from tfcluster.runtime.partition.specialise import specialise
 
@@ -25,7 +25,7 @@ def _traced(function: Callable[..., Any], *specs: tf.TensorSpec) -> Any:
     return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
-def _specialised(function: Callable[..., Any], rows: int) -> Graph:
+def _specialised(function: Callable[..., Any], rows: int) -> OpGraph:
     traced = _traced(function, ROWS)
     inputs = [tf.zeros((rows, 3)), *traced.captured_inputs]
     return specialise(

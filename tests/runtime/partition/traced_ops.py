@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import called_function
 from tfcluster.runtime.partition.rules.all import RULES, is_known, why_whole
-from tfcluster.runtime.tensor_types import Message
+from tfcluster.runtime.tensor_types import ProtocolBuffer
 from tfcluster.versions import NEWEST, numbers
 
 ROWS = 6
@@ -28,7 +28,7 @@ def ops_of(function: Callable[..., Any], specs: Sequence[Any]) -> set[str]:
     return ops_of_definition(traced.function_def)
 
 
-def ops_of_definition(definition: Message) -> set[str]:
+def ops_of_definition(definition: ProtocolBuffer) -> set[str]:
     """The op types of a FunctionDef, also those of the functions in it."""
     found: set[str] = set()
     seen: set[str] = set()
@@ -50,7 +50,7 @@ def ops_of_definition(definition: Message) -> set[str]:
     return found
 
 
-def _functions_in(node: Message) -> Iterator[str]:
+def _functions_in(node: ProtocolBuffer) -> Iterator[str]:
     for value in node.attr.values():
         kind = value.WhichOneof("value")
         if kind == "func":

@@ -55,12 +55,15 @@ def check_what_it_is_built_on():
 
 def check_values_of_keras():
     found = hvd_keras.allreduce([1.0, RANK], "values", False)
-    np.testing.assert_allclose(found, [SIZE, sum(range(SIZE))])
-    assert isinstance(found, np.ndarray)
-    assert hvd_keras.allgather(np.array([RANK]), "rows").tolist() == list(range(SIZE))
+    np.testing.assert_allclose(found.numpy(), [SIZE, sum(range(SIZE))])
+    rows = hvd_keras.allgather(np.array([RANK]), "rows")
+    assert rows.numpy().tolist() == list(range(SIZE))
     assert float(hvd_keras.broadcast(float(RANK), SIZE - 1)) == SIZE - 1
     part = hvd_keras.reducescatter(np.arange(SIZE) * 1.0)
-    assert part.tolist() == [float(RANK)]
+    assert part.numpy().tolist() == [float(RANK)]
+    with tf.Graph().as_default(), tf1.Session():
+        summed = hvd_keras.allreduce([1.0], average=False)
+        assert (type(summed), summed.tolist()) == (np.ndarray, [SIZE])
     assert hvd_keras.size() == SIZE
 
 
@@ -188,9 +191,9 @@ def check_process_sets():
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == SIZE
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=tail)
     variable = keras.Variable([0.0])
-    if tail.included():
-        optimizer.apply([tf.constant([float(RANK)])], [variable])
-        np.testing.assert_allclose(variable, [-total / tail.size()])
+    optimizer.apply([tf.constant([float(RANK)])], [variable])
+    mean = sum(tail.ranks) / tail.size()
+    np.testing.assert_allclose(variable, [-mean if tail.included() else -RANK])
     assert hvd.remove_process_set(tail)
     assert not hvd.remove_process_set(tail)
     refuses(
@@ -198,8 +201,43 @@ def check_process_sets():
         "add_process_set",
         lambda: hvd.allreduce(tf.ones([1]), process_set=tail),
     )
+    number = single.process_set_id
+    copy = hvd.ProcessSet([0])
+    copy.process_set_id = number
+    with tf.Graph().as_default():
+        refuses(
+            ValueError,
+            "has set its process_set_id",
+            lambda: hvd.allreduce(tf.constant(1.0), process_set=copy),
+        )
     assert hvd.remove_process_set(single)
+    again = hvd.add_process_set([0])
+    assert again.process_set_id == number
+    assert hvd.remove_process_set(again)
     assert list(process_sets.get_process_set_ids_and_ranks()) == [0]
+
+
+def check_process_sets_of_init():
+    hvd.init(comm=list(range(SIZE)), process_sets="dynamic")
+    refuses(ValueError, "dynamic", lambda: hvd.init(process_sets="static"))
+    refuses(ValueError, "leave out ranks", lambda: hvd.init([SIZE]))
+    if SIZE == 1:
+        return
+    first, others = hvd.ProcessSet([0]), hvd.ProcessSet(range(SIZE - 1, 0, -1))
+    copies = [first, others, hvd.ProcessSet([0])]
+    refuses(ValueError, "the same ranks", lambda: hvd.init(process_sets=copies))
+    assert list(hvd.get_process_set_ids_and_ranks()) == [0]
+    for _ in range(2):
+        hvd.init(process_sets=[first, others])
+    number = others.process_set_id
+    assert hvd.get_process_set_ids_and_ranks()[number] == list(range(1, SIZE))
+    assert str(others) == (
+        f"ProcessSet(process_set_id={number}, ranks={others.ranks}, mpi_comm=None)"
+    )
+    mine = others if RANK else first
+    total = hvd.allreduce(tf.constant(1.0), op=hvd.Sum, process_set=mine)
+    assert float(total) == mine.size()
+    assert all(map(hvd.remove_process_set, (first, others)))
 
 
 def check_variables_in_place():
@@ -245,8 +283,48 @@ def check_local_sources():
     mean = (SIZE + 1) / 2
     wrapped = hvd.DistributedGradientTape(tf.GradientTape())
     np.testing.assert_allclose(gradients(wrapped), [mean, (RANK + 1) / SIZE])
+    with wrapped:
+        loss = (common[0] + local[0]) * (RANK + 1.0)
+    own, others = wrapped.get_local_and_global_gradients(loss, [common, local])
+    assert [source is local for source, _ in own] == [True]
+    assert [source is common for source, _ in others] == [True]
+    np.testing.assert_allclose(own[0][1], [(RANK + 1) / SIZE])
+    np.testing.assert_allclose(others[0][1], [mean])
     whole = hvd.DistributedGradientTape(tf.GradientTape(), scale_local_gradients=False)
     np.testing.assert_allclose(gradients(whole), [mean, RANK + 1.0])
+
+
+def check_sources_with_other_names():
+    source = tf.Variable(RANK + 1.0, name=f"of_rank_{RANK}")
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        loss = source * (RANK + 1.0)
+    found = tape.gradient(loss, [source], use_generic_names=True)
+    np.testing.assert_allclose(found, [(SIZE + 1) / 2])
+
+
+def check_weights_that_are_not_broadcast():
+    layers = [keras.layers.Dense(1, use_bias=False, trainable=False) for _ in range(3)]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.compile("sgd", "mse")
+    one = np.ones((1, 1))
+    for local in (layers[0].kernel, layers[0].weights, None):
+        for layer in layers:
+            layer.set_weights([one * RANK])
+        callback = hvd_keras.callbacks.BroadcastGlobalVariablesCallback(
+            SIZE - 1, local_variables=local
+        )
+        callback.register_local_var(layers[1].kernel)
+        model.fit(one, one, callbacks=[callback], verbose=0)
+        found = [float(weight[0, 0]) for weight in model.get_weights()]
+        first = SIZE - 1 if local is None else RANK
+        assert found == [first, RANK, SIZE - 1]
+    refuses(
+        ValueError,
+        "no variable",
+        lambda: hvd_keras.callbacks.BroadcastGlobalVariablesCallback(
+            local_variables=["kernel"]
+        ),
+    )
 
 
 def check_partly_distributed():

@@ -219,7 +219,7 @@ def check_several_passes():
             np.testing.assert_allclose(seen, np.array([0, first, first, both]))
             rows = np.array([[0], [both], [0]])
             np.testing.assert_allclose(variables[1].numpy(), rows)
-            assert int(optimizer.iterations) == 2
+            assert int(optimizer.iterations) == 4
 
 
 def check_slices():

@@ -202,12 +202,12 @@ def _run(script: str, args: list[str]) -> int:
     from tfcluster.runtime.context import context_from
     from tfcluster.runtime.horovod import module_names
     from tfcluster.runtime.scripts import program_kind
-    from tfcluster.runtime.scripts.run_script import Program
+    from tfcluster.runtime.scripts.run_script import Script
     from tfcluster.runtime.task import injection
 
     context = context_from(os.environ)
     module_names.install(print)
-    program_kind.read(Program("", script), context)
+    program_kind.read(Script("", script), context)
     injection.begin(context)
     injection.install(context)
     sys.argv[:] = [script, *args]

@@ -36,7 +36,7 @@ from tfcluster.runtime.task import injection
 from tfcluster.runtime.tensors import as_tensor
 from tfcluster.runtime.tf1 import patches as tf1_patches
 
-OF_TF1: tuple[contract.Name | contract.Patch, ...] = (
+OF_TF1: tuple[contract.PrivateName | contract.Patch, ...] = (
     *tf_internals.NAMES_OF_TF1,
     *tf_internals.NAMES_OF_OPTIMIZER_1,
     *tf1_patches.PATCHES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 
 from tfcluster.console.sanitise import sanitise_word
@@ -51,6 +50,8 @@ def running(view: RunView, now_s: float) -> str:
     training = [task for task in view.tasks if task.step is not None]
     ended = [task for task in view.tasks if task.state.final]
     if training:
+        import statistics  # imported here: it takes long, and few runs need it at once
+
         last = min(training, key=lambda task: task.step or 0)
         parts += [f"epoch {epoch_text(last.fit)}"] if last.fit else []
         parts.append(f"step {step_text(last)}")

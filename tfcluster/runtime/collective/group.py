@@ -20,7 +20,11 @@ from tfcluster.runtime.collective.peer_reports import (
     Position,
     RankProgress,
 )
-from tfcluster.runtime.collective.phases import Graph, GraphProgress, Phase
+from tfcluster.runtime.collective.phases import (
+    ExchangePhase,
+    GraphProgress,
+    RunningGraph,
+)
 from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
@@ -77,8 +81,8 @@ class Group:
         self._clock = clock
         # Reentrant, so that a nested exchange raises an error instead of hanging.
         self._lock = threading.RLock()
-        self._phase = Phase(0, "", clock(), inside=False)
-        self._graph: Graph | None = None
+        self._phase = ExchangePhase(0, "", clock(), inside=False)
+        self._graph: RunningGraph | None = None
         self._see: Callable[[str, float, float], None] | None = None
         self.totals = ExchangeTotals()
         """The cost of this rank's exchanges so far, by purpose."""
@@ -181,7 +185,7 @@ class Group:
                 raise CollectiveError(
                     f"{signature.what} was called within {self._phase.what}"
                 )
-            phase = Phase(
+            phase = ExchangePhase(
                 self._phase.number + 1, signature.what, self._clock(), inside=True
             )
             self._phase = phase
@@ -211,7 +215,9 @@ class Group:
                 raise
             finally:
                 ended_s = self._clock()
-                self._phase = Phase(phase.number, phase.what, ended_s, inside=False)
+                self._phase = ExchangePhase(
+                    phase.number, phase.what, ended_s, inside=False
+                )
                 exchanged = self._transport.exchanged_bytes
                 self.totals.add(
                     phase.what, ended_s - phase.since, exchanged - bytes_before
@@ -255,7 +261,7 @@ class Group:
                 return None
             before = self._phase
             number = before.number + 1
-            self._phase = Phase(number, "a signal", self._clock(), inside=True)
+            self._phase = ExchangePhase(number, "a signal", self._clock(), inside=True)
             try:
                 _, digests, notes = self._headers(number, _MEETING, given)
             except BaseException as error:
@@ -278,7 +284,7 @@ class Group:
         self._raise_failure()
         enter_exchange(self._phase.number + 1, self.size)
         self.join()
-        self._graph = Graph(what, progress, self._clock())
+        self._graph = RunningGraph(what, progress, self._clock())
 
     def end_graph(self, ended: int) -> None:
         """Record that the graph has ended after ``ended`` of its own exchanges."""
@@ -288,7 +294,7 @@ class Group:
                 name = f"graph with {graph.what}"
                 self.tracer.add(EXCHANGES, name, graph.since, self._clock(), ended)
             with self._lock:
-                self._phase = Phase(
+                self._phase = ExchangePhase(
                     self._phase.number + ended, graph.what, self._clock(), inside=False
                 )
 
@@ -379,7 +385,7 @@ class Group:
         return compared_at_end(self.rank, ours, states, self.last_equal())
 
     @property
-    def _now(self) -> Phase:
+    def _now(self) -> ExchangePhase:
         """This rank's current or last exchange, also within a graph."""
         phase, graph = self._phase, self._graph
         if graph is None:
@@ -387,10 +393,12 @@ class Group:
         ended, waiting, since = graph.progress()
         number = phase.number + ended
         if phase.inside:
-            return Phase(number, phase.what, phase.since, inside=True)
+            return ExchangePhase(number, phase.what, phase.since, inside=True)
         if waiting:
-            return Phase(number + 1, graph.what, since, inside=True)
-        return Phase(number, graph.what, since, inside=False) if ended else phase
+            return ExchangePhase(number + 1, graph.what, since, inside=True)
+        return (
+            ExchangePhase(number, graph.what, since, inside=False) if ended else phase
+        )
 
     @contextmanager
     def _broken_off(self, ended: int) -> Iterator[None]:
@@ -399,11 +407,11 @@ class Group:
             graph, self._graph = self._graph, None
             number = self._phase.number + ended + 1
             what = "" if graph is None else graph.what
-            self._phase = Phase(number, what, self._clock(), inside=True)
+            self._phase = ExchangePhase(number, what, self._clock(), inside=True)
             try:
                 yield
             finally:
-                self._phase = Phase(number, what, self._clock(), inside=False)
+                self._phase = ExchangePhase(number, what, self._clock(), inside=False)
 
     def _raise_failure(self) -> None:
         if self.failure is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Phase(NamedTuple):
+class ExchangePhase(NamedTuple):
     """This rank's current or last exchange.
 
     Other threads read it, so it is immutable and replaced as a whole.
@@ -35,7 +35,7 @@ class GraphProgress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class RunningGraph:
     """A running graph with exchanges; none of our Python code runs in it."""
 
     what: str

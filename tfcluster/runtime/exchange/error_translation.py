@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.process_group import group, is_initialized
 
 
@@ -45,7 +45,9 @@ def install() -> None:
     Raises CollectiveError if TensorFlow lacks something that exchanges need.
     """
     tf_internals.check()
-    tf_patches.TABLE.install({tf_patches.FUNCTION_CALL: _call}, Place.LAST, always=True)
+    tf_patches.TABLE.install(
+        {tf_patches.FUNCTION_CALL: _call}, HandlerPlace.LAST, always=True
+    )
 
 
 # Install before any tf.function with an exchange is called: this does not affect a call

@@ -65,8 +65,10 @@ def exchange_op(
     TensorFlow 1 graph, ranks match their ops by this text, or by the name in it.
     ``dtypes`` are the dtypes of the results; a graph does not know their shapes.
     ``combines`` says that the results depend on the data of every rank. Raises what
-    ``exchange`` raises, in a graph when the op runs.
+    ``exchange`` raises, in a graph when the op runs, and at once what ``require_added``
+    of ``among`` raises.
     """
+    among.require_added()
 
     def act(*arrays: Array) -> Sequence[Array]:
         results = exchange(*arrays)

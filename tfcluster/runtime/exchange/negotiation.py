@@ -49,7 +49,7 @@ class _PendingOp:
             self.error = error
 
 
-class Coordinator:
+class Negotiator:
     """Keeps this rank's pending requests. One thread negotiates at a time."""
 
     def __init__(

@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.group import Group
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.exchange.error_translation import translated
-from tfcluster.runtime.exchange.negotiation import Coordinator
+from tfcluster.runtime.exchange.negotiation import Negotiator
 from tfcluster.runtime.process_group import group, is_initialized
 from tfcluster.runtime.process_sets import ProcessSet
 from tfcluster.runtime.tensor_types import Tensor
@@ -39,7 +39,7 @@ _made: WeakKeyDictionary[tf.Graph, Counter[str]] = WeakKeyDictionary()
 _functions: WeakKeyDictionary[
     tf.Graph, list[tf.types.experimental.ConcreteFunction]
 ] = WeakKeyDictionary()
-_orders: WeakKeyDictionary[Group, Coordinator] = WeakKeyDictionary()
+_orders: WeakKeyDictionary[Group, Negotiator] = WeakKeyDictionary()
 
 
 def waiting_op(
@@ -54,7 +54,7 @@ def waiting_op(
     ``what`` may contain a name, as in ``allreduce of NAME``. Ranks match named ops by
     name, in whatever order they create them, and unnamed ops by the order of creation.
     ``act`` gets the values of ``tensors``. ``dtypes`` are the dtypes of its results,
-    whose shapes are unknown. When the op runs, it raises what ``Coordinator.run``
+    whose shapes are unknown. When the op runs, it raises what ``Negotiator.run``
     raises.
     """
     _see_runs()
@@ -96,11 +96,11 @@ def waiting_op(
     )
 
 
-def order_among(ranks: Group) -> Coordinator:
+def order_among(ranks: Group) -> Negotiator:
     """The group's coordinator, which orders its exchanges; created on first use."""
     found = _orders.get(ranks)
     if found is None:
-        found = _orders.setdefault(ranks, Coordinator(ranks))
+        found = _orders.setdefault(ranks, Negotiator(ranks))
     return found
 
 
@@ -137,7 +137,7 @@ def _op_name(what: str) -> str:
 def _see_runs() -> None:
     """Patch Session.run: report runs to the negotiation, and raise our own errors."""
     handlers = {patches.SESSION_RUN: _run, patches.INTERACTIVE_RUN: _run}
-    patches.TABLE.install(handlers, Place.SERVICE, always=True)
+    patches.TABLE.install(handlers, HandlerPlace.SERVICE, always=True)
 
 
 def _run(original: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -20,7 +20,7 @@ from tfcluster.runtime.files.layers import Layers, enter
 from tfcluster.runtime.files.order import FOLDER, Order, path_in
 from tfcluster.runtime.files.shared import SharedFiles
 from tfcluster.runtime.scripts import program_kind
-from tfcluster.runtime.scripts.run_script import Program
+from tfcluster.runtime.scripts.run_script import Script
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
 _REFRESH_S = 1.0
@@ -32,7 +32,7 @@ _private: Changes | None = None
 _shared: SharedFiles | None = None
 
 
-def install(program: Program, context: Context) -> None:
+def install(program: Script, context: Context) -> None:
     """Give each rank of the host but the first its own layer, if the option says so.
 
     Must be called while the process has one thread. Where layers cannot be had, a rank
@@ -127,7 +127,7 @@ def cause_of(error: BaseException) -> str | None:
     return None if _shared is None else _shared.cause_of(error)
 
 
-def _concerns(program: Program, context: Context) -> bool:
+def _concerns(program: Script, context: Context) -> bool:
     """Whether the ranks of this run change the same files in the same order."""
     options = context.options
     if not context.trains or context.local_size == 1 or context.cross_size > 1:

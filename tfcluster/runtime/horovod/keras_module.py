@@ -1,13 +1,13 @@
 """The API of ``horovod.keras``: functions whose arguments differ from other modules'.
 
-They exchange values: a tensor, an array or a number becomes a numpy array.
+They exchange values: a tensor, an array or a number. The result is a tensor, or an
+array if the default session of a TensorFlow 1 program can compute it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfcluster import runtime
@@ -35,8 +35,8 @@ def allreduce(
 ) -> Tensor:
     """Combine the ranks' values, of equal shape and dtype; average them by default.
 
-    Returns an array of that shape and dtype, or a tensor in a graph without a default
-    session. The other arguments and the errors are as for
+    Returns a tensor of that shape and dtype, or in a graph with a default session an
+    array. The other arguments and the errors are as for
     ``tfcluster.runtime.allreduce``. Follows ``allreduce`` of horovod/keras/__init__.py.
     """
     return _value(
@@ -60,7 +60,7 @@ def allgather(
 ) -> Tensor:
     """Concatenate the ranks' values along the first dimension.
 
-    The other dimensions and the dtype must be equal on all ranks. Returns an array like
+    The other dimensions and the dtype must be equal on all ranks. Returns a value like
     ``allreduce``. Raises what ``tfcluster.runtime.allgather`` raises. Follows
     ``allgather`` of horovod/keras/__init__.py.
     """
@@ -75,7 +75,7 @@ def broadcast(
 ) -> Tensor:
     """The value of rank ``root_rank``, of equal shape and dtype on all ranks.
 
-    Returns an array like ``allreduce``. Raises what ``tfcluster.runtime.broadcast``
+    Returns a value like ``allreduce``. Raises what ``tfcluster.runtime.broadcast``
     raises. Follows ``broadcast`` of horovod/keras/__init__.py.
     """
     return _value(runtime.broadcast(value, root_rank, name, process_set=process_set))
@@ -89,7 +89,7 @@ def reducescatter(
 ) -> Tensor:
     """Combine the ranks' values and return this rank's rows of the first dimension.
 
-    Returns an array like ``allreduce``. The rows and the errors are as for
+    Returns a value like ``allreduce``. The rows and the errors are as for
     ``tfcluster.runtime.reducescatter``. Follows ``reducescatter`` of
     horovod/keras/__init__.py.
     """
@@ -97,7 +97,5 @@ def reducescatter(
 
 
 def _value(tensor: Tensor) -> Any:
-    if tf.executing_eagerly():
-        return np.asarray(tensor.numpy())
     session = tf.compat.v1.get_default_session()
     return tensor if session is None else session.run(tensor)

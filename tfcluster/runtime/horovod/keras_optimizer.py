@@ -18,7 +18,7 @@ from tfcluster.runtime import contract
 from tfcluster.runtime.horovod.settings import Settings
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
-from tfcluster.runtime.keras.types import Model, Optimizer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Model, Optimizer
 from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 
@@ -51,7 +51,7 @@ def is_distributed(optimizer: Optimizer | None) -> bool:
 def _apply(
     optimizer: Optimizer,
     grads: Sequence[Gradient],
-    trainable_variables: Sequence[Variable] | None = None,
+    trainable_variables: Sequence[KerasVariable] | None = None,
 ) -> None:
     """Call ``Optimizer.apply`` after an exchange."""
     grads = list(grads)
@@ -65,14 +65,19 @@ def _apply(
     def exchange(gradients: list[Gradient]) -> None:
         apply(settings.exchanged(gradients, variables), trainable_variables)
 
+    def count() -> None:
+        internals.iterations_of(optimizer).assign_add(1)
+
     if settings.passes == 1:
         exchange(grads)
     else:
-        _accumulation(optimizer, settings).add(grads, exchange)
+        _accumulation(optimizer, settings).add(grads, exchange, count)
 
 
 def _built(
-    optimizer: Optimizer, trainable_variables: Sequence[Variable] | None, count: int
+    optimizer: Optimizer,
+    trainable_variables: Sequence[KerasVariable] | None,
+    count: int,
 ) -> list[Any]:
     """The variables of the gradients. Builds the optimizer if necessary."""
     if trainable_variables is None:
@@ -138,9 +143,11 @@ class Accumulation:
         self,
         gradients: Sequence[Gradient],
         apply: Callable[[list[Gradient]], object],
+        count_pass: Callable[[], object],
     ) -> None:
         """Add one pass's gradients; on every ``passes``-th call, ``apply`` the sums.
 
+        On other calls, ``count_pass``: a schedule of Horovod's scripts counts passes.
         A None stays None. IndexedSlices become tensors. All shapes must be known.
         Raises ValueError if a variable has a gradient in some passes but not in others.
         """
@@ -168,12 +175,15 @@ class Accumulation:
             count.assign(0)
             return True
 
+        def go_on() -> bool:
+            count_pass()
+            return False
+
         if tf.executing_eagerly():
-            if int(count) >= self._passes:
-                finish()
+            (finish if int(count) >= self._passes else go_on)()
         else:
             full = tf.greater_equal(count.read_value(), self._passes)
-            tf.cond(full, finish, lambda: False)
+            tf.cond(full, finish, go_on)
 
     def _prepared(
         self, dense: Sequence[Tensor | None]

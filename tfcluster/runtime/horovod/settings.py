@@ -16,7 +16,7 @@ from tfcluster.runtime.exchange.wire_format import (
     Reduction,
     compression_named,
 )
-from tfcluster.runtime.keras.types import Layer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Layer
 from tfcluster.runtime.process_group import context, group
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.scripts import program_kind
@@ -26,7 +26,7 @@ from tfcluster.runtime.tensor_types import Gradient, Tensor
 from tfcluster.runtime.tensor_types import Variable as TfVariable
 from tfcluster.runtime.tensors import name_of
 
-Source: TypeAlias = Variable | TfVariable | Tensor
+Source: TypeAlias = KerasVariable | TfVariable | Tensor
 """A Keras or TensorFlow variable, or a tensor that a tape watches."""
 
 
@@ -66,12 +66,12 @@ class LocalSources:
 
 def weights_of(
     layers: Layer | list[Layer] | tuple[Layer, ...] | None,
-) -> list[Variable]:
+) -> list[KerasVariable]:
     """The trainable weights of one or several layers.
 
     Raises ValueError if a layer is not built.
     """
-    found: list[Variable] = []
+    found: list[KerasVariable] = []
     if layers is None:
         return found
     for layer in layers if isinstance(layers, list | tuple) else [layers]:
@@ -108,13 +108,18 @@ class Settings:
     """Variables whose gradients are not exchanged."""
 
     def exchanged(
-        self, gradients: Sequence[Gradient], variables: Sequence[Source]
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Source],
+        *,
+        by_position: bool = False,
     ) -> list[Gradient]:
         """Combine gradients (None, tensors or IndexedSlices) over the ranks.
 
-        None stays None. Raises CollectiveMismatchError on all ranks if their gradients
-        differ in kind, dtype or shape, or if only some ranks have a gradient for a
-        variable.
+        None stays None. A rank outside of ``among`` keeps its gradients. With
+        ``by_position``, variables may have other names on other ranks. Raises
+        CollectiveMismatchError on all ranks if their gradients differ in kind, dtype or
+        shape, or if only some ranks have a gradient for a variable.
         """
         chosen = [
             tf.convert_to_tensor(gradient)
@@ -122,8 +127,16 @@ class Settings:
             else gradient
             for gradient in gradients
         ]
-        names = [_name(variable, index) for index, variable in enumerate(variables)]
+        names = [
+            _name(index if by_position else variable, index)
+            for index, variable in enumerate(variables)
+        ]
         own = {i for i, v in enumerate(variables) if self.local.has(v)}
+        if not self.among.included():
+            return [
+                self.local.scaled(gradient, self.among.size()) if i in own else gradient
+                for i, gradient in enumerate(chosen)
+            ]
         common = [i for i in range(len(chosen)) if i not in own]
         exchange = Exchange(
             f"gradients of {self.label}",
@@ -199,7 +212,7 @@ def settings(
     )
 
 
-def _name(variable: Source, index: int) -> str:
+def _name(variable: Source | int, index: int) -> str:
     if hasattr(variable, "path") or hasattr(variable, "name"):
         try:
             return name_of(variable)

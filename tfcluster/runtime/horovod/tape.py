@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -13,7 +13,7 @@ from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective import ReduceOp
 from tfcluster.runtime.exchange.graph_ops import unconverted
 from tfcluster.runtime.exchange.wire_format import Compressor
-from tfcluster.runtime.horovod.settings import Settings, settings, weights_of
+from tfcluster.runtime.horovod.settings import Settings, Source, settings, weights_of
 from tfcluster.runtime.keras.types import Layer
 from tfcluster.runtime.process_sets import ProcessSet, global_process_set
 from tfcluster.runtime.tensor_types import Nest
@@ -40,7 +40,10 @@ def DistributedGradientTape(
     TensorFlow's arguments; its results have the shapes and dtypes of the sources, and
     it raises what ``allreduce`` raises. A source without a gradient (None) is skipped,
     and must have none on any rank. Sources passed to ``register_local_source`` are not
-    exchanged. Follows ``DistributedGradientTape`` of horovod/tensorflow/__init__.py.
+    exchanged. ``gradient(..., use_generic_names=True)`` compares sources by position,
+    not by name. ``get_local_and_global_gradients`` has the arguments of ``gradient``;
+    it returns two lists of (source, gradient): those not exchanged, and the others.
+    Follows ``DistributedGradientTape`` of horovod/tensorflow/__init__.py.
     """
     del device_dense, device_sparse, num_groups, groups
     chosen = settings(
@@ -54,8 +57,10 @@ def DistributedGradientTape(
     )
     tape = copy.copy(gradtape)
     gradient = MethodType(_gradient_by(chosen), tape)
+    divided = MethodType(_divided_by(chosen), tape)
     tf_patches.TABLE.replace(tf_patches.ONE_TAPE_GRADIENT, tape, gradient)
     tf_patches.TABLE.replace(tf_patches.ONE_TAPE_LOCAL, tape, chosen.local.add)
+    tf_patches.TABLE.replace(tf_patches.ONE_TAPE_DIVIDED, tape, divided)
     return tape
 
 
@@ -86,12 +91,37 @@ def _gradient_by(chosen: Settings) -> Callable[..., Nest]:
         sources: Nest,
         output_gradients: Nest = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        use_generic_names: bool = False,
     ) -> Nest:
         """Call ``tf.GradientTape.gradient``; combine the result over the ranks."""
         local = type(self).gradient(
             self, target, sources, output_gradients, unconnected_gradients
         )
-        combined = chosen.exchanged(tf.nest.flatten(local), tf.nest.flatten(sources))
+        combined = chosen.exchanged(
+            tf.nest.flatten(local),
+            tf.nest.flatten(sources),
+            by_position=use_generic_names,
+        )
         return tf.nest.pack_sequence_as(local, combined)
 
     return gradient
+
+
+def _divided_by(chosen: Settings) -> Callable[..., tuple[list[Any], list[Any]]]:
+    @unconverted
+    def divided(
+        self: tf.GradientTape,
+        target: Nest,
+        sources: Sequence[Source],
+        *args: Any,
+        **kw: Any,
+    ) -> tuple[list[Any], list[Any]]:
+        """Call this tape's ``gradient`` and pair the results with their sources."""
+        pairs = zip(sources, self.gradient(target, sources, *args, **kw), strict=True)
+        local: list[Any] = []
+        common: list[Any] = []
+        for source, gradient in pairs:
+            (local if chosen.local.has(source) else common).append((source, gradient))
+        return local, common
+
+    return divided

@@ -11,18 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
-from tfcluster.runtime.contract import Name, names
+from tfcluster.runtime.contract import PrivateName, names
 from tfcluster.runtime.keras import patches
 from tfcluster.runtime.keras.types import (
     BatchNormalization,
     EpochIterator,
+    KerasVariable,
     Layer,
     Logs,
     Model,
     ModelCheckpoint,
     Optimizer,
     SwapEMAWeights,
-    Variable,
 )
 from tfcluster.runtime.tensor_types import (
     Dataset,
@@ -74,7 +74,7 @@ NAMES = (
         "tfcluster verify",
         "seed_generator_state",
     ),
-    Name(
+    PrivateName(
         f"{_BATCH_NORM}.call",
         "_moments",
         "SyncBatchNormalization",
@@ -96,7 +96,7 @@ NAMES = (
         "keras.src.trainers.data_adapters.tf_dataset_adapter", _DATA, "TFDatasetAdapter"
     ),
     # Callbacks and files.
-    Name(
+    PrivateName(
         "keras.callbacks.ModelCheckpoint.on_epoch_end",
         "_save_model",
         "BestModelCheckpoint",
@@ -129,12 +129,12 @@ def check() -> None:
 # --- optimizers -----------------------------------------------------------------------
 
 
-def trained_variables(optimizer: Optimizer) -> list[Variable]:
+def trained_variables(optimizer: Optimizer) -> list[KerasVariable]:
     """The variables that an optimizer was built for, in its order."""
     return list(optimizer._trainable_variables)
 
 
-def iterations_of(optimizer: Optimizer) -> Variable:
+def iterations_of(optimizer: Optimizer) -> KerasVariable:
     """The variable that counts gradients, including accumulated ones."""
     return optimizer._iterations
 
@@ -144,12 +144,12 @@ def rate_of(optimizer: Optimizer) -> Any:
     return optimizer._learning_rate
 
 
-def require_known(optimizer: Optimizer, variables: Sequence[Variable]) -> None:
+def require_known(optimizer: Optimizer, variables: Sequence[KerasVariable]) -> None:
     """Raise Keras's ValueError if the optimizer was not built for ``variables``."""
     optimizer._check_variables_are_known(variables)
 
 
-def index_of(optimizer: Optimizer, variable: Variable) -> int:
+def index_of(optimizer: Optimizer, variable: KerasVariable) -> int:
     """The index of a variable among those that the optimizer was built for.
 
     Raises KeyError for another variable.
@@ -165,7 +165,7 @@ def clipped(optimizer: Optimizer, gradients: Sequence[Gradient]) -> list[Gradien
     return optimizer._clip_gradients(gradients)
 
 
-def decays(optimizer: Optimizer, variable: Variable | TfVariable) -> bool:
+def decays(optimizer: Optimizer, variable: KerasVariable | TfVariable) -> bool:
     """Whether the optimizer applies weight decay to a variable."""
     return optimizer._use_weight_decay(variable)
 
@@ -182,7 +182,7 @@ def exclude_from_decay(optimizer: Optimizer, variables: Iterable[Any]) -> None:
     optimizer._exclude_from_weight_decay_pattern = None
 
 
-def set_path(variable: Variable, path: str) -> None:
+def set_path(variable: KerasVariable, path: str) -> None:
     """Set a variable's path, from which optimizers derive the names of its slots."""
     variable._path = path
 

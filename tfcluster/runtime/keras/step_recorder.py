@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.moved_gradients import moved_gradients, rounding_unit
 from tfcluster.runtime.keras.strategies.served_updates import called_in_order
 from tfcluster.runtime.keras.train.xla_fallback import without_xla
-from tfcluster.runtime.keras.types import Layer, Logs, Model, Optimizer, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Layer, Logs, Model, Optimizer
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import Array, Gradient
 from tfcluster.runtime.tensors import name_of
@@ -58,7 +58,7 @@ class StepRecorder:
                 patches.MODEL_TRAIN_ON_BATCH: self._result,
                 patches.MODEL_TEST_ON_BATCH: self._result,
             },
-            Place.RECORD,
+            HandlerPlace.RECORD,
             always=True,
         )
 
@@ -66,11 +66,11 @@ class StepRecorder:
 
     def _apply(
         self,
-        original: Callable[..., Variable],
+        original: Callable[..., KerasVariable],
         optimizer: Optimizer,
         grads: Sequence[Gradient],
-        trainable_variables: Sequence[Variable] | None = None,
-    ) -> Variable:
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> KerasVariable:
         if getattr(self._inside, "apply", False):
             return original(optimizer, grads, trainable_variables)
         self._inside.apply = True
@@ -114,7 +114,9 @@ class StepRecorder:
     # --- records ----------------------------------------------------------------------
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def _applied(self, optimizer: Optimizer, given: Sequence[Variable] | None) -> None:
+    def _applied(
+        self, optimizer: Optimizer, given: Sequence[KerasVariable] | None
+    ) -> None:
         """Record the step's result now, or each time the graph being traced runs."""
         trained = list(given or internals.trained_variables(optimizer))
         number, new = self._files.optimizer_number(optimizer)
@@ -126,7 +128,7 @@ class StepRecorder:
         states = _states_of(self._trained_models[number], trained)
         named += [("state", name_of(one), one) for one in states]
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        fetched: list[Variable] = []
+        fetched: list[KerasVariable] = []
         if self._slots:
             known = {id(one) for one in trained}
             slots = [
@@ -193,7 +195,7 @@ class _Logs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._recorder.logs("epoch", self._number, logs or {})
 
 
-def _models_of(trained: Sequence[Variable]) -> list[Model]:
+def _models_of(trained: Sequence[KerasVariable]) -> list[Model]:
     """The models that contain one of ``trained``; found among all living objects."""
     ids = {id(one) for one in trained}
     return [
@@ -208,9 +210,11 @@ def _layers_of(models: Sequence[Model]) -> list[Layer]:
     return [layer for model in models for layer in internals.layers_of(model)]
 
 
-def _states_of(models: Sequence[Model], trained: Sequence[Variable]) -> list[Variable]:
+def _states_of(
+    models: Sequence[Model], trained: Sequence[KerasVariable]
+) -> list[KerasVariable]:
     """The models' other variables, such as moving averages, but no random states."""
-    found: dict[int, Variable] = {}
+    found: dict[int, KerasVariable] = {}
     known = {id(one) for one in trained}
     metrics = {
         id(one) for model in models for one in getattr(model, "metrics_variables", ())

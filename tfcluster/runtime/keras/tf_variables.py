@@ -13,7 +13,7 @@ from tfcluster.runtime.keras import types
 from tfcluster.runtime.tensor_types import TensorLike, Variable
 
 
-def raw(variable: types.Variable | Variable) -> Variable:
+def raw(variable: types.KerasVariable | Variable) -> Variable:
     """The tf.Variable of a Keras variable; others are returned as they are."""
     if isinstance(variable, keras.Variable):
         return variable.value
@@ -41,7 +41,7 @@ def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:
         return tf.Variable(value, trainable=False, name=name)
 
 
-def have_values(variables: Iterable[types.Variable | Variable]) -> bool:
+def have_values(variables: Iterable[types.KerasVariable | Variable]) -> bool:
     """Whether all variables are initialised.
 
     A ``tf.function`` that creates variables is traced twice: once to create them, and

@@ -44,7 +44,7 @@ class OptimizerNames:
 
 
 @dataclass
-class Session:
+class TrainingSession:
     """One process in training: whom it exchanges with, and what it is doing."""
 
     group: Group

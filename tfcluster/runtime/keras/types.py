@@ -25,7 +25,7 @@ Config: TypeAlias = dict[str, Any]
 """The result of ``get_config``: values that JSON can represent, by argument."""
 
 
-class Variable(Protocol):
+class KerasVariable(Protocol):
     """A ``keras.Variable`` or a ``tf.Variable``."""
 
     _path: str
@@ -52,7 +52,7 @@ class Optimizer(Protocol):
 
     name: str
     built: bool
-    iterations: Variable
+    iterations: KerasVariable
     learning_rate: Any
     loss_scale_factor: float | None
     clipnorm: float | None
@@ -62,21 +62,21 @@ class Optimizer(Protocol):
     gradient_accumulation_steps: int | None
     momentum: float
     """Only SGD and RMSprop have this attribute."""
-    _trainable_variables: Sequence[Variable]
-    _iterations: Variable
+    _trainable_variables: Sequence[KerasVariable]
+    _iterations: KerasVariable
     _learning_rate: Any
     _exclude_from_weight_decay: set[str]
     _exclude_from_weight_decay_cache: dict[str, bool]
     _exclude_from_weight_decay_pattern: str | None
-    variables: Sequence[Variable]
+    variables: Sequence[KerasVariable]
 
-    def build(self, variables: Sequence[Variable]) -> None: ...
+    def build(self, variables: Sequence[KerasVariable]) -> None: ...
 
     def apply(
         self,
         grads: Sequence[Gradient],
-        trainable_variables: Sequence[Variable] | None = None,
-    ) -> Variable:
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> KerasVariable:
         """Returns ``iterations``."""
 
     def get_config(self) -> Config: ...
@@ -84,15 +84,17 @@ class Optimizer(Protocol):
     @classmethod
     def from_config(cls, config: Config) -> Any: ...
 
-    def _check_variables_are_known(self, variables: Sequence[Variable]) -> None: ...
+    def _check_variables_are_known(
+        self, variables: Sequence[KerasVariable]
+    ) -> None: ...
 
-    def _get_variable_index(self, variable: Variable) -> int: ...
+    def _get_variable_index(self, variable: KerasVariable) -> int: ...
 
     def _clip_gradients(self, grads: Sequence[Gradient]) -> list[Gradient]: ...
 
-    def _use_weight_decay(self, variable: Variable | TfVariable) -> bool: ...
+    def _use_weight_decay(self, variable: KerasVariable | TfVariable) -> bool: ...
 
-    def _var_key(self, variable: Variable) -> str: ...
+    def _var_key(self, variable: KerasVariable) -> str: ...
 
 
 class Layer(Protocol):
@@ -100,9 +102,9 @@ class Layer(Protocol):
 
     name: str
     built: bool
-    variables: Sequence[Variable]
-    weights: Sequence[Variable]
-    trainable_variables: Sequence[Variable]
+    variables: Sequence[KerasVariable]
+    weights: Sequence[KerasVariable]
+    trainable_variables: Sequence[KerasVariable]
 
     def _flatten_layers(
         self, include_self: bool = True, recursive: bool = True
@@ -122,7 +124,7 @@ class BatchNormalization(Layer, Protocol):
 class Metric(Protocol):
     """A ``keras.metrics.Metric``."""
 
-    variables: Sequence[Variable]
+    variables: Sequence[KerasVariable]
 
 
 class Model(Layer, Protocol):
@@ -177,7 +179,7 @@ class EpochIterator(Protocol):
     _distributed_dataset: Dataset
 
 
-class Strategy(Protocol):
+class DistributionStrategy(Protocol):
     """A ``tf.distribute.Strategy``."""
 
     num_replicas_in_sync: int

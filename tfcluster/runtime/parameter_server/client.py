@@ -23,11 +23,11 @@ from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.messages import Header, Message, padded
 from tfcluster.runtime.parameter_server.sharding import (
     Gradient,
+    ModelVariable,
     Piece,
     Placement,
     Rows,
     Share,
-    Variable,
     bytes_of,
     facts_of,
     joined,
@@ -40,13 +40,13 @@ from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry.tracer import EXCHANGES, tracer
 
 __all__ = [
+    "ModelVariable",
     "OpenResult",
     "Pack",
     "ParameterServerClient",
     "Piece",
     "Rows",
     "Slices",
-    "Variable",
 ]
 
 Pack: TypeAlias = Callable[[Sequence[Piece], str], bytes]
@@ -75,7 +75,7 @@ class OpenResult:
 class _Model:
     """This task's state of a model that it has opened."""
 
-    variables: tuple[Variable, ...]
+    variables: tuple[ModelVariable, ...]
     placement: Placement
     pack: Pack
     versions: list[int]
@@ -152,7 +152,7 @@ class ParameterServerClient:
     def open(
         self,
         model: str,
-        variables: Sequence[Variable],
+        variables: Sequence[ModelVariable],
         values: Sequence[Array],
         kinds: str,
         pack: Pack,

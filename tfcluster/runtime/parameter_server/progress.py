@@ -21,7 +21,7 @@ _FOREVER_S = 20 * 86400.0
 _NO_MORE = 10**9
 
 
-class Progress:
+class StepNotes:
     """The notes of one rank. ``warn`` is called when a wait exceeds ``warning_s``.
 
     A wait fails after ``timeout_s``. Both are in seconds; None means no limit.

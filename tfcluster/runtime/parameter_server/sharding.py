@@ -20,7 +20,7 @@ _SPLIT_DIVISOR = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
+class ModelVariable:
     """One trainable variable of a model.
 
     ``dtype`` is the name that numpy and TensorFlow use, such as "bfloat16", and
@@ -62,7 +62,7 @@ Placement = tuple[tuple[Piece, ...], ...]
 
 
 def placed(
-    variables: Sequence[Variable],
+    variables: Sequence[ModelVariable],
     servers: int,
     *,
     splittable: bool = False,
@@ -103,19 +103,19 @@ def placed(
     )
 
 
-def bytes_of(variables: Sequence[Variable], piece: Piece) -> int:
+def bytes_of(variables: Sequence[ModelVariable], piece: Piece) -> int:
     """The number of bytes of a piece."""
     variable = variables[piece.variable]
     row = variable.bytes // max(1, variable.rows)
     return row * (piece.end - piece.start)
 
 
-def _whole(variable: Variable, index: int) -> Piece:
+def _whole(variable: ModelVariable, index: int) -> Piece:
     return Piece(index, 0, variable.rows, True)
 
 
 def _split(
-    variable: Variable,
+    variable: ModelVariable,
     index: int,
     target: float,
     pieces: list[list[Piece]],
@@ -148,7 +148,7 @@ _OPTIONS = ("synchronous", "splittable", "together", "servers", "rows_only")
 
 
 def facts_of(
-    variables: Sequence[Variable],
+    variables: Sequence[ModelVariable],
     *,
     synchronous: bool,
     splittable: bool,
@@ -233,7 +233,7 @@ def slice_piece(array: Array, piece: Piece) -> Array:
 
 
 def pushed_part(
-    variables: Sequence[Variable],
+    variables: Sequence[ModelVariable],
     pieces: Sequence[Piece],
     gradients: Sequence[Gradient],
 ) -> tuple[str, list[Array]]:
@@ -256,7 +256,7 @@ def pushed_part(
     return kinds, arrays
 
 
-def _rows_within(slices: Slices, piece: Piece, variable: Variable) -> list[Array]:
+def _rows_within(slices: Slices, piece: Piece, variable: ModelVariable) -> list[Array]:
     values, indices = slices.values, slices.indices.astype(np.int64, copy=False)
     if len(indices) and (indices.min() < 0 or indices.max() >= variable.rows):
         raise IndexError(
@@ -269,7 +269,7 @@ def _rows_within(slices: Slices, piece: Piece, variable: Variable) -> list[Array
 
 
 def joined(
-    variables: Sequence[Variable], parts: Mapping[int, Part]
+    variables: Sequence[ModelVariable], parts: Mapping[int, Part]
 ) -> list[Array | Rows | None]:
     """Join the answers of all ps, in the order of the variables.
 
@@ -311,7 +311,7 @@ def _join_shards(parts: list[tuple[Piece, Array | Rows | None]]) -> Array | Rows
 
 
 def joined_slots(
-    variables: Sequence[Variable],
+    variables: Sequence[ModelVariable],
     parts: Mapping[int, tuple[Sequence[Piece], Mapping[str, Array]]],
 ) -> dict[str, Array]:
     """Slots by path; the slots of split variables are joined.
@@ -335,7 +335,7 @@ def joined_slots(
 
 
 def part_of(
-    variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
+    variables: Sequence[ModelVariable], pieces: Sequence[Piece], path: str, value: Array
 ) -> tuple[int | str | None, Array]:
     """The target to set on the ps that has ``pieces``, and its value.
 
@@ -357,7 +357,7 @@ def part_of(
 
 
 def _piece_of(
-    variables: Sequence[Variable], pieces: Sequence[Piece], path: str, value: Array
+    variables: Sequence[ModelVariable], pieces: Sequence[Piece], path: str, value: Array
 ) -> Piece | None:
     """The piece of a split variable to which a slot belongs; None if there is none."""
     candidates = [
@@ -373,7 +373,7 @@ def _piece_of(
     )
 
 
-def _owner(variables: Sequence[Variable], path: str, value: Array) -> int | None:
+def _owner(variables: Sequence[ModelVariable], path: str, value: Array) -> int | None:
     candidates = [
         index
         for index, variable in enumerate(variables)
@@ -382,7 +382,7 @@ def _owner(variables: Sequence[Variable], path: str, value: Array) -> int | None
     return max(candidates, key=lambda index: len(variables[index].path), default=None)
 
 
-def _in_path(variable: Variable, path: str) -> bool:
+def _in_path(variable: ModelVariable, path: str) -> bool:
     return variable.path.replace("/", "_") in path
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.collective.transports.base import Array, Slices
-from tfcluster.runtime.tensor_types import Gradient, Message, Tensor, Variable
+from tfcluster.runtime.tensor_types import Gradient, ProtocolBuffer, Tensor, Variable
 from tfcluster.runtime.tensors import array_of, tensor_of_part
 
 Apply: TypeAlias = Callable[[list[Gradient]], object]
@@ -95,7 +95,7 @@ def serialised(
     return b"".join(parts)
 
 
-def _refuse_python(definition: Message) -> None:
+def _refuse_python(definition: ProtocolBuffer) -> None:
     for node in nodes_of(definition):
         if node.op in _PYTHON_OPS:
             raise UntraceableError(
@@ -104,7 +104,7 @@ def _refuse_python(definition: Message) -> None:
             )
 
 
-def _clear_devices(definition: Message) -> None:
+def _clear_devices(definition: ProtocolBuffer) -> None:
     """Clear device names, because a ps has other devices than the worker."""
     for node in nodes_of(definition):
         node.device = ""
@@ -316,7 +316,7 @@ class AttrValue(Protocol):
     def WhichOneof(self, group: str) -> str | None: ...
 
 
-def rename_functions(definition: Message, prefix: str) -> None:
+def rename_functions(definition: ProtocolBuffer, prefix: str) -> None:
     """Prefix the names of a GraphDef's functions and their references, in place.
 
     TensorFlow registers functions by name for the whole process, and removes one as
@@ -340,7 +340,7 @@ def rename_functions(definition: Message, prefix: str) -> None:
             _rename_in(attribute, names)
 
 
-def nodes_of(definition: Message) -> Iterator[Message]:
+def nodes_of(definition: ProtocolBuffer) -> Iterator[ProtocolBuffer]:
     """All nodes of a GraphDef and of its functions."""
     yield from definition.node
     for function in definition.library.function:

@@ -21,7 +21,7 @@ from tfcluster.runtime.collective import Group, Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition.exchange import gathered
 from tfcluster.runtime.partition.placement import Shard
-from tfcluster.runtime.partition.programs import Given, Part
+from tfcluster.runtime.partition.programs import Given, RowPart
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
 
@@ -127,7 +127,7 @@ def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[Given]:
         shard = Shard(0, sum(counts))
         whole = [(shard.rows, *each.shape[1:]) for each in batch]
         if len(set(counts)) == 1:
-            parts = [Part(shard, shape) for shape in whole]
+            parts = [RowPart(shard, shape) for shape in whole]
             return [Given(*each) for each in zip(batch, parts, strict=True)]
         arrays = [gathered(call.transport, np.asarray(each), shard) for each in batch]
     dtypes = [each.dtype for each in batch]

@@ -20,13 +20,13 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective.transports.tensorflow.devices import (
     SUBDIVISIONS,
-    Devices,
+    DeviceGroup,
     Groups,
     instance_key,
 )
 from tfcluster.runtime.partition.exchange import Exchanger, Request, words_of
 from tfcluster.runtime.partition.placement import Shard, Split
-from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
 SCOPE = "tfcluster_exchange"
@@ -72,7 +72,7 @@ class Collectives:
     def size(self) -> int:
         return self.groups.cpus.size
 
-    def devices_for(self, dtype: DType) -> Devices:
+    def devices_for(self, dtype: DType) -> DeviceGroup:
         return self.groups.large if dtype in _FLOATS else self.groups.cpus
 
 
@@ -141,7 +141,7 @@ class OpsExchanger:
         self._exchanges = 0
         self.words: list[str] = []
 
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
         self._exchanges += 1
         self.words += words_of(requests)
@@ -180,7 +180,7 @@ def _item(index: int, request: Request) -> _Item | None:
 class _Ops:
     """Writes the ops of one exchange."""
 
-    def __init__(self, writer: Writer, collectives: Collectives) -> None:
+    def __init__(self, writer: OpWriter, collectives: Collectives) -> None:
         self._writer = writer
         self._collectives = collectives
 

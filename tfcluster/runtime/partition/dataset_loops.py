@@ -17,14 +17,14 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import Function, function_named, op_types
 from tfcluster.runtime.partition.graph import Node, Value, python_value
 from tfcluster.runtime.partition.rules.random import WITH_STATE
-from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
-from tfcluster.runtime.tensor_types import DType, Message
+from tfcluster.runtime.partition.writer import FunctionName, OpWriter, Ref
+from tfcluster.runtime.tensor_types import DType, ProtocolBuffer
 
 REDUCTION = "ReduceDataset"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ElementFunction:
     """A function that a dataset op calls for each element, after its own inputs."""
 
     function: Function
@@ -39,7 +39,7 @@ class Stage:
         signature = self.function.definition.signature
         return [tf.as_dtype(each.type) for each in signature.input_arg]
 
-    def call(self, writer: Writer, inputs: Sequence[Ref]) -> list[Ref]:
+    def call(self, writer: OpWriter, inputs: Sequence[Ref]) -> list[Ref]:
         outputs = self.function.definition.signature.output_arg
         return writer.op(
             "StatefulPartitionedCall",
@@ -62,7 +62,7 @@ class DatasetLoop:
 
 
 def loop_of(
-    attributes: Mapping[str, Message], inputs: Sequence[Value]
+    attributes: Mapping[str, ProtocolBuffer], inputs: Sequence[Value]
 ) -> DatasetLoop | None:
     """The loop for a ``ReduceDataset`` with these attributes and inputs.
 
@@ -97,17 +97,21 @@ def loop_of(
 
 
 def _stage(
-    attributes: Mapping[str, Message], name: str, inputs: Sequence[Value]
-) -> Stage:
+    attributes: Mapping[str, ProtocolBuffer], name: str, inputs: Sequence[Value]
+) -> ElementFunction:
     function = function_named(attributes[name].func.name)
     if function is None:
         raise NotImplementedError("a dataset's function is not registered")
     others = len(attributes["Targuments"].list.type)
     end = len(inputs) - others
-    return Stage(function, inputs[1:end], inputs[end:])
+    return ElementFunction(function, inputs[1:end], inputs[end:])
 
 
-def _written(scan: Stage | None, condition: Stage | None, reduction: Stage) -> str:
+def _written(
+    scan: ElementFunction | None,
+    condition: ElementFunction | None,
+    reduction: ElementFunction,
+) -> str:
     """Write and register the functions; returns the name of the one to call."""
     first = reduction if scan is None else scan
     start, end = len(first.state), len(first.types) - len(first.others)
@@ -119,17 +123,17 @@ def _written(scan: Stage | None, condition: Stage | None, reduction: Stage) -> s
     kinds: dict[str, object] = {"output_types": element, "output_shapes": shapes}
     carried = [tf.bool, tf.resource, *states, *others]
 
-    step = Writer("dataset_loop_step")
+    step = OpWriter("dataset_loop_step")
     optional, *given = (step.argument(t) for t in (tf.variant, *states, *others))
     batch = step.op("OptionalGetValue", [optional], kinds)
     step_name = _finish(step, _step(step, scan, condition, reduction, batch, given))
 
-    stop = Writer("dataset_loop_stop")
+    stop = OpWriter("dataset_loop_stop")
     _, *given = (stop.argument(t) for t in (tf.variant, *states, *others))
     ended = stop.constant(np.array(False))
     stop_name = _finish(stop, [ended, *given[: len(states)]])
 
-    body = Writer("dataset_loop_body")
+    body = OpWriter("dataset_loop_body")
     _, iterator, *given = (body.argument(each) for each in carried)
     (optional,) = body.op("IteratorGetNextAsOptional", [iterator], kinds)
     (is_there,) = body.op("OptionalHasValue", [optional], {})
@@ -144,11 +148,11 @@ def _written(scan: Stage | None, condition: Stage | None, reduction: Stage) -> s
     )
     body_name = _finish(body, [goes_on, iterator, *new, *given[len(states) :]])
 
-    check = Writer("dataset_loop_condition")
+    check = OpWriter("dataset_loop_condition")
     goes_on, *_ = (check.argument(each) for each in carried)
     check_name = _finish(check, [goes_on])
 
-    whole = Writer("dataset_loop")
+    whole = OpWriter("dataset_loop")
     dataset, *given = (whole.argument(t) for t in (tf.variant, *states, *others))
     (iterator,) = whole.op("AnonymousIteratorV3", [], kinds)
     whole.op("MakeIterator", [dataset, iterator], {})
@@ -168,10 +172,10 @@ def _written(scan: Stage | None, condition: Stage | None, reduction: Stage) -> s
 
 
 def _step(
-    writer: Writer,
-    scan: Stage | None,
-    condition: Stage | None,
-    reduction: Stage,
+    writer: OpWriter,
+    scan: ElementFunction | None,
+    condition: ElementFunction | None,
+    reduction: ElementFunction,
     batch: Sequence[Ref],
     given: Sequence[Ref],
 ) -> list[Ref]:
@@ -194,7 +198,7 @@ def _step(
         goes_on = writer.constant(np.array(True))
         return [goes_on, *new, *reduction.call(writer, inputs)]
     (goes_on,) = condition.call(writer, [*element, *others[1]])
-    unchanged = Writer("dataset_loop_unchanged")
+    unchanged = OpWriter("dataset_loop_unchanged")
     arguments = [unchanged.argument(each.dtype) for each in inputs]
     reduced = writer.op(
         "If",
@@ -217,6 +221,6 @@ def _shape_of(function: Function, place: int) -> tf.TensorShape:
     return shapes[0] if shapes else tf.TensorShape(None)
 
 
-def _finish(writer: Writer, outputs: Sequence[Ref]) -> str:
+def _finish(writer: OpWriter, outputs: Sequence[Ref]) -> str:
     tf_functions.register(writer.finish(outputs, []))
     return writer.name

@@ -20,7 +20,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.graph import Node, elements_of
 from tfcluster.runtime.partition.rules.random import STATEFUL
 from tfcluster.runtime.partition.tf_functions import HostFunction
-from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import Array
 
 _PHILOX = 1
@@ -59,7 +59,7 @@ class Draws:
             for alone in self._seeded:
                 alone.restart()
 
-    def write(self, writer: Writer, node: Node, inputs: Sequence[Ref]) -> list[Ref]:
+    def write(self, writer: OpWriter, node: Node, inputs: Sequence[Ref]) -> list[Ref]:
         """Write the op so that it continues its sequence; all inputs are whole."""
         if node.type in STATEFUL:
             return self._from_counter(writer, node, inputs)
@@ -68,7 +68,7 @@ class Draws:
     # --- counters ---------------------------------------------------------------------
 
     def _from_counter(
-        self, writer: Writer, node: Node, inputs: Sequence[Ref]
+        self, writer: OpWriter, node: Node, inputs: Sequence[Ref]
     ) -> list[Ref]:
         """A stateless op that gets the counter, which is advanced."""
         shape = _whole_shape(writer, node, inputs)
@@ -117,7 +117,7 @@ class Draws:
     # --- the host ---------------------------------------------------------------------
 
     def _from_host(
-        self, writer: Writer, node: Node, inputs: Sequence[Ref]
+        self, writer: OpWriter, node: Node, inputs: Sequence[Ref]
     ) -> list[Ref]:
         """A call of the host."""
         host = self._hosts.get(node.origin)
@@ -196,7 +196,7 @@ class _Canary:
     """
 
     def __init__(self) -> None:
-        writer = Writer("tfcluster_canary")
+        writer = OpWriter("tfcluster_canary")
         shape = writer.constant(np.array([], np.int32))
         bounds = [
             writer.constant(np.array(bound, np.int64))
@@ -215,7 +215,7 @@ class _Canary:
         return int(tf_functions.call(self._name, [], 1)[0])
 
 
-def _whole_shape(writer: Writer, node: Node, inputs: Sequence[Ref]) -> Ref:
+def _whole_shape(writer: OpWriter, node: Node, inputs: Sequence[Ref]) -> Ref:
     """The shape of all numbers that a node draws."""
     if node.type != "RandomGamma":
         return inputs[0]
@@ -226,7 +226,7 @@ def _whole_shape(writer: Writer, node: Node, inputs: Sequence[Ref]) -> Ref:
     return writer.op("ConcatV2", [[shape, own], axis], {})[0]
 
 
-def _count(writer: Writer, node: Node, shape: Ref) -> Ref:
+def _count(writer: OpWriter, node: Node, shape: Ref) -> Ref:
     elements = elements_of(node.outputs[0].shape)
     if elements is not None:
         return writer.constant(np.array(elements, np.uint64))
@@ -235,7 +235,7 @@ def _count(writer: Writer, node: Node, shape: Ref) -> Ref:
     return writer.op("Cast", product, {"DstT": tf.uint64})[0]
 
 
-def _part(writer: Writer, bits: Ref, begin: int, size: int) -> Ref:
+def _part(writer: OpWriter, bits: Ref, begin: int, size: int) -> Ref:
     bounds = [writer.constant(np.array([n], np.int32)) for n in (begin, size)]
     return writer.op("Slice", [bits, *bounds], {})[0]
 

@@ -37,7 +37,7 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.tf_functions import HostFunction
-from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import Array
 
 _GRADIENT = "gradient_tape/"
@@ -94,7 +94,7 @@ class Exchanger(Protocol):
         Empty if each exchange compares its own.
         """
 
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
 
         The op that ends the exchange is then ``writer.last``.
@@ -133,7 +133,7 @@ class HostExchanger:
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``."""
         what = f"exchange {len(self._functions) + 1} of {self._program}"
         # Processes may have different numbers of terms, so these are no part of it.
@@ -276,16 +276,16 @@ class OwnRows:
     def __init__(self, split: Split) -> None:
         self._split = split
 
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
         """See ``Exchanger``; sums are scaled, and rows repeated."""
         return [self._whole(writer, each) for each in requests]
 
-    def term(self, writer: Writer, whole: Ref, rows: int | None) -> Ref:
+    def term(self, writer: OpWriter, whole: Ref, rows: int | None) -> Ref:
         """This rank's term of a sum over all ranks that is ``whole``."""
         rows, own = self._counts(rows)
         return _times(writer, whole, own, rows)
 
-    def _whole(self, writer: Writer, request: Request) -> Ref:
+    def _whole(self, writer: OpWriter, request: Request) -> Ref:
         placement = request.placement
         if isinstance(placement, Shard):
             return self._repeated(writer, request.ref, placement)
@@ -299,7 +299,7 @@ class OwnRows:
             raise NotImplementedError("a sum over an unknown number of rows")
         return rows, self._split.count(rows)
 
-    def _repeated(self, writer: Writer, ref: Ref, shard: Shard) -> Ref:
+    def _repeated(self, writer: OpWriter, ref: Ref, shard: Shard) -> Ref:
         """A tensor with this rank's rows at their places and at those of all others."""
         own = self._split.count(shard.rows)
         rows = (np.arange(shard.rows) - self._split.first(shard.rows)) % own
@@ -311,7 +311,7 @@ class OwnRows:
         return found[0]
 
 
-def _times(writer: Writer, ref: Ref, above: int, below: int) -> Ref:
+def _times(writer: OpWriter, ref: Ref, above: int, below: int) -> Ref:
     """A tensor times a fraction; integers are rounded."""
     dtype = ref.dtype
     if dtype.is_floating or dtype.is_complex:

@@ -17,10 +17,10 @@ from tfcluster.runtime.partition.placement import (
     Shard,
     is_whole,
 )
-from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.propagate import Placed
 from tfcluster.runtime.partition.rules.all import RULES, why_whole
-from tfcluster.runtime.partition.rules.table import Plan
+from tfcluster.runtime.partition.rules.table import LocalPlan
 from tfcluster.runtime.partition.script_lines import line_of
 
 MOST_WHOLE_COST = 1_000_000
@@ -54,7 +54,7 @@ class Exchanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeRun:
     """Ops of a type that every rank computes whole, though their inputs have rows."""
 
     op: str
@@ -71,7 +71,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class FunctionReport:
     """What happens to a function, for inputs of certain shapes."""
 
     name: str
@@ -86,7 +86,7 @@ class Explained:
     exchanged_bytes: int = 0
     exchanged: Sequence[Exchanged] = ()
     """The largest first."""
-    whole: Sequence[Whole] = ()
+    whole: Sequence[WholeRun] = ()
     """The most costly first."""
     error: str | None = None
     """Why the function could not be divided at all."""
@@ -102,7 +102,7 @@ class Explained:
         return found
 
 
-def to_json(functions: Sequence[Explained], ranks: int) -> dict[str, Any]:
+def to_json(functions: Sequence[FunctionReport], ranks: int) -> dict[str, Any]:
     """The answer of ``tfcluster explain``, but for its version."""
     costly = sorted(functions, key=lambda each: -each.cost)
     return {
@@ -112,7 +112,9 @@ def to_json(functions: Sequence[Explained], ranks: int) -> dict[str, Any]:
     }
 
 
-def mostly_whole(programs: Sequence[Program], line_of: LineOf = line_of) -> str | None:
+def mostly_whole(
+    programs: Sequence[RankProgram], line_of: LineOf = line_of
+) -> str | None:
     """A sentence if much work of a program is whole, and less than half is divided."""
     # To look for lines takes time.
     if _most_whole([explained(each, _no_line) for each in programs]) is None:
@@ -124,13 +126,15 @@ def _no_line(node: Node, function: str) -> None:
     return None
 
 
-def explained(program: Program, line_of: LineOf = line_of) -> Explained:
+def explained(program: RankProgram, line_of: LineOf = line_of) -> FunctionReport:
     """What happens to a function."""
     placed = program.placed
     # TensorFlow numbers the functions that compute gradients.
     name = _NUMBER.sub(r"\1", program.label).strip("_")
     if placed is None:
-        return Explained(name, error=_text(program.error) if program.error else None)
+        return FunctionReport(
+            name, error=_text(program.error) if program.error else None
+        )
     account = _Account()
     account.add(placed, 1, {})
 
@@ -147,7 +151,7 @@ def explained(program: Program, line_of: LineOf = line_of) -> Explained:
         for value in values
         if value in account.rounds
     ]
-    return Explained(
+    return FunctionReport(
         name=name,
         trains=program.trains,
         rows=account.rows,
@@ -160,7 +164,7 @@ def explained(program: Program, line_of: LineOf = line_of) -> Explained:
     )
 
 
-def is_divided(plan: Plan) -> bool:
+def is_divided(plan: LocalPlan) -> bool:
     """Whether each rank computes only its rows of a node, and not the whole."""
     made = plan.outputs if plan.made is None else plan.made
     return any(map(_has_rows, (*plan.want, *made)))
@@ -218,7 +222,7 @@ class _Account:
         self,
         placed: Placed,
         node: Node,
-        plan: Plan,
+        plan: LocalPlan,
         cost: int,
         causes: dict[Value, Node],
     ) -> None:
@@ -272,7 +276,7 @@ class _Account:
             line=line(_maker(value) if is_terms or wanting is None else wanting),
         )
 
-    def whole(self, line: Callable[[Node], str | None]) -> list[Whole]:
+    def whole(self, line: Callable[[Node], str | None]) -> list[WholeRun]:
         """The ops that are the reasons, by type and line."""
         roots = self._roots
         groups: dict[tuple[str, str, str | None], list[Node]] = {}
@@ -280,7 +284,7 @@ class _Account:
             key = node.type, reason_of(node), line(node)
             groups.setdefault(key, []).append(node)
         found = [
-            Whole(
+            WholeRun(
                 op,
                 len(nodes),
                 sum(roots.cost[node] for node in nodes),
@@ -319,7 +323,7 @@ def _likely(branches: Sequence[Placed]) -> Placed:
     return max(branches, key=lambda each: len(each.nodes))
 
 
-def _most_whole(functions: Sequence[Explained]) -> str | None:
+def _most_whole(functions: Sequence[FunctionReport]) -> str | None:
     # A function without a batch, such as one that initialises weights, has no rows.
     candidates = [each for each in functions if each.trains or each.rows is not None]
     worst = max(candidates, key=lambda each: each.cost - each.divided, default=None)

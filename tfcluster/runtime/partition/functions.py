@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.tensor_types import Message
+from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 LOOPS = ("While", "StatelessWhile")
@@ -30,7 +30,7 @@ class Input(NamedTuple):
 class SourceNode:
     """A node of a function."""
 
-    definition: Message
+    definition: ProtocolBuffer
     inputs: tuple[Input, ...]
     controls: tuple[str, ...]
     output_types: tuple[int, ...]
@@ -47,7 +47,7 @@ class Function:
     outputs: tuple[Input, ...]
     must_run: tuple[str, ...]
     """Nodes that run even if no output needs them."""
-    definition: Message
+    definition: ProtocolBuffer
 
 
 @functools.lru_cache(maxsize=512)
@@ -57,7 +57,7 @@ def function_named(name: str) -> Function | None:
     return None if definition is None else parsed(definition)
 
 
-def parsed(definition: Message) -> Function:
+def parsed(definition: ProtocolBuffer) -> Function:
     """Parse a FunctionDef."""
     types: dict[str, tuple[int, ...]] = {}
     starts: dict[tuple[str, str], int] = {}
@@ -100,7 +100,7 @@ def parsed(definition: Message) -> Function:
     )
 
 
-def called_function(node: Message) -> str | None:
+def called_function(node: ProtocolBuffer) -> str | None:
     """The name of the function that a node calls, if it is a call."""
     if node.op in CALLS:
         name: str = node.attr["f"].func.name
@@ -114,7 +114,7 @@ def op_types(function: Function) -> set[str]:
     return {node.op for node in all_nodes(function)}
 
 
-def all_nodes(function: Function) -> Iterator[Message]:
+def all_nodes(function: Function) -> Iterator[ProtocolBuffer]:
     """The nodes of a function, and of the functions that it calls in some way."""
     done: set[str] = set()
     todo = [function]
@@ -128,7 +128,7 @@ def all_nodes(function: Function) -> Iterator[Message]:
                     todo.append(inner)
 
 
-def _functions_of(node: Message) -> Iterator[str]:
+def _functions_of(node: ProtocolBuffer) -> Iterator[str]:
     """The names of the functions that a node calls in some way."""
     yield node.op
     for attribute in node.attr.values():
@@ -137,7 +137,7 @@ def _functions_of(node: Message) -> Iterator[str]:
         yield from (each.name for each in attribute.list.func)
 
 
-def _outputs(node: Message) -> Iterator[tuple[str, list[int]]]:
+def _outputs(node: ProtocolBuffer) -> Iterator[tuple[str, list[int]]]:
     """The name and the dtypes (as enum values) of each output argument of a node."""
     found = tf_functions.op_def(node.op)
     if found is None:
@@ -146,11 +146,11 @@ def _outputs(node: Message) -> Iterator[tuple[str, list[int]]]:
 
 
 def output_types(
-    op_def: Message, attributes: Mapping[str, Message]
+    op_def: ProtocolBuffer, attributes: Mapping[str, ProtocolBuffer]
 ) -> Iterator[tuple[str, list[int]]]:
     """The name and the dtypes (as enum values) of each output argument of an op."""
 
-    def value(name: str) -> Message:
+    def value(name: str) -> ProtocolBuffer:
         if name in attributes:
             return attributes[name]
         return next(a.default_value for a in op_def.attr if a.name == name)

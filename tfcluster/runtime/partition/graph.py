@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition.placement import Shape
-from tfcluster.runtime.tensor_types import Array, DType, Message
+from tfcluster.runtime.tensor_types import Array, DType, ProtocolBuffer
 
 _UNKNOWN: Any = object()
 
@@ -84,7 +84,7 @@ class Node:
     type: str
     inputs: list[Value]
     controls: list[Node]
-    attributes: Mapping[str, Message]
+    attributes: Mapping[str, ProtocolBuffer]
     """``AttrValue`` messages."""
     device: str = ""
     stateful: bool = False
@@ -92,7 +92,7 @@ class Node:
     origin: tuple[str, ...] = ()
     """The names of the calls around the node in the traced function, and its own."""
     outputs: list[Value] = field(default_factory=list)
-    bodies: tuple[Graph, ...] = ()
+    bodies: tuple[OpGraph, ...] = ()
     """The condition and the body of a loop, or the branches (first "else")."""
     _folded: bool | None = None
 
@@ -134,7 +134,7 @@ _MOST_FOLDED = 8192
 
 
 @dataclass(eq=False, slots=True)
-class Graph:
+class OpGraph:
     """A function's ops in an order in which they may run."""
 
     inputs: list[Value]
@@ -173,7 +173,7 @@ def sizes_of(shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
     return known if len(known) == len(shape) else None
 
 
-def python_value(message: Message) -> Any:
+def python_value(message: ProtocolBuffer) -> Any:
     """The value of an ``AttrValue``: a number, bytes, a dtype, a shape, or a list."""
     kind = message.WhichOneof("value")
     if kind == "type":

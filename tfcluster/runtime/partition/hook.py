@@ -22,7 +22,13 @@ from tfcluster.runtime.partition.functions import (
     function_named,
 )
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import Given, Part, Program, Programs, gather
+from tfcluster.runtime.partition.programs import (
+    Given,
+    Programs,
+    RankProgram,
+    RowPart,
+    gather,
+)
 from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.variables import VariableNames, Watched
@@ -61,7 +67,7 @@ class Alone(Protocol):
 
     def begins(
         self,
-        program: Program,
+        program: RankProgram,
         inputs: Callable[[], Sequence[Watched]],
         variables: Callable[[], Sequence[Any]],
     ) -> None:
@@ -94,7 +100,7 @@ class Hook:
         agree: Agree | None = None,
         join: Join | None = None,
         is_paused: Callable[[], bool] = lambda: False,
-        ran: Callable[[Program], None] = lambda program: None,
+        ran: Callable[[RankProgram], None] = lambda program: None,
         running: Running = at_once,
         variable_names: VariableNames = dict,
         alone: Alone | None = None,
@@ -113,12 +119,12 @@ class Hook:
         self._variable_names = variable_names
         self._functions: dict[str, Programs | None] = {}
         self._busy = threading.local()
-        self._parts: dict[int, tuple[object, Part]] = {}
+        self._parts: dict[int, tuple[object, RowPart]] = {}
         """The tensors that are parts, by ``id``, each with a reference that ends it."""
         self._gathers: dict[object, Written] = {}
         self._most_functions = 256
         """When there are so many functions, those that are gone are forgotten."""
-        self.programs: list[Program] = []
+        self.programs: list[RankProgram] = []
         """All that have run, in the order of their first run."""
 
     # --- the hooks --------------------------------------------------------------------
@@ -205,7 +211,7 @@ class Hook:
             self._busy.now = False
 
     def _begins(
-        self, program: Program, programs: Programs, given: Sequence[Given]
+        self, program: RankProgram, programs: Programs, given: Sequence[Given]
     ) -> None:
         assert self._alone is not None
         self._alone.begins(
@@ -232,11 +238,11 @@ class Hook:
 
     # --- parts ------------------------------------------------------------------------
 
-    def _part_of(self, tensor: Tensor) -> Part | None:
+    def _part_of(self, tensor: Tensor) -> RowPart | None:
         found = self._parts.get(id(tensor))
         return None if found is None else found[1]
 
-    def _note_part(self, tensor: Tensor, part: Part) -> None:
+    def _note_part(self, tensor: Tensor, part: RowPart) -> None:
         key, parts = id(tensor), self._parts
         parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
 
@@ -287,8 +293,8 @@ class Hook:
         return given
 
     def _agreed(
-        self, programs: Programs, given: list[Given], program: Program
-    ) -> tuple[list[Given], Program]:
+        self, programs: Programs, given: list[Given], program: RankProgram
+    ) -> tuple[list[Given], RankProgram]:
         """The inputs and batches with which all ranks continue, and the program."""
         assert self._agree is not None
         places = programs.data_places(given)
@@ -305,7 +311,7 @@ class Hook:
             self._agree(f"{programs.label} with the chief's batch", [], [], words)
         return given, program
 
-    def _within(self, program: Program) -> AbstractContextManager[None]:
+    def _within(self, program: RankProgram) -> AbstractContextManager[None]:
         if program.written is None:
             return nullcontext()
         return self._running(program.label, program.written)
@@ -326,7 +332,7 @@ class Hook:
 
     def _forget(self) -> None:
         """Forget functions that TensorFlow has forgotten, and their programs."""
-        gone: set[Program] = set()
+        gone: set[RankProgram] = set()
         for name in list(self._functions):
             if tf_functions.is_known(name):
                 continue
@@ -364,7 +370,7 @@ class Hook:
         found: int | None = getattr(self._busy, "visible", None)
         return found
 
-    def _checked(self, program: Program) -> Program:
+    def _checked(self, program: RankProgram) -> RankProgram:
         """The program, noted; raises why there is none if the hook is strict."""
         if program.error is not None and self._strict:
             raise program.error
@@ -380,7 +386,7 @@ class Hook:
         return self._seeds.getrandbits(62) + 1
 
 
-def _words_of(program: Program) -> Sequence[str]:
+def _words_of(program: RankProgram) -> Sequence[str]:
     return () if program.written is None else program.written.words
 
 

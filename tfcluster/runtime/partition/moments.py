@@ -14,9 +14,15 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.runtime.partition.graph import Graph, Node, Value, elements_of, sizes_of
+from tfcluster.runtime.partition.graph import (
+    Node,
+    OpGraph,
+    Value,
+    elements_of,
+    sizes_of,
+)
 from tfcluster.runtime.partition.placement import REPLICATE, SUM, Placement, Shard
-from tfcluster.runtime.partition.rules.table import Local, Plan
+from tfcluster.runtime.partition.rules.table import LocalOps, LocalPlan
 from tfcluster.runtime.partition.writer import Ref
 
 _MOMENTS, _MEAN, _VARIANCE = "RowMoments", "MeanOfMoments", "VarianceOfMoments"
@@ -25,7 +31,7 @@ the sums of the rows and of their squares."""
 _COPIES = ("Identity", "StopGradient")
 
 
-def join(graph: Graph, placements: dict[Value, Placement]) -> bool:
+def join(graph: OpGraph, placements: dict[Value, Placement]) -> bool:
     """Compute means and variances of divided rows from moments; return if any is."""
     found = False
     for node in list(graph.nodes):
@@ -40,7 +46,7 @@ def join(graph: Graph, placements: dict[Value, Placement]) -> bool:
     return found
 
 
-def _use_moments(graph: Graph, mean: Node, variance: Node) -> None:
+def _use_moments(graph: OpGraph, mean: Node, variance: Node) -> None:
     rows, axes = mean.inputs
     shape = [
         1 if axis in _axes(rows, axes) else size
@@ -99,19 +105,19 @@ def _axes(rows: Value, axes: Value) -> list[int]:
 # --- plans ----------------------------------------------------------------------------
 
 
-def plan_of(node: Node, placements: Sequence[Placement]) -> Plan | None:
+def plan_of(node: Node, placements: Sequence[Placement]) -> LocalPlan | None:
     """The plan for one of the nodes that ``join`` has made; None for any other."""
     if node.type == _MOMENTS:
         shard = placements[0]
         if isinstance(shard, Shard) and shard.dim in _axes(*node.inputs):
-            return Plan([shard, REPLICATE], [SUM, SUM], _moments)
-        return Plan([REPLICATE] * 2, [REPLICATE] * 2, _moments)
+            return LocalPlan([shard, REPLICATE], [SUM, SUM], _moments)
+        return LocalPlan([REPLICATE] * 2, [REPLICATE] * 2, _moments)
     if node.type in (_MEAN, _VARIANCE):
-        return Plan([REPLICATE] * len(node.inputs), [REPLICATE], _from_moments)
+        return LocalPlan([REPLICATE] * len(node.inputs), [REPLICATE], _from_moments)
     return None
 
 
-def _moments(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+def _moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
     """The sums of some rows and of their squares, from moments about their mean.
 
     No digits are lost in the squares, since they are those of a mean in float64.
@@ -135,7 +141,7 @@ def _moments(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
     return total, local.op("AddV2", [wide_spread, *square])[0]
 
 
-def _from_moments(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+def _from_moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
     """The mean, or the variance if the sum of the squares is given, too."""
     sizes = sizes_of(node.inputs[0].node.inputs[0].shape)
     assert sizes is not None

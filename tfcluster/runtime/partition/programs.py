@@ -15,7 +15,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.draws import Draws
 from tfcluster.runtime.partition.exchange import Exchanger, OwnRows, is_in_order
 from tfcluster.runtime.partition.functions import Function, op_types
-from tfcluster.runtime.partition.graph import Graph, Node, elements_of
+from tfcluster.runtime.partition.graph import Node, OpGraph, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     Placement,
@@ -28,7 +28,7 @@ from tfcluster.runtime.partition.rewrite import Written, returned, rewrite
 from tfcluster.runtime.partition.rules.random import WITH_STATE, is_stateful_draw
 from tfcluster.runtime.partition.shape_graph import Argument, ShapeGraph
 from tfcluster.runtime.partition.specialise import specialise
-from tfcluster.runtime.partition.taken_batches import Fetch, Taken, fetches_of
+from tfcluster.runtime.partition.taken_batches import Taken, TakenElement, fetches_of
 from tfcluster.runtime.partition.tf_functions import HostFunction
 from tfcluster.runtime.partition.variables import VariableNames, Watched, watched
 from tfcluster.runtime.tensor_types import Array, DType, Tensor
@@ -43,7 +43,7 @@ _OF_TAPES = ("__forward_", _BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """What a tensor is a part of, if it holds only this rank's rows."""
 
     shard: Shard
@@ -56,7 +56,7 @@ class Given:
     """A tensor that a program gets."""
 
     tensor: Tensor
-    part: Part | None = None
+    part: RowPart | None = None
 
     @property
     def shape(self) -> Shape:
@@ -83,7 +83,7 @@ Key: TypeAlias = tuple[int | None, tuple[tuple[DType, Shape, Shard | None] | Non
 
 
 @dataclass(slots=True, eq=False)
-class Program:
+class RankProgram:
     """A function for inputs of certain shapes, as this process runs it."""
 
     name: str
@@ -94,7 +94,7 @@ class Program:
     written: Written | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     """What making it took, by pass."""
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, RowPart] = field(default_factory=dict)
     """The outputs that are parts."""
     error: Exception | None = None
     """Why the function cannot be divided, if that was tried in vain."""
@@ -142,20 +142,20 @@ class Programs:
     ) -> None:
         self.function = function
         self._own_rows = own_rows
-        self.fetches: list[Fetch] = fetches_of(function)
+        self.fetches: list[TakenElement] = fetches_of(function)
         self._ranks = ranks
         self._new_exchanger = new_exchanger
         self._draws = Draws(new_seed)
         self._variable_names = variable_names
         self._visible = visible
-        self._programs: dict[Key, Program] = {}
+        self._programs: dict[Key, RankProgram] = {}
         self._names = list(function.arguments)
         """What messages call the inputs."""
         self._variables: list[Watched] | None = None
         self._taken_rows: int | None = None
         """The size of the first batch that a loop of the function took."""
         self._note = HostFunction(self._took)
-        self._without_batches: Program | None = None
+        self._without_batches: RankProgram | None = None
         self._draws_by_itself: bool | None = None
         """Whether it holds random ops with states; None if nobody has asked."""
 
@@ -220,7 +220,7 @@ class Programs:
         given = self.function.definition.arg_attr
         return place in given and "_user_specified_name" in given[place].attr
 
-    def program(self, given: Sequence[Given]) -> Program:
+    def program(self, given: Sequence[Given]) -> RankProgram:
         """The program for inputs and batches, in this order, of these shapes.
 
         Call it each time before the program runs. Raises CollectiveError if the ranks
@@ -239,7 +239,7 @@ class Programs:
             found = self._programs[key] = self._made_or_whole(given, self.fetches)
         return found
 
-    def without_batches(self, inputs: Sequence[Tensor]) -> Program:
+    def without_batches(self, inputs: Sequence[Tensor]) -> RankProgram:
         """The program that takes batches itself, and is not divided.
 
         Its random ops continue the sequences of the other programs.
@@ -247,7 +247,7 @@ class Programs:
         if self._draws_by_itself is None:
             self._draws_by_itself = not WITH_STATE.isdisjoint(op_types(self.function))
         if not self._draws_by_itself:
-            return Program(self.function.name, self.label)
+            return RankProgram(self.function.name, self.label)
         self._draws.begin()
         if self._without_batches is None:
             given = [Given(each) for each in inputs]
@@ -255,19 +255,21 @@ class Programs:
         return self._without_batches
 
     def _made_or_whole(
-        self, given: Sequence[Given], fetches: Sequence[Fetch]
-    ) -> Program:
+        self, given: Sequence[Given], fetches: Sequence[TakenElement]
+    ) -> RankProgram:
         try:
             found = self._made(given, fetches)
         except CollectiveError:
             raise
         except Exception as error:
             # Whatever it is: the function itself computes what one machine computes.
-            found = Program(self.function.name, self.label, error=error)
+            found = RankProgram(self.function.name, self.label, error=error)
         found.function = self.function.name
         return found
 
-    def _made(self, given: Sequence[Given], fetches: Sequence[Fetch]) -> Program:
+    def _made(
+        self, given: Sequence[Given], fetches: Sequence[TakenElement]
+    ) -> RankProgram:
         """The program to which ``fetches`` are given."""
         clock, seconds = time.perf_counter, {}
         began = clock()
@@ -296,7 +298,7 @@ class Programs:
             for node in graph.all_nodes()
         )
         if not placed.exchanges() and not must_be_written and not fetches:
-            return Program(
+            return RankProgram(
                 self.function.name,
                 self.label,
                 placed,
@@ -326,7 +328,7 @@ class Programs:
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
         parts = {
-            index: Part(placement, value.shape)
+            index: RowPart(placement, value.shape)
             for index, (placement, value) in enumerate(
                 zip(
                     returned(placed, self._ranks, self._visible),
@@ -336,7 +338,7 @@ class Programs:
             )
             if isinstance(placement, Shard) and value.shape is not None
         }
-        return Program(
+        return RankProgram(
             written.name,
             self.label,
             placed,
@@ -346,7 +348,7 @@ class Programs:
             on_own_rows=alone,
         )
 
-    def forget(self) -> list[Program]:
+    def forget(self) -> list[RankProgram]:
         """Remove the definitions of all programs; returns the programs."""
         found = [*self._programs.values(), *filter(None, [self._without_batches])]
         for each in found:
@@ -354,7 +356,7 @@ class Programs:
                 tf_functions.forget(each.written.name)
         return found
 
-    def takes_batches(self, program: Program) -> bool:
+    def takes_batches(self, program: RankProgram) -> bool:
         """Whether a loop of the program takes batches, whose size it tells."""
         return program.placed is not None and any(
             map(self._is_note, program.placed.graph.all_nodes())
@@ -402,7 +404,7 @@ def _trains(placed: Placed) -> bool:
     return any("gradient_tape/" in node.name for node in placed.graph.all_nodes())
 
 
-def _names_of(graph: Graph) -> list[str]:
+def _names_of(graph: OpGraph) -> list[str]:
     """Names for the inputs of a graph; those of variables are where they are read."""
     found = {value: value.node.name for value in graph.inputs}
     for node in reversed(graph.nodes):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from tfcluster.runtime.partition import moments
 from tfcluster.runtime.partition.functions import LOOPS
-from tfcluster.runtime.partition.graph import Graph, Node, Value, elements_of
+from tfcluster.runtime.partition.graph import Node, OpGraph, Value, elements_of
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     SUM,
@@ -22,7 +22,7 @@ from tfcluster.runtime.partition.placement import (
 from tfcluster.runtime.partition.rules import lists as list_rules
 from tfcluster.runtime.partition.rules import random as random_rules
 from tfcluster.runtime.partition.rules.all import RULES
-from tfcluster.runtime.partition.rules.table import Operation, Plan
+from tfcluster.runtime.partition.rules.table import LocalPlan, PlacedOp
 
 _READS = frozenset(
     (
@@ -42,13 +42,13 @@ class Placed:
     ``rows`` is the number of rows of the batch, or None if nothing is divided.
     """
 
-    graph: Graph
+    graph: OpGraph
     nodes: list[Node]
     """The nodes that run, in order."""
     inputs: list[Placement]
     rows: int | None
     placements: dict[Value, Placement] = field(default_factory=dict)
-    plans: dict[Node, Plan] = field(default_factory=dict)
+    plans: dict[Node, LocalPlan] = field(default_factory=dict)
     bodies: dict[Node, tuple[Placed, ...]] = field(default_factory=dict)
     whole: set[Node] = field(default_factory=set)
     """Nodes with divided inputs that have no rule for them."""
@@ -64,17 +64,17 @@ class Placed:
         )
 
 
-def propagate(graph: Graph, inputs: Sequence[Placement], rows: int | None) -> Placed:
+def propagate(graph: OpGraph, inputs: Sequence[Placement], rows: int | None) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``."""
     return _propagate(graph, inputs, rows, {})
 
 
-_Known: TypeAlias = dict[tuple[Graph, tuple[Placement, ...], int | None], "Placed"]
+_Known: TypeAlias = dict[tuple[OpGraph, tuple[Placement, ...], int | None], "Placed"]
 """The bodies of loops and branches for which placements have been found."""
 
 
 def _propagate(
-    graph: Graph, inputs: Sequence[Placement], rows: int | None, known: _Known
+    graph: OpGraph, inputs: Sequence[Placement], rows: int | None, known: _Known
 ) -> Placed:
     key = graph, tuple(inputs), rows
     if key not in known:
@@ -85,7 +85,7 @@ def _propagate(
 class _Propagation:
     def __init__(
         self,
-        graph: Graph,
+        graph: OpGraph,
         inputs: Sequence[Placement],
         rows: int | None,
         known: _Known,
@@ -198,20 +198,20 @@ class _Propagation:
         )
         return source if is_copy else None
 
-    def _operation(self, node: Node, placements: Sequence[Placement]) -> Operation:
-        return Operation(node, placements, list(map(self._rounds_seen, node.inputs)))
+    def _operation(self, node: Node, placements: Sequence[Placement]) -> PlacedOp:
+        return PlacedOp(node, placements, list(map(self._rounds_seen, node.inputs)))
 
-    def _plan(self, node: Node) -> Plan:
+    def _plan(self, node: Node) -> LocalPlan:
         if node.bodies:
             return self._loop(node) if node.type in LOOPS else self._branch(node)
         if node.is_folded:
-            return Plan([], [REPLICATE] * len(node.outputs))
+            return LocalPlan([], [REPLICATE] * len(node.outputs))
         placements = [self._seen(value) for value in node.inputs]
         taken = self._placed.graph.taken
         if any(value in taken for value in node.outputs):
             rows = [taken.get(value) for value in node.outputs]
             outputs: list[Placement] = [Shard(0, n) if n else REPLICATE for n in rows]
-            return Plan(placements, outputs, made=[REPLICATE] * len(outputs))
+            return LocalPlan(placements, outputs, made=[REPLICATE] * len(outputs))
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = random_rules.by_rows(node, self._placed.rows) or moments.plan_of(
             node, placements
@@ -219,14 +219,14 @@ class _Propagation:
         if plan is not None:
             return plan
         if all(map(is_whole, placements)) and not list_rules.handles_lists(node):
-            return Plan(placements, [REPLICATE] * len(node.outputs))
+            return LocalPlan(placements, [REPLICATE] * len(node.outputs))
         found = RULES.get(node.type)
         plan = None if found is None else found(self._operation(node, placements))
         if plan is not None and _is_possible(node, plan):
             return plan
         if not all(map(is_whole, placements)):
             self._placed.whole.add(node)
-        return Plan(
+        return LocalPlan(
             [
                 ListOf(REPLICATE) if isinstance(each, ListOf) else REPLICATE
                 for each in placements
@@ -240,11 +240,11 @@ class _Propagation:
     # --- loops and branches -----------------------------------------------------------
 
     def _within(
-        self, body: Graph, inputs: Sequence[Placement], rows: int | None
+        self, body: OpGraph, inputs: Sequence[Placement], rows: int | None
     ) -> Placed:
         return _propagate(body, inputs, rows, self._known)
 
-    def _loop(self, node: Node) -> Plan:
+    def _loop(self, node: Node) -> LocalPlan:
         condition, body = node.bodies
         current = [_carried(self._seen(value)) for value in node.inputs]
         final = [False] * len(current)
@@ -276,9 +276,9 @@ class _Propagation:
             current = [_all_whole(each) for each in current]
             placed = self._within(body, current, rows)
         self._placed.bodies[node] = (self._within(condition, current, rows), placed)
-        return Plan(current, current)
+        return LocalPlan(current, current)
 
-    def _branch(self, node: Node) -> Plan:
+    def _branch(self, node: Node) -> LocalPlan:
         inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
         for index, value in enumerate(node.inputs[1:]):
             within = [body.inputs[index] for body in node.bodies]
@@ -297,9 +297,9 @@ class _Propagation:
             if not all(can_have(each, outputs[index]) for each in values):
                 outputs[index] = _all_whole(outputs[index])
         self._placed.bodies[node] = tuple(bodies)
-        return Plan([REPLICATE, *inputs], outputs)
+        return LocalPlan([REPLICATE, *inputs], outputs)
 
-    def _of_branch(self, body: Graph, inputs: Sequence[Placement]) -> Placed:
+    def _of_branch(self, body: OpGraph, inputs: Sequence[Placement]) -> Placed:
         if not body.rows:
             return self._within(body, inputs, self._placed.rows)
         # A branch for batches of a known size: whole outside, divided within.
@@ -314,7 +314,7 @@ class _Propagation:
         return self._within(body, divided, rows)
 
 
-def _is_possible(node: Node, plan: Plan) -> bool:
+def _is_possible(node: Node, plan: LocalPlan) -> bool:
     """Whether values of these shapes can have the placements that a rule claims."""
     return all(map(can_have, node.inputs, plan.want)) and all(
         map(can_have, node.outputs, plan.outputs)
@@ -346,7 +346,7 @@ def _all_whole(placement: Placement) -> Placement:
     return ListOf(REPLICATE) if isinstance(placement, ListOf) else REPLICATE
 
 
-def needed(graph: Graph) -> list[Node]:
+def needed(graph: OpGraph) -> list[Node]:
     """The nodes on which an output or an effect depends, in their order."""
     found = {value.node for value in graph.outputs}
     for node in reversed(graph.nodes):

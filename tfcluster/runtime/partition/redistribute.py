@@ -32,7 +32,7 @@ from tfcluster.runtime.partition.placement import (
     Split,
 )
 from tfcluster.runtime.partition.propagate import Placed
-from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
 
 _HALVES = (tf.float16, tf.bfloat16)
@@ -56,7 +56,7 @@ class Redistribution:
     """The tensors of a graph's values, with all placements in which they are needed."""
 
     def __init__(
-        self, writer: Writer, placed: Placed, ranks: Ranks, traffic: Traffic
+        self, writer: OpWriter, placed: Placed, ranks: Ranks, traffic: Traffic
     ) -> None:
         self._writer = writer
         self._placed = placed

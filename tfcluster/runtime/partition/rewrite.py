@@ -33,16 +33,16 @@ from tfcluster.runtime.partition.redistribute import (
     is_single,
 )
 from tfcluster.runtime.partition.rules.random import is_stateful_draw
-from tfcluster.runtime.partition.rules.table import Plan
-from tfcluster.runtime.partition.writer import FunctionName, Ref, Writer
-from tfcluster.runtime.tensor_types import Array, Message
+from tfcluster.runtime.partition.rules.table import LocalPlan
+from tfcluster.runtime.partition.writer import FunctionName, OpWriter, Ref
+from tfcluster.runtime.tensor_types import Array, ProtocolBuffer
 
 
 @dataclass(slots=True)
 class Written:
     """The definitions of a rank's functions; the first is the one to call."""
 
-    definitions: list[Message]
+    definitions: list[ProtocolBuffer]
     exchanges: int = 0
     exchanged_bytes: int = 0
     keep: list[object] = field(default_factory=list)
@@ -64,7 +64,7 @@ def rewrite(
     ranks: Ranks,
     exchanger: Exchanger | None,
     draws: Draws,
-    handles: Sequence[Message | None] = (),
+    handles: Sequence[ProtocolBuffer | None] = (),
     given: Sequence[Placement] = (),
     visible: int | None = None,
 ) -> Written:
@@ -129,14 +129,14 @@ class _Process:
         self.ranks = ranks
         self.splits = ranks.splits
         self.traffic = Traffic(exchanger)
-        self.definitions: list[Message] = []
+        self.definitions: list[ProtocolBuffer] = []
 
 
 @dataclass(slots=True)
 class _LocalOps:
     """See ``rules.table.Local``."""
 
-    writer: Writer
+    writer: OpWriter
     split: Split
 
     def repeat(
@@ -159,7 +159,7 @@ class _Body:
     def __init__(self, process: _Process, placed: Placed, stem: str) -> None:
         self._process = process
         self._placed = placed
-        self.writer = Writer(stem)
+        self.writer = OpWriter(stem)
         self._values = Redistribution(
             self.writer, placed, process.ranks, process.traffic
         )
@@ -180,7 +180,7 @@ class _Body:
         """Whether an exchange has been written."""
         return bool(self._values.last_exchange)
 
-    def finish(self, outputs: Sequence[Ref]) -> Message:
+    def finish(self, outputs: Sequence[Ref]) -> ProtocolBuffer:
         names = [self._values.last_exchange] if self._values.last_exchange else []
         return self.writer.finish(outputs, [*self._effects, *self._reads, *names])
 
@@ -264,7 +264,7 @@ class _Body:
             self._values.last_exchange = self.writer.last
         return True
 
-    def _node(self, node: Node, plan: Plan, inputs: list[Refs]) -> None:
+    def _node(self, node: Node, plan: LocalPlan, inputs: list[Refs]) -> None:
         if node.bodies:
             refs = self._with_bodies(node, plan, inputs)
         else:
@@ -277,7 +277,7 @@ class _Body:
         elif node.stateful:
             self._reads += self._written[node]
 
-    def _plain(self, node: Node, plan: Plan, inputs: list[Refs]) -> list[Refs]:
+    def _plain(self, node: Node, plan: LocalPlan, inputs: list[Refs]) -> list[Refs]:
         made = plan.outputs if plan.made is None else plan.made
         parts = [not is_single(each) for each in (*plan.want, *made)]
         splits = self._process.splits if any(parts) else self._process.splits[:1]
@@ -302,7 +302,9 @@ class _Body:
 
     # --- loops and branches -----------------------------------------------------------
 
-    def _with_bodies(self, node: Node, plan: Plan, inputs: list[Refs]) -> list[Refs]:
+    def _with_bodies(
+        self, node: Node, plan: LocalPlan, inputs: list[Refs]
+    ) -> list[Refs]:
         is_loop = node.type in LOOPS
         carried = inputs if is_loop else inputs[1:]
         wants = plan.want if is_loop else plan.want[1:]
@@ -351,7 +353,11 @@ class _Body:
         return bool(self._effects)
 
     def _body_attributes(
-        self, node: Node, plan: Plan, inputs: Sequence[Refs], bodies: Sequence[_Body]
+        self,
+        node: Node,
+        plan: LocalPlan,
+        inputs: Sequence[Refs],
+        bodies: Sequence[_Body],
     ) -> dict[str, object]:
         dropped = ("output_shapes", "_num_original_outputs", "T", "Tin", "Tout")
         attributes: dict[str, object] = {

@@ -20,11 +20,11 @@ from tfcluster.runtime.partition.functions import (
     function_named,
 )
 from tfcluster.runtime.partition.graph import Node
-from tfcluster.runtime.tensor_types import Message
+from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScriptLine:
     """A place in a source file."""
 
     file: str
@@ -52,7 +52,7 @@ def _shown(file: str) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def line_of(node: Node, function: str) -> Line | None:
+def line_of(node: Node, function: str) -> ScriptLine | None:
     """The innermost line of the script at which a node of a function was added.
 
     ``function`` is the name of the traced function with which the node's origin
@@ -86,7 +86,7 @@ def _place_of(origin: Sequence[str], function: str) -> tuple[str, str] | None:
     return None
 
 
-def _body_of(definition: Message, words: Iterator[str]) -> str | None:
+def _body_of(definition: ProtocolBuffer, words: Iterator[str]) -> str | None:
     """The function of a loop or branch that the next word of an origin names.
 
     None if the origin ends with the loop or branch itself, or for another op.
@@ -106,18 +106,18 @@ def _body_of(definition: Message, words: Iterator[str]) -> str | None:
     return str(attributes[("else_branch", "then_branch")[int(word)]].func.name)
 
 
-def _lines_of(function: str, node: str) -> Sequence[Line]:
+def _lines_of(function: str, node: str) -> Sequence[ScriptLine]:
     """All lines of the call that added a node, the innermost last."""
     info = _debug_info(function)
     if info is None or node not in info.name_to_trace_id:
         return ()
     trace = info.traces_by_id[info.name_to_trace_id[node]]
     frames = (info.frames_by_id[each] for each in trace.frame_id)
-    return [Line(info.files[f.file_index], f.line, f.func) for f in frames]
+    return [ScriptLine(info.files[f.file_index], f.line, f.func) for f in frames]
 
 
 @functools.lru_cache(maxsize=64)
-def _debug_info(function: str) -> Message | None:
+def _debug_info(function: str) -> ProtocolBuffer | None:
     return tf_functions.debug_info(function)
 
 

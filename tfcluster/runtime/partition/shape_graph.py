@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
-from tfcluster.runtime.partition.graph import Graph, ListType, Node, Value
+from tfcluster.runtime.partition.graph import ListType, Node, OpGraph, Value
 from tfcluster.runtime.partition.placement import Shape
-from tfcluster.runtime.tensor_types import Array, DType, Message, Tensor
+from tfcluster.runtime.tensor_types import Array, DType, ProtocolBuffer, Tensor
 
 ELEMENT_SHAPE_INPUT = {
     "TensorListGetItem": 2,
@@ -201,9 +201,9 @@ class ShapeGraph:
         self.tensors: dict[Value, Tensor] = {}
         self._names: dict[str, int] = {}
 
-    def finished(self, outputs: Sequence[Value]) -> Graph:
+    def finished(self, outputs: Sequence[Value]) -> OpGraph:
         self.flush()
-        return Graph(self._inputs, self._nodes, list(outputs))
+        return OpGraph(self._inputs, self._nodes, list(outputs))
 
     # --- values -----------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class ShapeGraph:
         op_type: str,
         inputs: Sequence[Value],
         controls: Iterable[Node],
-        attributes: Mapping[str, Message],
+        attributes: Mapping[str, ProtocolBuffer],
         dtypes: Sequence[DType],
         name: str,
         *,

@@ -23,7 +23,7 @@ from tfcluster.runtime.partition.functions import (
     called_function,
     function_named,
 )
-from tfcluster.runtime.partition.graph import Graph, Node, Value
+from tfcluster.runtime.partition.graph import Node, OpGraph, Value
 from tfcluster.runtime.partition.placement import Shape
 from tfcluster.runtime.partition.shape_graph import (
     ELEMENT_SHAPE_INPUT,
@@ -46,7 +46,7 @@ from tfcluster.runtime.partition.taken_batches import (
     split,
     types_of,
 )
-from tfcluster.runtime.tensor_types import Message, Tensor
+from tfcluster.runtime.tensor_types import ProtocolBuffer, Tensor
 
 _DROPPED = frozenset(
     (
@@ -66,7 +66,7 @@ def specialise(
     arguments: Sequence[Argument],
     fetched: Mapping[Path, Sequence[Argument]] | None = None,
     taken: Taken | None = None,
-) -> Graph:
+) -> OpGraph:
     """The graph of ``function`` for these arguments.
 
     ``fetched`` has the outputs of nodes that are inputs now, by the nodes' paths: the
@@ -90,7 +90,7 @@ class _Specialiser(ShapeGraph):
         super().__init__()
         self._taken = taken
         self.fixed: dict[Value, int] = {}
-        """See ``Graph.taken``."""
+        """See ``OpGraph.taken``."""
 
     # --- nodes ------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class _Specialiser(ShapeGraph):
         source: SourceNode,
         inputs: Sequence[Value],
         controls: Sequence[Node],
-        attributes: Mapping[str, Message],
+        attributes: Mapping[str, ProtocolBuffer],
         path: Path,
     ) -> Node:
         return self.add(
@@ -362,8 +362,8 @@ class _Specialiser(ShapeGraph):
         op_type: str,
         inputs: Sequence[Value],
         controls: Sequence[Node],
-        bodies: Sequence[Graph],
-        attributes: Mapping[str, Message],
+        bodies: Sequence[OpGraph],
+        attributes: Mapping[str, ProtocolBuffer],
         path: Path,
     ) -> tuple[list[Value], list[Node]]:
         outputs = [
@@ -395,7 +395,7 @@ class _Specialiser(ShapeGraph):
 
     def _body(
         self, function: Function, arguments: Sequence[Argument], path: Path
-    ) -> Graph:
+    ) -> OpGraph:
         graph = _Specialiser(self._taken)
         values = graph.arguments(arguments)
         parts = None if self._taken is None else split(function)
@@ -487,8 +487,8 @@ def _common(shapes: Iterable[Shape | None]) -> Shape | None:
 
 
 def _with_shapes(
-    attributes: Mapping[str, Message], outputs: Sequence[Argument]
-) -> Mapping[str, Message]:
+    attributes: Mapping[str, ProtocolBuffer], outputs: Sequence[Argument]
+) -> Mapping[str, ProtocolBuffer]:
     """The attributes of a loop or branch, with the shapes of its outputs."""
     shapes = tf.compat.v1.AttrValue()
     shapes.list.SetInParent()

@@ -24,11 +24,11 @@ from tfcluster.runtime.partition.functions import (
 from tfcluster.runtime.partition.graph import Value, python_value
 from tfcluster.runtime.partition.shape_graph import Path, ShapeGraph
 from tfcluster.runtime.partition.tf_functions import HostFunction
-from tfcluster.runtime.tensor_types import DType, Message, Shape, Tensor
+from tfcluster.runtime.tensor_types import DType, ProtocolBuffer, Shape, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class TakenElement:
     """A node that takes the next element of an iterator, which is an input."""
 
     path: Path
@@ -48,7 +48,7 @@ class Fetch:
         return list(found)
 
 
-def fetches_of(function: Function) -> list[Fetch]:
+def fetches_of(function: Function) -> list[TakenElement]:
     """The fetches that every call of the function makes once, in order.
 
     Without those of iterators that the function also uses otherwise, as in a loop:
@@ -62,7 +62,7 @@ def fetches_of(function: Function) -> list[Fetch]:
 
 def _fetches(
     function: Function, places: dict[str, int], path: Path, others: set[int]
-) -> Iterator[Fetch]:
+) -> Iterator[TakenElement]:
     """Adds to ``others`` the inputs that are used in another way."""
     for name, node in function.nodes.items():
         known = [places.get(each.node) for each in node.inputs]
@@ -70,7 +70,7 @@ def _fetches(
             continue
         if node.definition.op == "IteratorGetNext" and known[0] is not None:
             attributes = node.definition.attr
-            yield Fetch(
+            yield TakenElement(
                 (*path, name),
                 known[0],
                 python_value(attributes["output_types"]),
@@ -88,14 +88,14 @@ def _fetches(
 
 
 def handed(
-    fetches: Sequence[Fetch], taken: Sequence[Tensor], inputs: Sequence[Tensor]
+    fetches: Sequence[TakenElement], taken: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> list[Tensor]:
     """Inputs with which the function itself gets elements that were taken already.
 
     ``taken`` has those of the first ``fetches``, or of all. Iterators of which
     something was taken are replaced by others, which have only that.
     """
-    datasets: dict[int, tuple[Fetch, Tensor]] = {}
+    datasets: dict[int, tuple[TakenElement, Tensor]] = {}
     rest = list(taken)
     for fetch in fetches:
         if not rest:
@@ -248,7 +248,7 @@ def _simple(
     return graph.add(op_type, inputs, [], attributes, [dtype], "batch_size").outputs[0]
 
 
-def types_of(dtypes: Sequence[DType], *, single: bool = False) -> Message:
+def types_of(dtypes: Sequence[DType], *, single: bool = False) -> ProtocolBuffer:
     """An attribute for dtypes: a list, or a ``single`` one."""
     found = tf.compat.v1.AttrValue()
     if single:

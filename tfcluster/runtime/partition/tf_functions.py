@@ -19,8 +19,8 @@ if TYPE_CHECKING:
         Array,
         DType,
         Graph,
-        Message,
         Operation,
+        ProtocolBuffer,
         Tensor,
     )
 
@@ -56,7 +56,7 @@ def check() -> None:
     contract.check(NAMES)
 
 
-def definition_of(name: str) -> Message | None:
+def definition_of(name: str) -> ProtocolBuffer | None:
     """The FunctionDef of a registered function; None if there is no such function."""
     from tensorflow.python.eager import context
 
@@ -64,7 +64,7 @@ def definition_of(name: str) -> Message | None:
     return found.get_function_def(name) if found.has_function(name) else None
 
 
-def register(definition: Message) -> None:
+def register(definition: ProtocolBuffer) -> None:
     """Register a FunctionDef. Raises ``tf.errors.OpError`` if it is wrong."""
     from tensorflow.python.eager import context
 
@@ -78,7 +78,7 @@ def is_known(name: str) -> bool:
     return bool(context.context().has_function(name))
 
 
-def debug_info(name: str) -> Message | None:
+def debug_info(name: str) -> ProtocolBuffer | None:
     """The GraphDebugInfo of a registered function: which lines added its nodes.
 
     None if there is no such function, or if this TensorFlow does not tell.
@@ -89,7 +89,7 @@ def debug_info(name: str) -> Message | None:
     tell = getattr(found, "get_graph_debug_info", None)
     if tell is None or not found.has_function(name):
         return None
-    info: Message = tell(name)
+    info: ProtocolBuffer = tell(name)
     return info if hasattr(info, "name_to_trace_id") else None
 
 
@@ -108,7 +108,7 @@ def call(name: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
     return list(found or ())
 
 
-def op_def(op_type: str) -> Message | None:
+def op_def(op_type: str) -> ProtocolBuffer | None:
     """The OpDef of an op, or the signature of a function of that name, or None."""
     found = _registered_op(op_type)
     if found is None and (function := definition_of(op_type)) is not None:
@@ -117,10 +117,10 @@ def op_def(op_type: str) -> Message | None:
 
 
 @functools.cache
-def _registered_op(op_type: str) -> Message | None:
+def _registered_op(op_type: str) -> ProtocolBuffer | None:
     from tensorflow.python.framework import op_def_registry
 
-    found: Message | None = op_def_registry.get(op_type)
+    found: ProtocolBuffer | None = op_def_registry.get(op_type)
     return found
 
 
@@ -169,7 +169,7 @@ def constant_of(tensor: Tensor) -> Array | None:
 
 
 def import_nodes(
-    graph: Graph, definition: Message, inputs: Mapping[str, Tensor]
+    graph: Graph, definition: ProtocolBuffer, inputs: Mapping[str, Tensor]
 ) -> None:
     """Add the nodes of a GraphDef to a graph; ``inputs`` are tensors by name."""
     import tensorflow as tf
@@ -206,11 +206,11 @@ def operation(graph: Graph, name: str) -> Operation:
     return graph.get_operation_by_name(name)
 
 
-def handle_data(tensor: Tensor) -> Message | None:
+def handle_data(tensor: Tensor) -> ProtocolBuffer | None:
     """What a handle refers to, as a ``HandleData`` message; None if that is unknown."""
     from tensorflow.python.ops import handle_data_util
 
-    found: Message | None = handle_data_util.get_handle_data(tensor)
+    found: ProtocolBuffer | None = handle_data_util.get_handle_data(tensor)
     return found if found is not None and found.is_set else None
 
 
@@ -229,7 +229,7 @@ def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
     return tf.as_dtype(found.dtype), sizes
 
 
-def set_handle_data(tensor: Tensor, data: Message) -> None:
+def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:
     """Note on a tensor what its handle refers to."""
     from tensorflow.python.ops import handle_data_util
 

@@ -8,13 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request
-from tfcluster.runtime.partition.explain import Explained, explained
+from tfcluster.runtime.partition.explain import FunctionReport, explained
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import Given, Program, Programs
+from tfcluster.runtime.partition.programs import Given, Programs, RankProgram
 from tfcluster.runtime.partition.taken_batches import handed
-from tfcluster.runtime.partition.writer import Ref, Writer
+from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import Tensor
 
 _MOST_STEPS = 8
@@ -28,7 +28,7 @@ class EndOfStep(SystemExit):
         super().__init__(0)
 
 
-class Watch(Hook):
+class ExplainHook(Hook):
     """Makes the program of rank 0 of ``size`` for each function, and runs none of them.
 
     A function that trains raises EndOfStep when it is called again: then all functions
@@ -37,7 +37,7 @@ class Watch(Hook):
 
     def __init__(self, size: int) -> None:
         super().__init__(Ranks(size, (0,)), lambda label: _UnusedExchanger())
-        self.functions: list[Explained] = []
+        self.functions: list[FunctionReport] = []
         """What was found out about each of ``programs``."""
         self._steps: dict[str, int] = {}
         """How often functions that train were called, by their labels."""
@@ -89,7 +89,7 @@ class Watch(Hook):
         finally:
             self._busy.now = False
 
-    def _end_if_seen(self, program: Program) -> None:
+    def _end_if_seen(self, program: RankProgram) -> None:
         """Raise EndOfStep if a function that trains is called again."""
         before = self._steps.get(program.label, 0)
         if program in self.programs or before >= _MOST_STEPS:
@@ -97,7 +97,7 @@ class Watch(Hook):
         self._steps[program.label] = before + 1
 
 
-def _trains(programs: Programs, program: Program) -> bool:
+def _trains(programs: Programs, program: RankProgram) -> bool:
     if program.trains or program.is_of_tape:
         return True
     if program.placed is not None:
@@ -112,7 +112,7 @@ class _UnusedExchanger:
     bucket_bytes = BUCKET_BYTES
     words = ()
 
-    def write(self, writer: Writer, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
         types = [each.ref.dtype for each in requests]
         refs = [each.ref for each in requests]
         return writer.op("PyFunc", [refs], {"token": "", "Tout": types}, "exchange")

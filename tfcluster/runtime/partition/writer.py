@@ -14,7 +14,7 @@ from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import output_types
 from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import Shape
-from tfcluster.runtime.tensor_types import Array, DType, Message
+from tfcluster.runtime.tensor_types import Array, DType, ProtocolBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Ref:
         return name if colon else ""
 
 
-class Writer:
+class OpWriter:
     """A function's definition in the making."""
 
     def __init__(self, stem: str) -> None:
@@ -47,7 +47,10 @@ class Writer:
     # --- the signature ----------------------------------------------------------------
 
     def argument(
-        self, dtype: DType, shape: Shape | None = None, handle: Message | None = None
+        self,
+        dtype: DType,
+        shape: Shape | None = None,
+        handle: ProtocolBuffer | None = None,
     ) -> Ref:
         """A new argument; ``handle`` says what a handle refers to."""
         signature = self.definition.signature
@@ -65,7 +68,7 @@ class Writer:
             attribute.list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
         return Ref(found.name, dtype)
 
-    def finish(self, outputs: Sequence[Ref], effects: Iterable[str]) -> Message:
+    def finish(self, outputs: Sequence[Ref], effects: Iterable[str]) -> ProtocolBuffer:
         """The definition, with these outputs and nodes that must run."""
         signature = self.definition.signature
         for index, ref in enumerate(outputs):
@@ -171,7 +174,7 @@ class Writer:
         return self._unique(f"{name}__{number}")
 
 
-def set_attribute(message: Message, value: Any) -> None:
+def set_attribute(message: ProtocolBuffer, value: Any) -> None:
     """Write an attribute: an ``AttrValue``, or a Python value."""
     if hasattr(value, "WhichOneof") and hasattr(value, "placeholder"):
         message.CopyFrom(value)
@@ -202,7 +205,7 @@ class FunctionName:
     name: str
 
 
-def _set_list(message: Message, values: Sequence[Any]) -> None:
+def _set_list(message: ProtocolBuffer, values: Sequence[Any]) -> None:
     message.SetInParent()
     for value in values:
         if isinstance(value, tf.DType):

@@ -21,7 +21,7 @@ from pathlib import Path
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.scripts.analysis import analyse
-from tfcluster.runtime.scripts.run_script import Program
+from tfcluster.runtime.scripts.run_script import Script
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ _known = _Kind()
 _may_distribute_itself: Callable[[], None] = lambda: None  # noqa: E731  # a default
 
 
-def read(program: Program, context: Context) -> None:
+def read(program: Script, context: Context) -> None:
     """Find out the kind from the source of the program's main file, if readable.
 
     Raises what ``claim_distribution`` raises.
@@ -63,7 +63,7 @@ def distributes_itself() -> bool:
     return _known.distributes_itself
 
 
-def knows_ranks(program: Program) -> bool:
+def knows_ranks(program: Script) -> bool:
     """Whether the program may do something on one rank only, by its main file."""
     source = source_of(program) or ""
     found = analyse(source)
@@ -111,7 +111,7 @@ def has_tf1_cluster(context: Context) -> bool:
     )
 
 
-def source_of(program: Program) -> str | None:
+def source_of(program: Script) -> str | None:
     """The source of a program's main file; None for ``-m``, or if it is unreadable."""
     if program.option == "-c":
         return program.target

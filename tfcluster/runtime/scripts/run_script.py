@@ -22,7 +22,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class Script:
     """A program: ``option`` is ``-m``, ``-c`` or empty, and ``target`` is the module,
     code or path."""
 
@@ -37,17 +37,17 @@ class Program:
         return (*head, *self.args)
 
 
-def parse(argv: Sequence[str]) -> Program | None:
+def parse(argv: Sequence[str]) -> Script | None:
     """Parse ``SCRIPT ARG...``, ``-m MODULE ARG...`` or ``-c CODE ARG...``.
 
     Returns None if the program is missing.
     """
     option = argv[0] if argv and argv[0] in ("-m", "-c") else ""
     rest = list(argv[1:] if option else argv)
-    return Program(option, rest[0], tuple(rest[1:])) if rest else None
+    return Script(option, rest[0], tuple(rest[1:])) if rest else None
 
 
-def import_folder(program: Program) -> str | None:
+def import_folder(program: Script) -> str | None:
     """The folder that Python would put first on sys.path for ``program``.
 
     None with PYTHONSAFEPATH or ``-P``.
@@ -61,7 +61,7 @@ def import_folder(program: Program) -> str | None:
     return str(Path(program.target).resolve().parent)
 
 
-def run(program: Program) -> None:
+def run(program: Script) -> None:
     """Run ``program`` to its end; pass on its exceptions, including SystemExit.
 
     Python prints an uncaught exception at exit, without our frames.
@@ -91,7 +91,7 @@ def _run_module(name: str, folder: str | None) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _run_path(program: Program, main: ModuleType) -> None:
+def _run_path(program: Script, main: ModuleType) -> None:
     path = _absolute(program.target)
     if pkgutil.get_importer(path) is not None:
         # A folder or an archive with a __main__ module.

@@ -19,7 +19,7 @@ from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.files.order import FOLDER
 from tfcluster.runtime.horovod import module_names
 from tfcluster.runtime.scripts import program_kind
-from tfcluster.runtime.scripts.run_script import Program, parse, run
+from tfcluster.runtime.scripts.run_script import Script, parse, run
 from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.task.import_hook import around_import
@@ -121,7 +121,7 @@ def _serve() -> NoReturn:
         sys.exit(f"tfcluster: {error}")
 
 
-def surround(program: Program, context: Context) -> None:
+def surround(program: Script, context: Context) -> None:
     """Install hooks around the first import of TensorFlow or Keras.
 
     In a training task, they make ``program`` train on all ranks.
@@ -183,7 +183,7 @@ def _warn_of_keras_2(name: str) -> None:
     sys.stderr.write(f"tfcluster: warning: {text}\n")
 
 
-def _run(program: Program, context: Context) -> None:
+def _run(program: Script, context: Context) -> None:
     # First of all, while the process has only one thread.
     if FOLDER in os.environ:
         from tfcluster.runtime.files import private_files

@@ -10,7 +10,7 @@ import atexit
 import random
 import sys
 
-from tfcluster.runtime.scripts.run_script import Program, parse
+from tfcluster.runtime.scripts.run_script import Script, parse
 from tfcluster.runtime.task import bootstrap, injection
 from tfcluster.runtime.telemetry.agent_channel import be_silent, reporter
 from tfcluster.runtime.telemetry.exit_status import cause
@@ -35,7 +35,7 @@ def begin(*, seed_random: bool, seed_numpy: bool) -> None:
     bootstrap.surround(_program(), context)
 
 
-def _program() -> Program:
+def _program() -> Script:
     """The program that this interpreter runs, as far as known."""
     words = list(sys.orig_argv)
     if sys.argv[:1] == ["-c"] and "-c" in words:
@@ -43,7 +43,7 @@ def _program() -> Program:
         found = parse(words[words.index("-c") :])
         if found is not None:
             return found
-    return Program("", sys.argv[0] if sys.argv else "", tuple(sys.argv[1:]))
+    return Script("", sys.argv[0] if sys.argv else "", tuple(sys.argv[1:]))
 
 
 def _report_end() -> None:

@@ -17,7 +17,7 @@ from tfcluster.runtime.scripts.run_script import parse, run
 from tfcluster.runtime.task.import_hook import around_import
 
 if TYPE_CHECKING:
-    from tfcluster.runtime.partition.watch import Watch
+    from tfcluster.runtime.partition.watch import ExplainHook
 
 USAGE = "usage: explain_program FILE RANKS SCRIPT|-m MODULE|-c CODE [ARG...]"
 _LIBRARIES = ("tensorflow", "keras")
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int | None:
     if program is None:
         sys.exit(USAGE)
     file, ranks = Path(argv[0]).absolute(), int(argv[1])
-    watches: list[Watch] = []
+    watches: list[ExplainHook] = []
 
     def before_import(name: str) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -47,18 +47,18 @@ def main(argv: Sequence[str]) -> int | None:
     return None
 
 
-def _installed(ranks: int) -> Watch:
+def _installed(ranks: int) -> ExplainHook:
     from tfcluster.runtime import tf_patches
-    from tfcluster.runtime.partition.watch import Watch
+    from tfcluster.runtime.partition.watch import ExplainHook
 
-    watch = Watch(ranks)
+    watch = ExplainHook(ranks)
     tf_patches.TABLE.install(
         {tf_patches.CALL_FUNCTION: watch.call, tf_patches.FLAT_CALL: watch.flat_call}
     )
     return watch
 
 
-def _write(file: Path, ranks: int, watches: Sequence[Watch]) -> None:
+def _write(file: Path, ranks: int, watches: Sequence[ExplainHook]) -> None:
     document: dict[str, object] = {"ranks": ranks, "mostly_whole": None}
     document["functions"] = []
     if watches:

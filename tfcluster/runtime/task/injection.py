@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tfcluster import versions
 from tfcluster.model import Strategy
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.task.import_hook import around_import
@@ -26,7 +26,7 @@ from tfcluster.runtime.telemetry import exit_status
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
 if TYPE_CHECKING:
-    from tfcluster.runtime.keras.training_session import Session
+    from tfcluster.runtime.keras.training_session import TrainingSession
     from tfcluster.runtime.recording_files import RecordingFiles
 
 _SEED_BITS = 31
@@ -144,10 +144,10 @@ def record(context: Context) -> None:
         # Imported here, because they import TensorFlow.
         import tensorflow as tf
 
-        from tfcluster.runtime.tf1.step_recorder import StepRecorder
+        from tfcluster.runtime.tf1.step_recorder import GraphStepRecorder
 
         tf.random.set_seed(recording.seed)
-        StepRecorder(files(), context, recording.seed).install()
+        GraphStepRecorder(files(), context, recording.seed).install()
 
     def into_keras() -> None:
         # Imported here, because they import Keras.
@@ -168,7 +168,9 @@ def refuse_training() -> None:
     def into_keras() -> None:
         from tfcluster.runtime.keras import patches
 
-        patches.TABLE.install({patches.MODEL_FIT: refuse}, Place.STRATEGY, always=True)
+        patches.TABLE.install(
+            {patches.MODEL_FIT: refuse}, HandlerPlace.STRATEGY, always=True
+        )
 
     def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
         raise CollectiveError(
@@ -236,7 +238,7 @@ def _concerns(context: Context) -> bool:
     return context.size > 1 or remote or context.strategy in _PS_STRATEGIES
 
 
-def _refuse_late_claim(session: Session) -> None:
+def _refuse_late_claim(session: TrainingSession) -> None:
     """Raise CollectiveError if ranks have already trained on the same batches."""
     if session.applies == 0:
         return

@@ -35,7 +35,7 @@ _LAST_S = 2.0
 """How long the end of the program may wait for the agent to read the last events."""
 
 
-class Event(NamedTuple):
+class TracedSpan(NamedTuple):
     """Something that took time. Times are in seconds, by the tracer's clock."""
 
     number: int
@@ -75,7 +75,7 @@ class Tracer:
         self.clock = clock
         self.on = True
         """Whether events are still recorded."""
-        self._events: deque[Event] = deque(maxlen=WAITING_EVENTS)
+        self._events: deque[TracedSpan] = deque(maxlen=WAITING_EVENTS)
         self._numbers = itertools.count()
         self._sending = False
         self._lock = _thread.allocate_lock()
@@ -92,14 +92,16 @@ class Tracer:
         waited_s: float = 0.0,
         arrived_s: float = 0.0,
     ) -> None:
-        """Record an event; see ``Event``."""
+        """Record an event; see ``TracedSpan``."""
         if not self.on:
             return
         if not self._sending:
             self._start()
         number = next(self._numbers)
         self._events.append(
-            Event(number, row, name, began_s, ended_s, amount, how, waited_s, arrived_s)
+            TracedSpan(
+                number, row, name, began_s, ended_s, amount, how, waited_s, arrived_s
+            )
         )
 
     def step(self, number: int) -> None:
@@ -117,7 +119,7 @@ class Tracer:
     def flush(self) -> None:
         """Send the waiting events."""
         with self._lock:
-            events: list[Event] = []
+            events: list[TracedSpan] = []
             with suppress(IndexError):
                 while True:
                     events.append(self._events.popleft())
@@ -146,7 +148,7 @@ class Tracer:
             self.flush()
 
 
-def encoded(events: Sequence[Event]) -> dict[str, object]:
+def encoded(events: Sequence[TracedSpan]) -> dict[str, object]:
     """A batch of at least one event, as JSON types; it needs no other batch.
 
     ``events`` is a string, which agent and launcher pass on without parsing it: a JSON

@@ -18,8 +18,8 @@ from tfcluster.runtime.errors import CollectiveMismatchError
 from tfcluster.runtime.tensor_types import (
     DType,
     Gradient,
-    Message,
     Operation,
+    ProtocolBuffer,
     Tensor,
     Variable,
 )
@@ -44,7 +44,7 @@ _MIN_SAID_BYTES = 1 << 20
 
 
 def dtype_and_shape(
-    op: Operation | Message,
+    op: Operation | ProtocolBuffer,
 ) -> tuple[DType | None, tuple[int, ...] | None]:
     """A variable op's dtype and shape, each None if unknown.
 
@@ -61,7 +61,7 @@ def dtype_and_shape(
     )
 
 
-def byte_size(op: Operation | Message) -> int:
+def byte_size(op: Operation | ProtocolBuffer) -> int:
     """The bytes of the variable that ``op`` creates; 0 if its shape is unknown."""
     dtype, shape = dtype_and_shape(op)
     if dtype is None or shape is None:

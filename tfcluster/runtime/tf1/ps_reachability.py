@@ -98,8 +98,8 @@ class PsReachability:
         for index, (task, address) in enumerate(self._addresses.items()):
             waiting = wait_policy(f"waiting for {task} ({address}) to listen")
             ask = self._ask
-            while (answer := probe(address)) is not Answer.READY:
-                if task in self._reached and answer is Answer.CLOSED:
+            while (answer := probe(address)) is not Reachability.READY:
+                if task in self._reached and answer is Reachability.CLOSED:
                     raise PeerLostError(
                         f"{task} ({address}) is gone, with the variables that it held: "
                         "restart the job from its last checkpoint (restart: {max: 1, "
@@ -114,11 +114,12 @@ class PsReachability:
     def lost(self) -> bool:
         """Whether a ps that was reached before does not answer now."""
         return any(
-            probe(self._addresses[task]) is not Answer.READY for task in self._reached
+            probe(self._addresses[task]) is not Reachability.READY
+            for task in self._reached
         )
 
 
-class Answer(enum.Enum):
+class Reachability(enum.Enum):
     """How a server responds to a connection."""
 
     READY = enum.auto()
@@ -127,7 +128,7 @@ class Answer(enum.Enum):
     CLOSED = enum.auto()
 
 
-def probe(address: str) -> Answer:
+def probe(address: str) -> Reachability:
     """Connect to the gRPC server at ``host:port`` and wait for its first bytes.
 
     A connection alone proves nothing: the kernel still accepts connections for a killed
@@ -138,11 +139,11 @@ def probe(address: str) -> Answer:
     endpoint = (host.strip("[]"), int(port))
     try:
         with socket.create_connection(endpoint, _PROBE_TIMEOUT_S) as connection:
-            return Answer.READY if connection.recv(1) else Answer.CLOSED
+            return Reachability.READY if connection.recv(1) else Reachability.CLOSED
     except TimeoutError:
-        return Answer.SILENT
+        return Reachability.SILENT
     except OSError:
-        return Answer.CLOSED
+        return Reachability.CLOSED
 
 
 _RECONNECT_S = 5.0
@@ -155,7 +156,7 @@ def wait_until_closed(address: str) -> None:
     Raises CollectiveTimeoutError if the server is never reachable.
     """
     waiting = wait_policy(f"waiting for the chief ({address}) to listen")
-    while probe(address) is Answer.CLOSED:
+    while probe(address) is Reachability.CLOSED:
         waiting.wait()
     while _wait_for_close(address):
         pass

@@ -14,7 +14,11 @@ import tensorflow as tf
 from tfcluster.runtime.errors import CollectiveMismatchError
 from tfcluster.runtime.tensor_types import Operation, Tensor, Variable
 from tfcluster.runtime.tf1.cluster_members import Workers
-from tfcluster.runtime.tf1.graph_builder import GraphBuilder, Training, require_same
+from tfcluster.runtime.tf1.graph_builder import (
+    GraphBuilder,
+    Training,
+    require_same,
+)
 from tfcluster.runtime.tf1_types import V1Optimizer
 
 tf1 = tf.compat.v1

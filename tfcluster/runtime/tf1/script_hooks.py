@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.errors import (
     CollectiveTimeoutError,
     NotDistributedError,
@@ -74,7 +74,7 @@ def install(context: Context) -> None:
             patches.SYNC_HOOK: hooks.sync_hook,
             patches.CONNECT_TO_CLUSTER: hooks.connect,
         },
-        Place.LAST,
+        HandlerPlace.LAST,
         always=True,
     )
 

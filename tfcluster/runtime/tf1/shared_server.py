@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_server
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES
 from tfcluster.runtime.tf1.cluster_members import cluster_of
@@ -36,9 +36,9 @@ class SharedServer:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._address = context.cluster[context.task_type][context.task_index]
-        self._server: tf_internals.Server | None = None
+        self._server: tf_internals.TF1Server | None = None
 
-    def start(self) -> tf_internals.Server:
+    def start(self) -> tf_internals.TF1Server:
         """The server, which the first call starts."""
         if self._server is None:
             tf_server.start(self._context)
@@ -56,14 +56,14 @@ class SharedServer:
         """Install the patches of ``tf.distribute.Server`` in this process."""
         patches.TABLE.install(
             {patches.SERVER_INIT: self.create, patches.SERVER_JOIN: self.join},
-            Place.LAST,
+            HandlerPlace.LAST,
             always=True,
         )
 
     def create(
         self,
         original: Callable[..., None],
-        server: tf_internals.Server,
+        server: tf_internals.TF1Server,
         definition: ServerDefinition,
         job_name: str | None = None,
         task_index: int | None = None,
@@ -83,7 +83,9 @@ class SharedServer:
             # Clients use only these two attributes.
             tf_internals.share_server(server, self._server)
 
-    def join(self, original: Callable[..., None], server: tf_internals.Server) -> None:
+    def join(
+        self, original: Callable[..., None], server: tf_internals.TF1Server
+    ) -> None:
         """Replaces ``Server.join``: except on the chief, waits until the chief ends."""
         ours = self._server is not None and tf_internals.is_same_server(
             server, self._server

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.partition.script_lines import user_line
 from tfcluster.runtime.recording_files import RecordingFiles
 from tfcluster.runtime.tensor_types import (
@@ -42,7 +42,7 @@ STOP_GRACE_PLACE = 10
 """The position of ``stop_grace_period_secs`` in ``MonitoredTrainingSession``."""
 
 
-class StepRecorder:
+class GraphStepRecorder:
     """The hooks on optimizers and sessions of TensorFlow 1."""
 
     def __init__(self, files: RecordingFiles, context: Context, seed: int) -> None:
@@ -78,7 +78,7 @@ class StepRecorder:
                 **dict.fromkeys(patches.NEW_DEFAULT_GRAPHS, self._new_default_graph),
                 **dict.fromkeys(patches.CLIPS, self._clip),
             },
-            Place.RECORD,
+            HandlerPlace.RECORD,
             always=True,
         )
 

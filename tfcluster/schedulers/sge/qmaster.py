@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from tfcluster.errors import StartError
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.schedulers.queries import told
 from tfcluster.schedulers.sge.programs import find_program
 

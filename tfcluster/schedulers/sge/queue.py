@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import (
     Ask,
     CommandAnswer,

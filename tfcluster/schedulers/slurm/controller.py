@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tfcluster.errors import ExitCode
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.schedulers.queries import asker, told
 from tfcluster.schedulers.slurm.srun import own_words
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
+from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.placement import place
 from tfcluster.schedulers.options import Mistake

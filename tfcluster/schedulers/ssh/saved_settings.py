@@ -6,11 +6,11 @@ Pure. Saves the Description's settings, not those of ssh_config.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.description_json import from_plain, to_plain
 from tfcluster.errors import ContactLostError
+from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description, HostEntry, Interpreter, Ssh
 
 

@@ -23,8 +23,8 @@ from tfcluster.runtime.collective.transports.base import (
     ReduceOp,
 )
 from tfcluster.runtime.collective.transports.multiplexed_sockets import (
-    Incoming,
-    Outgoing,
+    IncomingBytes,
+    OutgoingBytes,
     PeerSockets,
     framed,
 )
@@ -263,10 +263,10 @@ class HostTransport:
         if self.rank == root:
             self._exchanged_bytes += len(data)
             message = framed(data)
-            sources = [Outgoing(peer, message) for peer in sockets.peers]
+            sources = [OutgoingBytes(peer, message) for peer in sockets.peers]
             sockets.transfer(sources, [], self.timeout_s)
             return data
-        sink = Incoming(root)
+        sink = IncomingBytes(root)
         sockets.transfer([], [sink], self.timeout_s)
         return bytes(sink.data)
 

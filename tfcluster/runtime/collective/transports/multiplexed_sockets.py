@@ -23,7 +23,7 @@ _GROWTH_BYTES = 1 << 24
 """Wake up for a large message after this many bytes, not at every packet."""
 
 
-class Source(Protocol):
+class PendingBytes(Protocol):
     """Bytes to send to one rank."""
 
     @property
@@ -106,8 +106,10 @@ class PeerSockets:
         are as for ``transfer``.
         """
         pairs = list(zip(ranks, messages, strict=True))
-        sinks = {peer: Incoming(peer) for peer in ranks if peer != me}
-        sources = [Outgoing(peer, framed(data)) for peer, data in pairs if peer != me]
+        sinks = {peer: IncomingBytes(peer) for peer in ranks if peer != me}
+        sources = [
+            OutgoingBytes(peer, framed(data)) for peer, data in pairs if peer != me
+        ]
         self.transfer(sources, list(sinks.values()), timeout_s)
         return [data if peer == me else bytes(sinks[peer].data) for peer, data in pairs]
 
@@ -118,7 +120,7 @@ class PeerSockets:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def transfer(
-        self, sources: Sequence[Source], sinks: Sequence[Sink], timeout_s: float
+        self, sources: Sequence[PendingBytes], sinks: Sequence[Sink], timeout_s: float
     ) -> None:
         """Send and receive until all sources and sinks are done.
 
@@ -135,7 +137,7 @@ class PeerSockets:
         finally:
             self.waiting_for = ()
 
-    def _send(self, sources: Sequence[Source]) -> bool:
+    def _send(self, sources: Sequence[PendingBytes]) -> bool:
         progress = False
         for source in sources:
             if source.done or not (view := source.view()):
@@ -170,7 +172,7 @@ class PeerSockets:
         return progress
 
     def _wait(
-        self, sources: Sequence[Source], sinks: Sequence[Sink], timeout_s: float
+        self, sources: Sequence[PendingBytes], sinks: Sequence[Sink], timeout_s: float
     ) -> None:
         events: dict[int, int] = {}
         for sink in sinks:
@@ -205,7 +207,7 @@ class PeerSockets:
                 )
 
 
-class Outgoing:
+class OutgoingBytes:
     """A source whose bytes are all known from the beginning."""
 
     def __init__(self, rank: int, data: bytes | memoryview) -> None:
@@ -226,7 +228,7 @@ class Outgoing:
         self._rest = self._rest[count:]
 
 
-class Incoming:
+class IncomingBytes:
     """A sink for one message, preceded by its length (8 bytes, big-endian).
 
     Memory grows with the bytes that have arrived, not with the length that the peer
@@ -267,5 +269,5 @@ class Incoming:
 
 
 def framed(data: bytes) -> bytes:
-    """``data`` preceded by its length, for ``Incoming``."""
+    """``data`` preceded by its length, for ``IncomingBytes``."""
     return len(data).to_bytes(8, "big") + data

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import Context
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.data.dataset_graph import Pipeline
 from tfcluster.runtime.keras.data.round_robin_sharding import (
@@ -29,7 +29,7 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
     YIELDS_BATCHES,
     serves_a_loop,
 )
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
@@ -70,7 +70,7 @@ def data_service_client(context: Context) -> DataServiceClient | None:
 class DataServiceHooks:
     """The hooks on everything that iterates over datasets."""
 
-    def __init__(self, session: Session, client: DataServiceClient) -> None:
+    def __init__(self, session: TrainingSession, client: DataServiceClient) -> None:
         self._session = session
         self._client = client
         self._known: weakref.WeakKeyDictionary[Dataset, _Known] = (
@@ -81,8 +81,10 @@ class DataServiceHooks:
     def install(self) -> None:
         """Install the hooks in Keras and TensorFlow, once per process."""
         epochs = {patches.EPOCH_ITERATOR: self._epochs}
-        patches.TABLE.install(epochs, Place.SERVICE)
-        tf_patches.TABLE.install({tf_patches.DATASET_ITER: self._iter}, Place.SERVICE)
+        patches.TABLE.install(epochs, HandlerPlace.SERVICE)
+        tf_patches.TABLE.install(
+            {tf_patches.DATASET_ITER: self._iter}, HandlerPlace.SERVICE
+        )
 
     def _epochs(
         self,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals
 from tfcluster.runtime.parameter_server.update_graph import nodes_of
-from tfcluster.runtime.tensor_types import Dataset, Message
+from tfcluster.runtime.tensor_types import Dataset, ProtocolBuffer
 
 _PYTHON = ("EagerPyFunc", "PyFunc", "PyFuncStateless", "GeneratorDataset")
 _STATE = ("MutableDenseHashTableV2", "MutableHashTableV2", "VarHandleOp")
@@ -113,29 +113,29 @@ class Pipeline:
         made: Dataset = tf.data.experimental.from_variant(variant, self.spec)
         return made
 
-    def _graph(self) -> Message:
-        graph: Message = tf.compat.v1.GraphDef.FromString(self._text)
+    def _graph(self) -> ProtocolBuffer:
+        graph: ProtocolBuffer = tf.compat.v1.GraphDef.FromString(self._text)
         return graph
 
 
-def _reshuffles(node: Message) -> bool:
+def _reshuffles(node: ProtocolBuffer) -> bool:
     # Reading a missing attribute would create it.
     return node.op == _SHUFFLE and bool(node.attr["reshuffle_each_iteration"].b)
 
 
-def _draws(node: Message) -> bool:
+def _draws(node: ProtocolBuffer) -> bool:
     """Whether this is a random op with its own seed or a global seed."""
     if "seed" not in node.attr or "seed2" not in node.attr or "Dataset" in node.op:
         return False
     return bool(node.attr["seed"].i or node.attr["seed2"].i)
 
 
-def _draw_otherwise(graph: Message, number: int) -> None:
+def _draw_otherwise(graph: ProtocolBuffer, number: int) -> None:
     for node in filter(_draws, list(nodes_of(graph))):
         node.attr["seed2"].i += number
 
 
-def _value(node: Message) -> int:
+def _value(node: ProtocolBuffer) -> int:
     return int(tf.make_ndarray(node.attr["value"].tensor).item())
 
 
@@ -150,7 +150,7 @@ def _drawn(seed: int, seed2: int, number: int) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _why_undivided(graph: Message) -> str | None:
+def _why_undivided(graph: ProtocolBuffer) -> str | None:
     by_name = {node.name: node for node in graph.node}
     sources = 0
     for node in graph.node:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.tensor_types import Dataset, Nest
 
 
@@ -24,7 +24,7 @@ def install() -> None:
 
     ``AUTOTUNE`` then means as many parallel calls as TensorFlow has threads.
     """
-    tf_patches.TABLE.install({tf_patches.DATASET_ITER: _iter}, Place.LAST)
+    tf_patches.TABLE.install({tf_patches.DATASET_ITER: _iter}, HandlerPlace.LAST)
 
 
 def _iter(

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Tensor
@@ -29,7 +29,7 @@ from tfcluster.runtime.tensor_types import Dataset, Tensor
 
 def allow_any_rows() -> None:
     """Install the hooks for steps of any number of rows, once per process."""
-    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin}, Place.LAST)
+    patches.TABLE.install({patches.EPOCH_ITERATOR: _begin}, HandlerPlace.LAST)
     tf_patches.TABLE.install({tf_patches.TRACE: _trace})
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.keras import internals, patches
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import EpochIterator
 from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
@@ -60,7 +60,10 @@ class FitBatches:
     """
 
     def __init__(
-        self, session: Session, shard: ShardSpec, set_idle: Callable[[bool], None]
+        self,
+        session: TrainingSession,
+        shard: ShardSpec,
+        set_idle: Callable[[bool], None],
     ) -> None:
         self._session = session
         self._shard = shard
@@ -128,7 +131,7 @@ class LoopBatches:
     its batches. Its first batch goes to every rank, and in later passes to one rank.
     """
 
-    def __init__(self, session: Session, shard: ShardSpec) -> None:
+    def __init__(self, session: TrainingSession, shard: ShardSpec) -> None:
         self._session = session
         self._shard = shard
         self._trained: weakref.WeakSet[Dataset] = weakref.WeakSet()
@@ -178,7 +181,7 @@ class LoopBatches:
         return takes
 
 
-def serves_a_loop(session: Session, dataset: Dataset) -> bool:
+def serves_a_loop(session: TrainingSession, dataset: Dataset) -> bool:
     """Whether an iterator that is created now yields batches to a loop of the program.
 
     Iterators that Keras's methods create, iterators in graphs, and datasets of single

@@ -24,12 +24,12 @@ from tfcluster.runtime.keras.data.round_robin_sharding import (
 )
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
-from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving, Name
+from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving, RankPath
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
 from tfcluster.runtime.keras.train.xla_fallback import XlaFallback
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback, Layer, Logs, Model
-from tfcluster.runtime.parameter_server.progress import Progress
+from tfcluster.runtime.parameter_server.progress import StepNotes
 from tfcluster.runtime.tensor_types import Array
 
 T = TypeVar("T")
@@ -51,10 +51,10 @@ class AsyncRank(PartitionedModels):
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         shard: ShardSpec,
         server_models: ServerModels,
-        progress: Progress,
+        progress: StepNotes,
     ) -> None:
         super().__init__(session, AsyncSaving(session, progress, self._settle_loops))
         self._shard = shard
@@ -172,14 +172,17 @@ class AsyncSaving(ChiefOnlySaving):
     """Lets only the chief save. Outside of ``fit``, the other ranks wait for it."""
 
     def __init__(
-        self, session: Session, progress: Progress, settle_loops: Callable[[], None]
+        self,
+        session: TrainingSession,
+        progress: StepNotes,
+        settle_loops: Callable[[], None],
     ) -> None:
         super().__init__(session)
         self._progress = progress
         self._settle_loops = settle_loops
 
     def chief_only(
-        self, act: Callable[[], T], what: str, name: Name | None = None
+        self, act: Callable[[], T], what: str, name: RankPath | None = None
     ) -> T | str | None:
         """Call ``act`` on the chief; see ``ChiefOnlySaving``.
 
@@ -218,9 +221,9 @@ class Epochs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         server_models: ServerModels,
-        progress: Progress,
+        progress: StepNotes,
         updates: ServedUpdates,
     ) -> None:
         super().__init__()
@@ -297,7 +300,7 @@ class FreshWeights(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     ``EarlyStopping`` may restore weights, and no rank may add a gradient to them.
     """
 
-    def __init__(self, server_models: ServerModels, progress: Progress) -> None:
+    def __init__(self, server_models: ServerModels, progress: StepNotes) -> None:
         super().__init__()
         self._server_models = server_models
         self._progress = progress

@@ -34,8 +34,8 @@ from tfcluster.runtime.keras.strategies.local_sgd_schedule import Drift, Schedul
 from tfcluster.runtime.keras.strategies.partitioned import WholeWork, variable_paths
 from tfcluster.runtime.keras.tf_variables import new_variable, raw
 from tfcluster.runtime.keras.train.eager_gradients import OptimizerSteps
-from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.keras.types import Optimizer, Variable
+from tfcluster.runtime.keras.training_session import TrainingSession
+from tfcluster.runtime.keras.types import KerasVariable, Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.exchange import HostExchanger, changes, gathered
 from tfcluster.runtime.partition.hook import Hook
@@ -46,7 +46,7 @@ from tfcluster.runtime.partition.placement import (
     Ranks,
     Shard,
 )
-from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.tensor_types import Gradient, Nest, Tensor
 from tfcluster.runtime.tensors import name_of
@@ -61,13 +61,13 @@ _EAGER = (
 
 
 @dataclass(slots=True, eq=False)
-class Training:
+class LocalTraining:
     """What one optimizer trains."""
 
     optimizer: weakref.ref[Optimizer]
     counter: Any
     """A ``tf.Variable`` that counts the optimizer's steps, on all ranks alike."""
-    variables: list[weakref.ref[Variable]] = field(default_factory=list)
+    variables: list[weakref.ref[KerasVariable]] = field(default_factory=list)
     averaged: int = 0
     """The count at the last averaging."""
 
@@ -89,7 +89,7 @@ class LocalSgd:
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         *,
         every: int | None = None,
         seconds: float | None = None,
@@ -105,12 +105,12 @@ class LocalSgd:
         """When the last averaging ended."""
         self._rows = 0.0
         """The rows on which this rank has trained since the last averaging."""
-        self._trainings: list[Training] = []
+        self._trainings: list[LocalTraining] = []
         self._runs = 0
         """How many programs that train have run since the last averaging."""
-        self._by_optimizer: dict[int, Training] = {}
+        self._by_optimizer: dict[int, LocalTraining] = {}
         """By ``id``. They outlive optimizers, since graphs may know their counters."""
-        self._changes: dict[Program, list[Changed]] = {}
+        self._changes: dict[RankProgram, list[Changed]] = {}
         """The variables that each program changes."""
         self._changed: dict[int, tuple[Any, Placement]] = {}
         """The ``tf.Variable`` objects that have changed since the last averaging, by
@@ -131,7 +131,7 @@ class LocalSgd:
         self._split = ranks.splits[0]
         whole_work = WholeWork(session.warn)
 
-        def ran(program: Program) -> None:
+        def ran(program: RankProgram) -> None:
             whole_work.ran(program)
             if program.trains:
                 self._optimizer_steps.count(program.label)
@@ -166,7 +166,7 @@ class LocalSgd:
 
     def begins(
         self,
-        program: Program,
+        program: RankProgram,
         inputs: Callable[[], Sequence[Watched]],
         variables: Callable[[], Sequence[Any]],
     ) -> None:
@@ -215,11 +215,11 @@ class LocalSgd:
 
     def _apply(
         self,
-        original: Callable[..., Variable],
+        original: Callable[..., KerasVariable],
         optimizer: Optimizer,
         grads: Sequence[Gradient],
-        trainable_variables: Sequence[Variable] | None = None,
-    ) -> Variable:
+        trainable_variables: Sequence[KerasVariable] | None = None,
+    ) -> KerasVariable:
         """Count a step; one of a LossScaleOptimizer counts even if it is skipped."""
         if self._session.within("apply"):
             return original(optimizer, grads, trainable_variables)
@@ -233,13 +233,13 @@ class LocalSgd:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _count(
-        self, optimizer: Optimizer, variables: Sequence[Variable] | None
+        self, optimizer: Optimizer, variables: Sequence[KerasVariable] | None
     ) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = list(variables or internals.trained_variables(inner))
         training = self._by_optimizer.get(id(optimizer))
         if training is None or training.optimizer() is not optimizer:
-            training = Training(weakref.ref(optimizer), new_variable(np.int64(0)))
+            training = LocalTraining(weakref.ref(optimizer), new_variable(np.int64(0)))
             self._by_optimizer[id(optimizer)] = training
             self._trainings.append(training)
         known = {id(ref()) for ref in training.variables}
@@ -281,7 +281,7 @@ class LocalSgd:
         self._optimizer_steps.count()
         return self._session.applies
 
-    def settle_weights(self, variables: Sequence[Variable]) -> None:
+    def settle_weights(self, variables: Sequence[KerasVariable]) -> None:
         """Average these variables and all that has been trained.
 
         Keras may have set them on each rank, to the optimizer's moving averages.
@@ -290,7 +290,7 @@ class LocalSgd:
             self._note(raw(each))
         self.settle("end of fit")
 
-    def merge(self, variables: Sequence[Variable]) -> None:
+    def merge(self, variables: Sequence[KerasVariable]) -> None:
         """Average the variables of metrics that have changed; see ``settle``."""
         if tf.inside_function():
             return
@@ -422,7 +422,7 @@ def _is_of_rows(kind: Placement) -> TypeGuard[Partial | Shard]:
     return isinstance(kind, Shard) or kind in (Partial("max"), Partial("min"))
 
 
-def _watched(variables: Sequence[Variable]) -> list[Watched]:
+def _watched(variables: Sequence[KerasVariable]) -> list[Watched]:
     found = [(name_of(each), raw(each)) for each in variables]
     return [Watched(name, each.handle, each.dtype, 0) for name, each in found]
 

@@ -23,7 +23,7 @@ from tfcluster.runtime.keras.strategies.local_sgd import LocalSgd
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.injected_callbacks import looks_at_batches
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback, Layer, Logs, Model
 from tfcluster.runtime.tensor_types import Array
 
@@ -41,7 +41,7 @@ class LocalSgdModels(PartitionedModels):
     """The hooks on the methods of a model."""
 
     def __init__(
-        self, session: Session, files: ChiefOnlySaving, local_sgd: LocalSgd
+        self, session: TrainingSession, files: ChiefOnlySaving, local_sgd: LocalSgd
     ) -> None:
         super().__init__(session, files)
         self._local_sgd = local_sgd
@@ -117,7 +117,7 @@ class SharedLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         local_sgd: LocalSgd,
         *,
         every_epoch: bool,
@@ -158,7 +158,7 @@ class SharedLogs(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             logs.update(shared(self._session, logs))
 
 
-def shared(session: Session, logs: Logs) -> dict[str, Any]:
+def shared(session: TrainingSession, logs: Logs) -> dict[str, Any]:
     """The logs with the means over the ranks of all numbers. All ranks call this."""
     names = sorted(name for name, value in logs.items() if _is_number(value))
     ours = json.dumps({name: float(logs[name]) for name in names}).encode()

@@ -22,9 +22,8 @@ from tfcluster.runtime import contract, tf_internals
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.types import Optimizer
-from tfcluster.runtime.keras.types import Variable as KerasVariable
-from tfcluster.runtime.parameter_server.sharding import Piece, Variable
+from tfcluster.runtime.keras.types import KerasVariable, Optimizer
+from tfcluster.runtime.parameter_server.sharding import ModelVariable, Piece
 from tfcluster.runtime.parameter_server.update_graph import serialised
 from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import name_of
@@ -101,10 +100,12 @@ def _changes_rows_only(optimizer: Optimizer) -> bool:
     return cls is keras.optimizers.Adagrad
 
 
-def described(variables: Sequence[KerasVariable], *, rows_only: bool) -> list[Variable]:
+def described(
+    variables: Sequence[KerasVariable], *, rows_only: bool
+) -> list[ModelVariable]:
     """The variables as the ps tasks know them, with unique paths."""
     return [
-        Variable(
+        ModelVariable(
             path,
             tf.as_dtype(variable.dtype).name,
             tuple(int(n) for n in variable.shape),

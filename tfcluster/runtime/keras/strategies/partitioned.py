@@ -31,8 +31,8 @@ from tfcluster.runtime.keras.tf_variables import held
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
 from tfcluster.runtime.keras.train.eager_gradients import EagerGradients, OptimizerSteps
 from tfcluster.runtime.keras.train.partitioned_models import PartitionedModels
-from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.keras.types import Model, Strategy
+from tfcluster.runtime.keras.training_session import TrainingSession
+from tfcluster.runtime.keras.types import DistributionStrategy, Model
 from tfcluster.runtime.partition.agreement import Agreement, joined
 from tfcluster.runtime.partition.exchange import (
     Exchanger,
@@ -42,14 +42,19 @@ from tfcluster.runtime.partition.explain import mostly_whole
 from tfcluster.runtime.partition.hook import Hook, Running
 from tfcluster.runtime.partition.op_runs import Failures, OpRuns
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import Program
+from tfcluster.runtime.partition.programs import RankProgram
 from tfcluster.runtime.partition.variables import Watched
 from tfcluster.runtime.scripts import program_kind
 from tfcluster.runtime.telemetry.agent_channel import reporter
 
 
 def install(
-    session: Session, options: Runtime, *, seed: int, strict: bool, is_served: bool
+    session: TrainingSession,
+    options: Runtime,
+    *,
+    seed: int,
+    strict: bool,
+    is_served: bool,
 ) -> None:
     """Install the hooks, once per process; ``seed`` is equal on all ranks.
 
@@ -72,7 +77,7 @@ def install(
         compute_alike(count, session.group.size)
         ranks = ranks_of(count, session.group.rank, session.group.size)
 
-    def ran(program: Program) -> None:
+    def ran(program: RankProgram) -> None:
         whole_work.ran(program)
         if count is not None:
             require_alike()
@@ -142,7 +147,7 @@ def install(
     atexit.register(_end, session)
 
 
-def _end(session: Session) -> None:
+def _end(session: TrainingSession) -> None:
     """Report at the end of a program that nothing of it was divided: it is right, too.
 
     That cannot be said of ranks with batches of their own, and of programs that
@@ -206,7 +211,7 @@ class WholeWork:
         self._undivided: set[str] = set()
         self._judged: set[str] = set()
 
-    def ran(self, program: Program) -> None:
+    def ran(self, program: RankProgram) -> None:
         """Called after each program."""
         if program.label in self._judged:
             return
@@ -303,8 +308,8 @@ def _refuse(name: str, *_: object, **__: object) -> None:
 
 
 def _refuse_replicas(
-    original: Callable[Concatenate[Strategy, _P], None],
-    strategy: Strategy,
+    original: Callable[Concatenate[DistributionStrategy, _P], None],
+    strategy: DistributionStrategy,
     *args: _P.args,
     **kwargs: _P.kwargs,
 ) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_patches
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.optimizer_replica import (
     described,
@@ -28,11 +28,11 @@ from tfcluster.runtime.keras.strategies.optimizer_replica import (
     unique,
 )
 from tfcluster.runtime.keras.tf_variables import raw
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import (
+    KerasVariable,
     Optimizer,
     SwapEMAWeights,
-    Variable,
 )
 from tfcluster.runtime.parameter_server.client import (
     OpenResult,
@@ -54,20 +54,20 @@ class ServerModel:
     key: str
     """Its name on the ps tasks: the optimizer's name, with a number if it repeats."""
     optimizer: weakref.ref[Optimizer]
-    variables: list[Variable]
+    variables: list[KerasVariable]
     rows_only: bool
     """Whether only the changed rows come back for sparse gradients."""
     begun_elsewhere: bool = False
     """Whether the ps tasks already had trained weights; then a gradient of our own
     initial values must be discarded."""
-    changed: dict[str, Variable] = field(default_factory=dict)
+    changed: dict[str, KerasVariable] = field(default_factory=dict)
     """Variables by path whose assigned values the ps tasks do not have yet."""
     rate_path: str = ""
     """The path of the learning rate, once it is known."""
     stale: bool = True
     """Whether the optimizer's slots have changed on the ps tasks since they were last
     fetched."""
-    shown: dict[str, tuple[Variable, Array]] = field(default_factory=dict)
+    shown: dict[str, tuple[KerasVariable, Array]] = field(default_factory=dict)
     """Variables by path, each with the value that the program could last see.
 
     Checkpoints and callbacks set variables without Keras's ``assign``, so the variables
@@ -92,7 +92,7 @@ class ServerModels:
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         servers: Callable[[], ParameterServerClient],
         *,
         synchronous: bool,
@@ -101,8 +101,10 @@ class ServerModels:
         self._connect = servers
         self.synchronous = synchronous
         self._models: list[ServerModel] = []
-        self._watched: dict[int, tuple[ServerModel, str, weakref.ref[Variable]]] = {}
-        self._in_graphs: dict[int, tuple[weakref.ref[Variable], Array | None]] = {}
+        self._watched: dict[
+            int, tuple[ServerModel, str, weakref.ref[KerasVariable]]
+        ] = {}
+        self._in_graphs: dict[int, tuple[weakref.ref[KerasVariable], Array | None]] = {}
         """Variables, by ``id``, that graphs assign to; each with the memory that it had
         when that was last looked at."""
         self._lock = threading.Lock()
@@ -121,7 +123,7 @@ class ServerModels:
                 patches.OPTIMIZER_VARIABLES: self._variables,
                 patches.SWAP_EMA: self._swap,
             },
-            Place.SERVICE,
+            HandlerPlace.SERVICE,
         )
         tf_patches.TABLE.install(
             dict.fromkeys(
@@ -135,7 +137,7 @@ class ServerModels:
                 ),
                 self._with_all_slots,
             ),
-            Place.SERVICE,
+            HandlerPlace.SERVICE,
         )
 
     def clips_here(self, optimizer: Optimizer) -> bool:
@@ -239,7 +241,7 @@ class ServerModels:
         for model in self._models:
             self.pass_on_assignments(model)
 
-    def _watch(self, model: ServerModel, variables: Sequence[Variable]) -> None:
+    def _watch(self, model: ServerModel, variables: Sequence[KerasVariable]) -> None:
         for path, variable in zip(unique(variables), variables, strict=True):
             self._watched[id(variable)] = model, path, weakref.ref(variable)
             if id(variable) in self._in_graphs:
@@ -264,7 +266,7 @@ class ServerModels:
             # Memory that is referred to is copied before rows are set in it.
             self._in_graphs[key] = ref, None if trained else now
 
-    def _note_in_graph(self, variable: Variable) -> None:
+    def _note_in_graph(self, variable: KerasVariable) -> None:
         """Note that a graph that is being traced assigns to a variable."""
         if id(variable) not in self._in_graphs:
             watched = id(variable) in self._watched
@@ -273,8 +275,8 @@ class ServerModels:
 
     def _assign(
         self,
-        original: Callable[[Variable, Tensor], _R],
-        variable: Variable,
+        original: Callable[[KerasVariable, Tensor], _R],
+        variable: KerasVariable,
         value: Tensor,
     ) -> _R:
         result = original(variable, value)
@@ -337,7 +339,7 @@ class ServerModels:
                 variables = optimizer.variables
             self._pull_slots(model, variables)
 
-    def _pull_slots(self, model: ServerModel, own: Sequence[Variable]) -> None:
+    def _pull_slots(self, model: ServerModel, own: Sequence[KerasVariable]) -> None:
         self.pass_on_assignments(model)
         found = self.servers.slots(model.key)
         named = list(zip(unique(own), own, strict=True))
@@ -413,7 +415,7 @@ def is_same_memory(one: Array, other: Array) -> bool:
     return one.ctypes.data == other.ctypes.data and one.shape == other.shape
 
 
-def _is_unchanged(variable: Variable, now: Array, before: Array) -> bool:
+def _is_unchanged(variable: KerasVariable, now: Array, before: Array) -> bool:
     """Whether a variable has not been assigned to."""
     if is_same_memory(now, before):
         return True
@@ -421,7 +423,7 @@ def _is_unchanged(variable: Variable, now: Array, before: Array) -> bool:
     return not on_host and now.tobytes() == before.tobytes()
 
 
-def memory_of(variable: Variable) -> Array:
+def memory_of(variable: KerasVariable) -> Array:
     """A variable's value, in its own memory if that is on the host."""
     with tf.init_scope():
         return array_of(raw(variable).read_value())

@@ -29,17 +29,17 @@ from tfcluster.runtime.keras.strategies.local_sgd_models import LocalSgdModels
 from tfcluster.runtime.keras.strategies.ps_models import ServerModels
 from tfcluster.runtime.keras.strategies.served_updates import ServedUpdates
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.net.rendezvous import Member
 from tfcluster.runtime.parameter_server.client import ParameterServerClient
-from tfcluster.runtime.parameter_server.progress import Progress
+from tfcluster.runtime.parameter_server.progress import StepNotes
 from tfcluster.runtime.signals import SIGNALS
 from tfcluster.runtime.telemetry.agent_channel import reporter
 from tfcluster.runtime.telemetry.rank_claim import require_first
 from tfcluster.runtime.telemetry.tracer import tracer
 
 
-def begin(context: Context) -> Session:
+def begin(context: Context) -> TrainingSession:
     """Install the hooks in Keras, once per process, and return the session.
 
     ``context`` belongs to a task that trains. Raises CollectiveError if the strategy
@@ -55,7 +55,7 @@ def begin(context: Context) -> Session:
         }
     )
     options = context.options
-    session = Session(
+    session = TrainingSession(
         _alone(context) if context.is_independent else process_group.join(context),
         reporter(),
         chief=context.is_chief,
@@ -96,7 +96,7 @@ def _partition_options(context: Context) -> tuple[int, bool]:
     return seed, os.environ.get("TFCLUSTER_PARTITION") == "strict"
 
 
-def _local_sgd(context: Context, session: Session) -> None:
+def _local_sgd(context: Context, session: TrainingSession) -> None:
     options = context.options
     local_sgd = LocalSgd(
         session, every=options.sync_every, seconds=options.sync_seconds
@@ -108,9 +108,9 @@ def _local_sgd(context: Context, session: Session) -> None:
     LocalSgdModels(session, saving, local_sgd).install()
 
 
-def _asynchronous(context: Context, session: Session) -> None:
+def _asynchronous(context: Context, session: TrainingSession) -> None:
     servers = _servers(context, session)
-    progress = Progress(
+    progress = StepNotes(
         servers,
         context.rank,
         context.size,
@@ -124,7 +124,9 @@ def _asynchronous(context: Context, session: Session) -> None:
     AsyncRank(session, shard, models, progress).install()
 
 
-def _servers(context: Context, session: Session) -> Callable[[], ParameterServerClient]:
+def _servers(
+    context: Context, session: TrainingSession
+) -> Callable[[], ParameterServerClient]:
     """Return a function that connects to the ps tasks on its first call.
 
     Raises CollectiveError if the run has no ps tasks.

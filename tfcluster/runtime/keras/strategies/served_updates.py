@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
-from tfcluster.runtime.contract import Place
+from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
 from tfcluster.runtime.exchange.reduce_engine import Kind, TensorList
 from tfcluster.runtime.exchange.reduced_tensors import reduced
@@ -35,8 +35,8 @@ from tfcluster.runtime.keras.strategies.ps_models import (
 )
 from tfcluster.runtime.keras.tf_variables import have_values, new_variable, raw
 from tfcluster.runtime.keras.train.xla_fallback import refuse_xla, without_xla
-from tfcluster.runtime.keras.training_session import Session
-from tfcluster.runtime.keras.types import Model, Optimizer, Variable
+from tfcluster.runtime.keras.training_session import TrainingSession
+from tfcluster.runtime.keras.types import KerasVariable, Model, Optimizer
 from tfcluster.runtime.parameter_server.client import Rows
 from tfcluster.runtime.partition.exchange import IN_ORDER
 from tfcluster.runtime.scripts import program_kind
@@ -64,7 +64,7 @@ class ServedUpdates:
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         models: ServerModels,
         pushed: Callable[[str], None] = lambda optimizer: None,
     ) -> None:
@@ -88,10 +88,10 @@ class ServedUpdates:
                 patches.MODEL_FIT: self._without_xla,
                 patches.MODEL_TRAIN_ON_BATCH: self._without_xla,
             },
-            Place.SERVICE,
+            HandlerPlace.SERVICE,
         )
 
-    def has_gradients_of(self, variables: Sequence[Variable]) -> bool:
+    def has_gradients_of(self, variables: Sequence[KerasVariable]) -> bool:
         """Whether an optimizer of any of these variables has passed here."""
         ids = {id(variable) for variable in variables}
         return any(
@@ -119,7 +119,7 @@ class ServedUpdates:
         original: Callable[..., Any],
         optimizer: Optimizer,
         grads: Sequence[Gradient],
-        trainable_variables: Sequence[Variable] | None = None,
+        trainable_variables: Sequence[KerasVariable] | None = None,
     ) -> Any:
         grads = list(grads)
         own = (
@@ -166,8 +166,8 @@ class ServedUpdates:
                 self._models.of(optimizer, _kinds(gradients))
 
     def _built(
-        self, optimizer: Optimizer, given: Sequence[Variable] | None
-    ) -> list[Variable] | None:
+        self, optimizer: Optimizer, given: Sequence[KerasVariable] | None
+    ) -> list[KerasVariable] | None:
         """The variables of the gradients; builds the optimizer as Keras does."""
         if given is None:
             return internals.trained_variables(optimizer) if optimizer.built else None
@@ -192,7 +192,7 @@ class ServedUpdates:
             with self._session.once("apply"):
                 return self._exchanged(optimizer, gradients, whole, arrays)
 
-        read: list[Variable] = []
+        read: list[KerasVariable] = []
         if self._models.synchronous:
             # A function may assign to these variables before and after the update.
             rate = internals.rate_of(optimizer)
@@ -311,7 +311,9 @@ def _kinds(gradients: TensorList) -> str:
 
 
 def _in_order(
-    optimizer: Optimizer, gradients: Sequence[Gradient], variables: Sequence[Variable]
+    optimizer: Optimizer,
+    gradients: Sequence[Gradient],
+    variables: Sequence[KerasVariable],
 ) -> list[Gradient]:
     """The gradients of all of the optimizer's variables, as the ps tasks expect them.
 
@@ -352,7 +354,7 @@ def _bits(array: Array) -> Array:
 
 
 def _value(
-    received: Array | Rows | None, variable: Variable, present: Array | None
+    received: Array | Rows | None, variable: KerasVariable, present: Array | None
 ) -> Array:
     """A variable's new value; its present value if the ps tasks have not changed it."""
     if received is not None and not isinstance(received, Rows):
@@ -366,7 +368,7 @@ def _value(
     return new
 
 
-def _rows(received: Array | Rows | None, variable: Variable) -> list[Array]:
+def _rows(received: Array | Rows | None, variable: KerasVariable) -> list[Array]:
     """The values and indices of the rows to set."""
     dtype, shape = tf.as_dtype(variable.dtype).as_numpy_dtype, tuple(variable.shape)
     if received is None:

@@ -36,7 +36,7 @@ from tfcluster.runtime.keras.train.saved_copies import (
     packed,
     unpack,
 )
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback
 from tfcluster.runtime.process_group import context
 from tfcluster.runtime.signals import SIGNALS
@@ -48,7 +48,7 @@ _File = str | os.PathLike[str] | Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class RankPath:
     """A rank's own path for saved files."""
 
     given: str
@@ -65,7 +65,7 @@ class Name:
 class ChiefOnlySaving:
     """The hooks on everything in Keras that saves."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TrainingSession) -> None:
         self._session = session
 
     def install(self) -> None:
@@ -115,7 +115,7 @@ class ChiefOnlySaving:
             patches.TABLE.install({patches.PRINT_MSG: _say_nothing})
 
     def chief_only(
-        self, act: Callable[[], T], what: str, name: Name | None = None
+        self, act: Callable[[], T], what: str, name: RankPath | None = None
     ) -> T | str | None:
         """Call ``act`` on the chief. All ranks must call this.
 
@@ -131,7 +131,7 @@ class ChiefOnlySaving:
             return self._chief_only(act, what, name)
 
     def _chief_only(
-        self, act: Callable[[], T], what: str, name: Name | None
+        self, act: Callable[[], T], what: str, name: RankPath | None
     ) -> T | str | None:
         session = self._session
         session.settle(what)
@@ -175,10 +175,10 @@ class ChiefOnlySaving:
         All ranks must call this. Ranks with another ``path`` find the file there.
         Raises what ``chief_only`` raises.
         """
-        name = Name(str(path)) if _is_local(path) else None
+        name = RankPath(str(path)) if _is_local(path) else None
         self.chief_only(lambda: None, what, name)
 
-    def _share(self, name: Name, chiefs: str, began: float, what: str) -> None:
+    def _share(self, name: RankPath, chiefs: str, began: float, what: str) -> None:
         """Make the chief's files available under every rank's own name."""
         session = self._session
         found = None
@@ -221,7 +221,7 @@ class ChiefOnlySaving:
             return self.chief_only(
                 lambda: original(*args, **kwargs),
                 f"end of {original.__name__}",
-                Name(str(path), prefix) if _is_local(path) else None,
+                RankPath(str(path), prefix) if _is_local(path) else None,
             )
 
         return saved
@@ -239,7 +239,7 @@ class ChiefOnlySaving:
             lambda: original(callback, *args, **kwargs),
             f"end of {type(callback).__name__}",
             # Without layers, every rank reads the chief's folder.
-            Name(str(folder))
+            RankPath(str(folder))
             if private_files.are_private() and _is_local(folder)
             else None,
         )
@@ -272,7 +272,7 @@ class ChiefOnlySaving:
         **kwargs: Any,
     ) -> str | None:
         given = tf_internals.prefix_of(manager)  # Folder and file name.
-        name = Name(given, prefix=True) if _is_local(given) else None
+        name = RankPath(given, prefix=True) if _is_local(given) else None
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
         )

@@ -15,7 +15,7 @@ from tfcluster.runtime.collective.collectives import reduce_arrays
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals
 from tfcluster.runtime.keras.tf_variables import held, raw
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Optimizer
 from tfcluster.runtime.partition.agreement import Agreement
 from tfcluster.runtime.partition.script_lines import user_line
@@ -30,7 +30,7 @@ _SUSPICIOUS = 3
 class OptimizerSteps:
     """Counts the steps of all optimizers, also those that run within functions."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TrainingSession) -> None:
         self._session = session
         self._known: weakref.WeakKeyDictionary[Optimizer, int] = (
             weakref.WeakKeyDictionary()
@@ -78,7 +78,7 @@ class EagerGradients:
     """
 
     def __init__(
-        self, session: Session, agreement: Agreement, steps: OptimizerSteps
+        self, session: TrainingSession, agreement: Agreement, steps: OptimizerSteps
     ) -> None:
         self._session = session
         self._steps = steps

@@ -9,7 +9,7 @@ import keras
 
 from tfcluster.runtime.files import private_files
 from tfcluster.runtime.keras.train.chief_only_saving import ChiefOnlySaving
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback, CallbackList, Logs, Model
 from tfcluster.runtime.telemetry.agent_channel import Reporter, numbers
 from tfcluster.runtime.tensor_types import Nest
@@ -74,7 +74,7 @@ def changed_callbacks(
 
 
 def with_chief_only_files(
-    callbacks: Iterable[Callback], session: Session, files: ChiefOnlySaving
+    callbacks: Iterable[Callback], session: TrainingSession, files: ChiefOnlySaving
 ) -> list[Callback]:
     """The callbacks of ``fit``; those that write files write only on the chief."""
     ours: list[Callback] = []
@@ -87,7 +87,9 @@ def with_chief_only_files(
     return ours
 
 
-def for_evaluation(callbacks: Nest, session: Session) -> CallbackList | list[Callback]:
+def for_evaluation(
+    callbacks: Nest, session: TrainingSession
+) -> CallbackList | list[Callback]:
     """The program's callbacks for ``evaluate`` and ``predict``."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         unchanged: CallbackList = callbacks

@@ -21,7 +21,7 @@ from tfcluster.runtime.keras.train.injected_callbacks import (
     looks_at_batches,
     with_chief_only_files,
 )
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Callback, Logs, Model
 from tfcluster.runtime.telemetry.tracer import KERAS, span
 
@@ -33,7 +33,11 @@ class StopAgreement(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     """
 
     def __init__(
-        self, session: Session, begin: Callable[[Model], None], *, in_epochs: bool
+        self,
+        session: TrainingSession,
+        begin: Callable[[Model], None],
+        *,
+        in_epochs: bool,
     ) -> None:
         super().__init__()
         self._session = session
@@ -69,7 +73,7 @@ class PartitionedModels:
 
     def __init__(
         self,
-        session: Session,
+        session: TrainingSession,
         files: ChiefOnlySaving,
         begin: Callable[[Model], None] | None = None,
     ) -> None:

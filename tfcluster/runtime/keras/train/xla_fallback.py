@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
-from tfcluster.runtime.keras.training_session import Session
+from tfcluster.runtime.keras.training_session import TrainingSession
 from tfcluster.runtime.keras.types import Model
-from tfcluster.runtime.tf_internals import Function
+from tfcluster.runtime.tf_internals import TracedFunction
 
 
 def without_xla(model: Model) -> bool:
@@ -48,9 +48,9 @@ def refuse_xla() -> None:
 class XlaFallback:
     """The hook on ``tf.function``."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: TrainingSession) -> None:
         self._session = session
-        self._plain: weakref.WeakKeyDictionary[Function, Function] = (
+        self._plain: weakref.WeakKeyDictionary[TracedFunction, TracedFunction] = (
             weakref.WeakKeyDictionary()
         )
         """The functions without XLA, by the functions with XLA."""
@@ -62,7 +62,7 @@ class XlaFallback:
     def _call(
         self,
         original: Callable[..., object],
-        function: Function,
+        function: TracedFunction,
         *args: Any,
         **kwargs: Any,
     ) -> object:

@@ -13,8 +13,8 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.rules.linear import is_finite_constant
 from tfcluster.runtime.partition.rules.table import (
-    Operation,
-    Plan,
+    LocalPlan,
+    PlacedOp,
     Whole,
     require,
     rule,
@@ -25,14 +25,14 @@ Labels = Sequence[object]
 
 
 @rule("MatMul")
-def matmul(op: Operation) -> Plan:
+def matmul(op: PlacedOp) -> LocalPlan:
     first = "km" if op.attribute("transpose_a") else "mk"
     second = "nk" if op.attribute("transpose_b") else "kn"
     return contract(op, [list(first), list(second)], list("mn"))
 
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def batch_matmul(op: Operation) -> Plan:
+def batch_matmul(op: PlacedOp) -> LocalPlan:
     output = op.output_shape()
 
     def labels(index: int, matrix: str) -> list[object]:
@@ -50,7 +50,7 @@ def batch_matmul(op: Operation) -> Plan:
 
 
 @rule("Einsum")
-def einsum(op: Operation) -> Plan:
+def einsum(op: PlacedOp) -> LocalPlan:
     equation = op.attribute("equation").decode().replace(" ", "")
     inputs, _, output = equation.partition("->")
     labels = [list(each) for each in inputs.split(",")]
@@ -60,15 +60,15 @@ def einsum(op: Operation) -> Plan:
         return contract(op, labels, list(output))
     require(len(labels) == 1)
     if op.placements[0] == SUM:
-        return Plan([SUM], [SUM])
+        return LocalPlan([SUM], [SUM])
     shard = op.shard()
     label = labels[0][shard.dim]
     if label in output:
-        return Plan([shard], [shard.at(output.index(label))])
-    return Plan([shard], [SUM])
+        return LocalPlan([shard], [shard.at(output.index(label))])
+    return LocalPlan([shard], [SUM])
 
 
-def contract(op: Operation, labels: Sequence[Labels], output: Labels) -> Plan:
+def contract(op: PlacedOp, labels: Sequence[Labels], output: Labels) -> LocalPlan:
     """Divide both inputs along the dimension of one of them that is divided.
 
     If the output does not have that dimension, the result is a term of a sum. Of
@@ -91,12 +91,12 @@ def contract(op: Operation, labels: Sequence[Labels], output: Labels) -> Plan:
 
 
 def _along(
-    op: Operation,
+    op: PlacedOp,
     labels: Sequence[Labels],
     output: Labels,
     label: object,
     shard: Shard,
-) -> Plan | None:
+) -> LocalPlan | None:
     want: list[Placement] = []
     for index, own in enumerate(labels):
         if label in own:
@@ -112,11 +112,11 @@ def _along(
             # infinite: then a term of zero is not zero.
             return None
     if label in output:
-        return Plan(want, [shard.at(list(output).index(label))])
-    return Plan(want, [SUM])
+        return LocalPlan(want, [shard.at(list(output).index(label))])
+    return LocalPlan(want, [SUM])
 
 
-def _of_terms(op: Operation) -> Plan:
+def _of_terms(op: PlacedOp) -> LocalPlan:
     """Terms times a constant, unless the result is larger than the terms.
 
     Any other factor may be infinite, which would make a term of zero NaN. It is used
@@ -131,11 +131,11 @@ def _of_terms(op: Operation) -> Plan:
         if is_finite_constant(op.inputs[1 - index]):
             want: list[Placement] = [REPLICATE, REPLICATE]
             want[index] = SUM
-            return Plan(want, [SUM])
+            return LocalPlan(want, [SUM])
     raise Whole
 
 
-def _moved(op: Operation, plan: Plan) -> int:
+def _moved(op: PlacedOp, plan: LocalPlan) -> int:
     """The number of elements of inputs that have to be exchanged."""
     return sum(
         op.elements(index) or 0

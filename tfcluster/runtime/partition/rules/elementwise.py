@@ -15,9 +15,9 @@ from tfcluster.runtime.partition.placement import (
     Shard,
 )
 from tfcluster.runtime.partition.rules.table import (
-    Local,
-    Operation,
-    Plan,
+    LocalOps,
+    LocalPlan,
+    PlacedOp,
     Whole,
     known,
     require,
@@ -64,13 +64,13 @@ _TERNARY = (
 
 
 @rule(*_UNARY, *_BINARY, *_TERNARY)
-def elementwise(op: Operation) -> Plan:
+def elementwise(op: PlacedOp) -> LocalPlan:
     """All inputs are broadcast to the output's shape, and divided alike."""
     target = _target(op)
-    return Plan(_broadcast_wants(op, target), [target] * len(op.outputs))
+    return LocalPlan(_broadcast_wants(op, target), [target] * len(op.outputs))
 
 
-def _target(op: Operation) -> Shard:
+def _target(op: PlacedOp) -> Shard:
     """The placement of the largest divided input, as the output has it."""
     output = op.output_shape()
     found: tuple[int, Shard] | None = None
@@ -86,7 +86,7 @@ def _target(op: Operation) -> Shard:
     return known(found)[1]
 
 
-def _broadcast_wants(op: Operation, target: Shard) -> list[Placement]:
+def _broadcast_wants(op: PlacedOp, target: Shard) -> list[Placement]:
     """The placements of inputs that are broadcast to an output with ``target``."""
     output = op.output_shape()
     want: list[Placement] = []
@@ -103,7 +103,7 @@ def _broadcast_wants(op: Operation, target: Shard) -> list[Placement]:
 
 
 @rule("Select")
-def select(op: Operation) -> Plan:
+def select(op: PlacedOp) -> LocalPlan:
     """The condition may be a scalar, or have one entry for each entry of dimension 0.
 
     It is not broadcast otherwise.
@@ -114,22 +114,22 @@ def select(op: Operation) -> Plan:
     # A divided condition is a vector, so its rows are those of dimension 0.
     shard = op.first_shard([1, 2, 0])
     mask: Placement = shard if shard.dim == 0 else REPLICATE
-    return Plan([mask, shard, shard], [shard])
+    return LocalPlan([mask, shard, shard], [shard])
 
 
 @rule("ZerosLike", "OnesLike")
-def constant_like(op: Operation) -> Plan:
+def constant_like(op: PlacedOp) -> LocalPlan:
     """Only the shape matters, and every rank's term has the whole shape."""
     placement = op.placements[0]
     if isinstance(placement, Partial):
-        return Plan([placement], [REPLICATE])
+        return LocalPlan([placement], [REPLICATE])
     if op.is_list():
-        return Plan([placement], [placement])
+        return LocalPlan([placement], [placement])
     return elementwise(op)
 
 
 @rule("Rank", "Shape", "ShapeN", "Size")
-def shape_of(op: Operation) -> Plan:
+def shape_of(op: PlacedOp) -> LocalPlan:
     """Every rank's term has the whole shape.
 
     A rank's rows have not, but its size along their dimension is known.
@@ -139,9 +139,9 @@ def shape_of(op: Operation) -> Plan:
         raise Whole
     replicated = [REPLICATE] * len(op.outputs)
     if not shards or op.type == "Rank":
-        return Plan(list(op.placements), replicated)
+        return LocalPlan(list(op.placements), replicated)
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         if node.type == "Size":
             return [_whole_size(local, node, inputs[0], shards[0])]
         found = local.repeat(node, inputs)
@@ -152,10 +152,12 @@ def shape_of(op: Operation) -> Plan:
             for index, ref in enumerate(found)
         ]
 
-    return Plan(list(op.placements), replicated, build)
+    return LocalPlan(list(op.placements), replicated, build)
 
 
-def _whole_shape(local: Local, node: Node, index: int, part: Ref, shard: Shard) -> Ref:
+def _whole_shape(
+    local: LocalOps, node: Node, index: int, part: Ref, shard: Shard
+) -> Ref:
     """The shape of an input, given that of a rank's rows."""
     shape = node.inputs[index].shape
     assert shape is not None
@@ -165,7 +167,7 @@ def _whole_shape(local: Local, node: Node, index: int, part: Ref, shard: Shard) 
     return local.op("SelectV2", inputs)[0]
 
 
-def _whole_size(local: Local, node: Node, part: Ref, shard: Shard) -> Ref:
+def _whole_size(local: LocalOps, node: Node, part: Ref, shard: Shard) -> Ref:
     """The number of elements of an input, given a rank's rows."""
     dtype = node.outputs[0].dtype
     shape = local.op("Shape", [part], out_type=dtype)[0]
@@ -174,27 +176,27 @@ def _whole_size(local: Local, node: Node, part: Ref, shard: Shard) -> Ref:
 
 
 @rule("OneHot")
-def one_hot(op: Operation) -> Plan:
+def one_hot(op: PlacedOp) -> LocalPlan:
     shape, shard = op.shape(), op.shard()
     axis = op.attribute("axis")
     axis = len(shape) if axis in (-1, None) else axis
     target = shard.at(shard.dim + (axis <= shard.dim))
-    return Plan(op.wants(i0=shard), [target])
+    return LocalPlan(op.wants(i0=shard), [target])
 
 
 @rule("Bitcast")
-def bitcast(op: Operation) -> Plan:
+def bitcast(op: PlacedOp) -> LocalPlan:
     """A dimension may come or go at the end."""
     shard, shape, output = op.shard(), op.shape(), op.output_shape()
     require(shard.dim < min(len(shape), len(output)))
-    return Plan([shard], [shard])
+    return LocalPlan([shard], [shard])
 
 
 @rule(
     *("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV3"),
     "QuantizeAndDequantizeV4",
 )
-def quantize_and_dequantize(op: Operation) -> Plan:
+def quantize_and_dequantize(op: PlacedOp) -> LocalPlan:
     """If the range is not given, it is that of all values.
 
     A range has one entry, or one for each entry of the dimension ``axis``.
@@ -205,38 +207,38 @@ def quantize_and_dequantize(op: Operation) -> Plan:
     for index in (1, 2):
         if op.inputs[index].shape != () and op.attribute("axis") == shard.dim:
             want[index] = shard.at(0)
-    return Plan(want, [shard])
+    return LocalPlan(want, [shard])
 
 
 @rule("QuantizeAndDequantizeV4Grad")
-def round_trip_gradient(op: Operation) -> Plan:
+def round_trip_gradient(op: PlacedOp) -> LocalPlan:
     """The limits have no gradient: it is zero."""
     shard = op.first_shard([0, 1])
     require(not _has_own_limits(op, shard))
-    return Plan(op.want([0, 1], shard), [shard, REPLICATE, REPLICATE])
+    return LocalPlan(op.want([0, 1], shard), [shard, REPLICATE, REPLICATE])
 
 
 @rule(
     *("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient"),
 )
-def fake_gradient(op: Operation) -> Plan:
+def fake_gradient(op: PlacedOp) -> LocalPlan:
     """The gradients of the limits are sums over all numbers."""
     shard, shape = op.first_shard([0, 1]), op.shape()
     require("PerChannel" not in op.type or shard.dim != len(shape) - 1)
     outputs: list[Placement] = [shard, SUM, SUM]
-    return Plan(op.want([0, 1], shard), outputs)
+    return LocalPlan(op.want([0, 1], shard), outputs)
 
 
 @rule("QuantizeV2", "Dequantize")
-def quantize(op: Operation) -> Plan:
+def quantize(op: PlacedOp) -> LocalPlan:
     """The limits are given; adjusted ones are further outputs."""
     shard = op.shard()
     require(not _has_own_limits(op, shard))
     rest = [REPLICATE] * (len(op.outputs) - 1)
-    return Plan(op.wants(i0=shard), [shard, *rest])
+    return LocalPlan(op.wants(i0=shard), [shard, *rest])
 
 
-def _has_own_limits(op: Operation, shard: Shard) -> bool:
+def _has_own_limits(op: PlacedOp, shard: Shard) -> bool:
     """Whether each entry along the rows has limits of its own."""
     axis = op.attribute("axis")
     return axis is not None and axis == shard.dim

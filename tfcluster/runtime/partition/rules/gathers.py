@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition.placement import REPLICATE, SUM, Partial, Shard
 from tfcluster.runtime.partition.rules.table import (
-    Operation,
-    Plan,
+    LocalPlan,
+    PlacedOp,
     Whole,
     require,
     rule,
@@ -15,7 +15,7 @@ from tfcluster.runtime.partition.rules.table import (
 
 
 @rule("Gather", "GatherV2", "ResourceGather")
-def gather(op: Operation) -> Plan:
+def gather(op: PlacedOp) -> LocalPlan:
     """Indices may be divided, or the dimensions of the table that are not looked up."""
     is_variable = op.type == "ResourceGather"
     table, indices = op.placements[0], op.placements[1]
@@ -26,32 +26,32 @@ def gather(op: Operation) -> Plan:
     if isinstance(indices, Shard):
         if indices.dim >= batch:
             target = indices.at(axis + indices.dim - batch)
-            return Plan(op.wants(i1=indices), [target])
+            return LocalPlan(op.wants(i1=indices), [target])
         require(not is_variable)
-        return Plan(op.wants(i0=indices, i1=indices), [indices])
+        return LocalPlan(op.wants(i0=indices, i1=indices), [indices])
     if not isinstance(table, Shard) or table.dim == axis:
         raise Whole
     if table.dim < batch:
-        return Plan(op.wants(i0=table, i1=table), [table])
+        return LocalPlan(op.wants(i0=table, i1=table), [table])
     if table.dim < axis:
-        return Plan(op.wants(i0=table), [table])
-    return Plan(
+        return LocalPlan(op.wants(i0=table), [table])
+    return LocalPlan(
         op.wants(i0=table), [table.at(table.dim + len(index_shape) - batch - 1)]
     )
 
 
 @rule("GatherNd", "ResourceGatherNd")
-def gather_nd(op: Operation) -> Plan:
+def gather_nd(op: PlacedOp) -> LocalPlan:
     shard, shape = op.shard(1), op.shape(1)
     require(shard.dim < len(shape) - 1)
-    return Plan(op.wants(i1=shard), [shard])
+    return LocalPlan(op.wants(i1=shard), [shard])
 
 
 @rule("ScatterNd")
-def scatter_nd(op: Operation) -> Plan:
+def scatter_nd(op: PlacedOp) -> LocalPlan:
     """Every rank adds its rows to zeros."""
     if op.placements[1] == SUM and op.placements[0] == REPLICATE:
-        return Plan(op.wants(i1=SUM), [SUM])
+        return LocalPlan(op.wants(i1=SUM), [SUM])
     shard = op.first_shard([0, 1])
     require(shard.dim < len(op.shape(0)) - 1)
     require(_can_be_added(op))
@@ -62,7 +62,7 @@ def scatter_nd(op: Operation) -> Plan:
     *("UnsortedSegmentSum", "UnsortedSegmentProd"),
     *("UnsortedSegmentMax", "UnsortedSegmentMin"),
 )
-def unsorted_segments(op: Operation) -> Plan:
+def unsorted_segments(op: PlacedOp) -> LocalPlan:
     """Every rank adds its rows to their segments; others are zero.
 
     An empty segment has the lowest (or highest) number, on each rank as well.
@@ -70,11 +70,11 @@ def unsorted_segments(op: Operation) -> Plan:
     _, segments = op.shape(0), op.shape(1)
     is_sum = op.type == "UnsortedSegmentSum"
     if is_sum and op.placements[0] == SUM and op.placements[1] == REPLICATE:
-        return Plan(op.wants(i0=SUM), [SUM])
+        return LocalPlan(op.wants(i0=SUM), [SUM])
     shard = op.first_shard([0, 1])
     if shard.dim >= len(segments):
         target = shard.at(shard.dim - len(segments) + 1)
-        return Plan(op.wants(i0=shard), [target])
+        return LocalPlan(op.wants(i0=shard), [target])
     want = op.wants(i0=shard, i1=shard)
     if is_sum:
         require(_can_be_added(op))
@@ -85,15 +85,15 @@ def unsorted_segments(op: Operation) -> Plan:
 
 
 @rule("DenseBincount")
-def dense_bincount(op: Operation) -> Plan:
+def dense_bincount(op: PlacedOp) -> LocalPlan:
     shard, shape = op.shard(), op.shape()
     no_weights = op.elements(2) == 0
     want = op.wants(i0=shard) if no_weights else op.wants(i0=shard, i2=shard)
     if len(shape) == 2:
         require(shard.dim == 0)
-        return Plan(want, [shard])
+        return LocalPlan(want, [shard])
     return op.added_up(want, Partial("max") if op.attribute("binary_output") else SUM)
 
 
-def _can_be_added(op: Operation) -> bool:
+def _can_be_added(op: PlacedOp) -> bool:
     return op.outputs[0].dtype not in (tf.bool, tf.string)

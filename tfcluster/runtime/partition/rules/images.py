@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tfcluster.runtime.partition.graph import Node, as_vector
 from tfcluster.runtime.partition.placement import REPLICATE, SUM
 from tfcluster.runtime.partition.rules.table import (
-    Local,
-    Operation,
-    Plan,
+    LocalOps,
+    LocalPlan,
+    PlacedOp,
     Rule,
     by_rows,
     require,
@@ -37,28 +37,28 @@ rule("ResizeNearestNeighborGrad")(by_rows(0))
     *("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "Dilation2DBackpropFilter"),
     "DepthwiseConv2dNativeBackpropFilter",
 )
-def filter_gradient(op: Operation) -> Plan:
+def filter_gradient(op: PlacedOp) -> LocalPlan:
     """The gradient of a filter is a sum over all rows."""
-    return Plan(op.alike([0, 2], 1).want, [SUM])
+    return LocalPlan(op.alike([0, 2], 1).want, [SUM])
 
 
 def _input_gradient(sizes: int, image: int) -> Rule:
     """Input ``sizes`` has the shape of the result, or that of one image in it."""
 
-    def gradient(op: Operation) -> Plan:
+    def gradient(op: PlacedOp) -> LocalPlan:
         shard, known, shape = op.shard(image), op.shape(image), op.constant(sizes)
         require(shard.dim == 0)
         want = op.want([image], shard)
         if len(shape) == len(known) - 2:
-            return Plan(want, [shard])
+            return LocalPlan(want, [shard])
 
-        def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+        def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
             own = [local.split.local_size(shard), *shape[1:]]
             given = list(inputs)
             given[sizes] = local.constant(as_vector(own, shape))
             return local.repeat(node, given)
 
-        return Plan(want, [shard], build)
+        return LocalPlan(want, [shard], build)
 
     return gradient
 
@@ -71,28 +71,28 @@ rule("AvgPoolGrad", "AvgPool3DGrad")(_input_gradient(0, 1))
 
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
-def projective_transform(op: Operation) -> Plan:
+def projective_transform(op: PlacedOp) -> LocalPlan:
     """One transform for all rows, or one for each."""
     transforms = op.shape(1)
     return op.alike([0] if transforms[0] == 1 else [0, 1], 1)
 
 
 @rule("BiasAdd")
-def bias_add(op: Operation) -> Plan:
+def bias_add(op: PlacedOp) -> LocalPlan:
     shard, shape = op.shard(), op.shape()
     is_channels = shard.dim == _channels(op, len(shape))
-    return Plan([shard, shard.at(0) if is_channels else REPLICATE], [shard])
+    return LocalPlan([shard, shard.at(0) if is_channels else REPLICATE], [shard])
 
 
 @rule("BiasAddGrad", linear=0)
-def bias_add_gradient(op: Operation) -> Plan:
+def bias_add_gradient(op: PlacedOp) -> LocalPlan:
     """A sum along all dimensions but the channels."""
     shard, shape = op.shard(), op.shape()
     is_channels = shard.dim == _channels(op, len(shape))
-    return Plan([shard], [shard.at(0) if is_channels else SUM])
+    return LocalPlan([shard], [shard.at(0) if is_channels else SUM])
 
 
-def _channels(op: Operation, rank: int) -> int:
+def _channels(op: PlacedOp, rank: int) -> int:
     return 1 if op.attribute("data_format") == b"NCHW" else rank - 1
 
 
@@ -105,13 +105,13 @@ rule("DrawBoundingBoxes", "DrawBoundingBoxesV2", "CombinedNonMaxSuppression")(
 
 
 @rule("CropAndResizeGradImage")
-def crop_gradient(op: Operation) -> Plan:
+def crop_gradient(op: PlacedOp) -> LocalPlan:
     """Boxes are divided, and each adds to its image."""
-    return Plan(op.alike([0, 1, 2], 1).want, [SUM])
+    return LocalPlan(op.alike([0, 1, 2], 1).want, [SUM])
 
 
 @rule("ExtractGlimpse", "ExtractGlimpseV2")
-def glimpse(op: Operation) -> Plan:
+def glimpse(op: PlacedOp) -> LocalPlan:
     """A place in each image; with noise it is random."""
     noise = op.attribute("noise")
     require(
@@ -121,7 +121,7 @@ def glimpse(op: Operation) -> Plan:
 
 
 @rule("MaxPoolWithArgmax", "MaxPoolGradWithArgmax", "MaxPoolGradGradWithArgmax")
-def pool_with_places(op: Operation) -> Plan:
+def pool_with_places(op: PlacedOp) -> LocalPlan:
     """Places are numbers within an image, unless the images are counted, too."""
     require(not op.attribute("include_batch_in_index"))
     return op.alike(range(len(op.inputs)), 1)

@@ -18,9 +18,9 @@ from tfcluster.runtime.partition.placement import (
 )
 from tfcluster.runtime.partition.rules.elementwise import elementwise
 from tfcluster.runtime.partition.rules.table import (
-    Local,
-    Operation,
-    Plan,
+    LocalOps,
+    LocalPlan,
+    PlacedOp,
     Whole,
     require,
     rule,
@@ -31,64 +31,64 @@ _COPIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 
 
 @rule(*_COPIES)
-def copy(op: Operation) -> Plan:
+def copy(op: PlacedOp) -> LocalPlan:
     placement = op.placements[0]
     if isinstance(placement, Partial | ListOf):
-        return Plan([placement], [placement])
+        return LocalPlan([placement], [placement])
     return elementwise(op)
 
 
 @rule("IdentityN")
-def copy_all(op: Operation) -> Plan:
-    return Plan(list(op.placements), list(op.placements))
+def copy_all(op: PlacedOp) -> LocalPlan:
+    return LocalPlan(list(op.placements), list(op.placements))
 
 
 @rule("PlaceholderWithDefault")
-def default(op: Operation) -> Plan:
+def default(op: PlacedOp) -> LocalPlan:
     """Nothing else is fed here; its shape may be that of all rows."""
     plan = copy(op)
-    return Plan(plan.want, plan.outputs, lambda local, node, inputs: inputs)
+    return LocalPlan(plan.want, plan.outputs, lambda local, node, inputs: inputs)
 
 
 @rule("CheckNumerics", "CheckNumericsV2")
-def check_numerics(op: Operation) -> Plan:
+def check_numerics(op: PlacedOp) -> LocalPlan:
     """Rows are checked by the rank that has them; a term may be anything."""
     shard = op.shard()
-    return Plan([shard], [shard])
+    return LocalPlan([shard], [shard])
 
 
 @rule("EnsureShape")
-def ensure_shape(op: Operation) -> Plan:
+def ensure_shape(op: PlacedOp) -> LocalPlan:
     """The number of rows is known; the other sizes are checked."""
     placement, output = op.placements[0], op.output_shape()
     if isinstance(placement, Partial):
-        return Plan([placement], [placement])
+        return LocalPlan([placement], [placement])
     shard = op.shard()
     require(output[shard.dim] == shard.size)
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         expected = local.split.local_shape(output, shard)
         return local.repeat(node, inputs, shape=tf.TensorShape(expected))
 
-    return Plan([shard], [shard], build)
+    return LocalPlan([shard], [shard], build)
 
 
 rule("Conj", "Imag", "Neg", "Real", linear=0)(elementwise)
 
 
 @rule("Cast")
-def cast(op: Operation) -> Plan:
+def cast(op: PlacedOp) -> LocalPlan:
     """Terms are cast only to dtypes that hold them exactly."""
     source, target = op.inputs[0].dtype, op.outputs[0].dtype
     if op.placements[0] == SUM and source.is_floating and target.is_floating:
         if target.size >= source.size and target.size > 2:
-            return Plan([SUM], [SUM])
+            return LocalPlan([SUM], [SUM])
         raise Whole
     return elementwise(op)
 
 
 @rule("Add", "AddV2", "Sub", "AddN")
-def add(op: Operation) -> Plan:
+def add(op: PlacedOp) -> LocalPlan:
     """A sum of terms is a term of the sum, if nothing is broadcast.
 
     Terms are added up over the ranks at once where a whole input waits for an exchange
@@ -102,18 +102,18 @@ def add(op: Operation) -> Plan:
         same = all(each.shape == output for each in op.inputs)
         if same and elements_of(output) is not None:
             found: Placement = REPLICATE if _waits_for_exchange(op) else SUM
-            return Plan([found] * len(placements), [found])
+            return LocalPlan([found] * len(placements), [found])
     return elementwise(op)
 
 
-def _waits_for_exchange(op: Operation) -> bool:
+def _waits_for_exchange(op: PlacedOp) -> bool:
     """Whether whole inputs wait for an exchange for which no term waits."""
     rounds = list(zip(op.placements, op.rounds, strict=True))
     terms = max(count for placement, count in rounds if placement == SUM)
     return any(count > terms for placement, count in rounds if placement == REPLICATE)
 
 
-def _add_lists(op: Operation) -> Plan:
+def _add_lists(op: PlacedOp) -> LocalPlan:
     """Lists of gradients, which are added element by element."""
     element: Placement | None = None
     for each in op.placements:
@@ -123,11 +123,11 @@ def _add_lists(op: Operation) -> Plan:
         elif own is not None and own != element and own != REPLICATE:
             element = REPLICATE
     found = ListOf(element if isinstance(element, Shard) else REPLICATE)
-    return Plan([found] * len(op.placements), [found])
+    return LocalPlan([found] * len(op.placements), [found])
 
 
 @rule("Mul")
-def multiply(op: Operation) -> Plan:
+def multiply(op: PlacedOp) -> LocalPlan:
     for term, factor in ((0, 1), (1, 0)):
         if op.placements[term] == SUM and op.placements[factor] == REPLICATE:
             return _scaled(op, term, factor)
@@ -135,13 +135,13 @@ def multiply(op: Operation) -> Plan:
 
 
 @rule("RealDiv", "DivNoNan", "Div")
-def divide(op: Operation) -> Plan:
+def divide(op: PlacedOp) -> LocalPlan:
     if op.placements[0] == SUM and op.placements[1] == REPLICATE:
         return _scaled(op, 0, 1)
     return elementwise(op)
 
 
-def _scaled(op: Operation, term: int, factor: int) -> Plan:
+def _scaled(op: PlacedOp, term: int, factor: int) -> LocalPlan:
     """Terms times a factor.
 
     Only if the factor is finite: 0 * inf is not 0. It is, if it is a constant; any
@@ -156,7 +156,7 @@ def _scaled(op: Operation, term: int, factor: int) -> Plan:
         raise Whole
     want: list[Placement] = [REPLICATE, REPLICATE]
     want[term] = SUM
-    return Plan(want, [SUM])
+    return LocalPlan(want, [SUM])
 
 
 def is_finite_constant(factor: Value) -> bool:

@@ -15,7 +15,13 @@ from tfcluster.runtime.partition.placement import (
     Shape,
     Shard,
 )
-from tfcluster.runtime.partition.rules.table import Build, Local, Operation, Plan, rule
+from tfcluster.runtime.partition.rules.table import (
+    Build,
+    LocalOps,
+    LocalPlan,
+    PlacedOp,
+    rule,
+)
 from tfcluster.runtime.partition.writer import Ref
 
 Element = Replicate | Shard
@@ -28,7 +34,7 @@ def handles_lists(node: Node) -> bool:
     )
 
 
-def _element(op: Operation) -> Element:
+def _element(op: PlacedOp) -> Element:
     """The placement of the elements of the list, the first input."""
     found = op.placements[0]
     return (found.element or REPLICATE) if isinstance(found, ListOf) else REPLICATE
@@ -37,7 +43,7 @@ def _element(op: Operation) -> Element:
 def _of_any_shape(index: int) -> Build:
     """The op for elements of any shape, since they may be parts."""
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         given = list(inputs)
         given[index] = local.constant(np.array(-1, np.int32))
         return local.repeat(node, given, shape_type=given[index].dtype)
@@ -51,7 +57,7 @@ def _of_shape(index: int, whole: Shape | None, element: Element) -> Build | None
         return None if element == REPLICATE else _of_any_shape(index)
     shape = whole
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         sizes = local.split.local_shape(shape, element)
         own = np.array([-1 if size is None else size for size in sizes], np.int32)
         given = list(inputs)
@@ -62,22 +68,22 @@ def _of_shape(index: int, whole: Shape | None, element: Element) -> Build | None
 
 
 @rule("TensorListReserve", "EmptyTensorList")
-def new_list(op: Operation) -> Plan:
+def new_list(op: PlacedOp) -> LocalPlan:
     want: list[Placement] = [REPLICATE] * len(op.inputs)
-    return Plan(want, [ListOf(None)], _of_any_shape(0))
+    return LocalPlan(want, [ListOf(None)], _of_any_shape(0))
 
 
 @rule("TensorListFromTensor")
-def from_tensor(op: Operation) -> Plan:
+def from_tensor(op: PlacedOp) -> LocalPlan:
     shard = op.placements[0]
     if not isinstance(shard, Shard) or shard.dim == 0:
-        return Plan([REPLICATE, REPLICATE], [ListOf(REPLICATE)])
+        return LocalPlan([REPLICATE, REPLICATE], [ListOf(REPLICATE)])
     element = shard.at(shard.dim - 1)
-    return Plan([shard, REPLICATE], [ListOf(element)], _of_any_shape(1))
+    return LocalPlan([shard, REPLICATE], [ListOf(element)], _of_any_shape(1))
 
 
 @rule("TensorListSetItem", "TensorListPushBack")
-def add_element(op: Operation) -> Plan:
+def add_element(op: PlacedOp) -> LocalPlan:
     place = 2 if op.type == "TensorListSetItem" else 1
     known = op.placements[0]
     before = known.element if isinstance(known, ListOf) else REPLICATE
@@ -89,50 +95,50 @@ def add_element(op: Operation) -> Plan:
         element = before if element in (before, REPLICATE) else REPLICATE
     want: list[Placement] = [REPLICATE] * len(op.inputs)
     want[0], want[place] = ListOf(element), element
-    return Plan(want, [ListOf(element)])
+    return LocalPlan(want, [ListOf(element)])
 
 
-def _has_known_elements(op: Operation) -> bool:
+def _has_known_elements(op: PlacedOp) -> bool:
     """Whether a divided list could be made whole, which takes its elements' shape."""
     known = op.outputs[0].list
     return known is not None and elements_of(known.shape) is not None
 
 
 @rule("TensorListGetItem")
-def get_element(op: Operation) -> Plan:
+def get_element(op: PlacedOp) -> LocalPlan:
     element = _element(op)
     want: list[Placement] = [ListOf(element), REPLICATE, REPLICATE]
-    return Plan(want, [element], _of_shape(2, op.outputs[0].shape, element))
+    return LocalPlan(want, [element], _of_shape(2, op.outputs[0].shape, element))
 
 
 @rule("TensorListPopBack")
-def pop_element(op: Operation) -> Plan:
+def pop_element(op: PlacedOp) -> LocalPlan:
     element = _element(op)
     build = _of_shape(1, op.outputs[1].shape, element)
-    return Plan([ListOf(element), REPLICATE], [ListOf(element), element], build)
+    return LocalPlan([ListOf(element), REPLICATE], [ListOf(element), element], build)
 
 
 @rule("TensorListStack")
-def stack(op: Operation) -> Plan:
+def stack(op: PlacedOp) -> LocalPlan:
     element = _element(op)
     shape = op.outputs[0].shape
     target = element.at(element.dim + 1) if isinstance(element, Shard) else element
     build = _of_shape(1, None if shape is None else shape[1:], element)
-    return Plan([ListOf(element), REPLICATE], [target], build)
+    return LocalPlan([ListOf(element), REPLICATE], [target], build)
 
 
 @rule("TensorListLength", "TensorListElementShape")
-def length(op: Operation) -> Plan:
+def length(op: PlacedOp) -> LocalPlan:
     if op.type == "TensorListElementShape":
-        return Plan([op.placements[0]], [REPLICATE], _unknown_shape)
-    return Plan([op.placements[0]], [REPLICATE])
+        return LocalPlan([op.placements[0]], [REPLICATE], _unknown_shape)
+    return LocalPlan([op.placements[0]], [REPLICATE])
 
 
-def _unknown_shape(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+def _unknown_shape(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
     dtype = node.outputs[0].dtype.as_numpy_dtype
     return [local.constant(np.array(-1, dtype))]
 
 
 @rule("TensorListResize")
-def resize(op: Operation) -> Plan:
-    return Plan([op.placements[0], REPLICATE], [op.placements[0]])
+def resize(op: PlacedOp) -> LocalPlan:
+    return LocalPlan([op.placements[0], REPLICATE], [op.placements[0]])

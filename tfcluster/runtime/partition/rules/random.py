@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import REPLICATE, Shard
-from tfcluster.runtime.partition.rules.table import Plan
+from tfcluster.runtime.partition.rules.table import LocalPlan
 
 STATEFUL = {
     "RandomUniform": "StatelessRandomUniformV2",
@@ -56,7 +56,7 @@ def is_draw(op_type: str) -> bool:
     return op_type in WITH_STATE or op_type in _STATELESS
 
 
-def by_rows(node: Node, rows: int | None) -> Plan | None:
+def by_rows(node: Node, rows: int | None) -> LocalPlan | None:
     """A plan for random numbers that has as many as the batch has rows."""
     if node.type not in _STATELESS and not is_stateful_draw(node):
         return None
@@ -66,4 +66,4 @@ def by_rows(node: Node, rows: int | None) -> Plan | None:
     if not shape or shape[0] != rows:
         return None
     want = [REPLICATE] * len(node.inputs)
-    return Plan(want, [Shard(0, rows)], made=[REPLICATE])
+    return LocalPlan(want, [Shard(0, rows)], made=[REPLICATE])

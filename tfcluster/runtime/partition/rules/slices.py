@@ -10,9 +10,9 @@ import numpy as np
 from tfcluster.runtime.partition.graph import Node, sizes_of
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.rules.table import (
-    Local,
-    Operation,
-    Plan,
+    LocalOps,
+    LocalPlan,
+    PlacedOp,
     Whole,
     known,
     require,
@@ -22,7 +22,7 @@ from tfcluster.runtime.partition.writer import Ref
 
 
 @rule("Slice", linear=0)
-def slice_(op: Operation) -> Plan:
+def slice_(op: PlacedOp) -> LocalPlan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, begin, size = op.shard(), op.inputs[1].constant, op.inputs[2].constant
     dim, block = shard.dim, shard.block
@@ -32,17 +32,17 @@ def slice_(op: Operation) -> Plan:
     count = int(size[dim]) if size[dim] != -1 else whole - first
     require(first % block == 0 and count % block == 0 and count != 0)
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         part = local.split.local_block(shard)
         own_begin, own_size = np.array(begin), np.array(size)
         own_begin[dim], own_size[dim] = first // block * part, count // block * part
         constants = [local.constant(own_begin), local.constant(own_size)]
         return local.repeat(node, [inputs[0], *constants])
 
-    return Plan(op.wants(i0=shard), [shard.with_outer(count // block)], build)
+    return LocalPlan(op.wants(i0=shard), [shard.with_outer(count // block)], build)
 
 
-def _if_rows_stay(op: Operation, shard: Shard) -> Plan:
+def _if_rows_stay(op: PlacedOp, shard: Shard) -> LocalPlan:
     """A slice that begins where the data say; all rows must be in it.
 
     That is known from its size: then it begins with the first row.
@@ -50,12 +50,12 @@ def _if_rows_stay(op: Operation, shard: Shard) -> Plan:
     output, size = op.output_shape(), op.constant(2)
     require(output[shard.dim] == shard.size)
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = np.array(size)
         own[shard.dim] = local.split.local_size(shard)
         return local.repeat(node, [*inputs[:2], local.constant(own)])
 
-    return Plan(op.wants(i0=shard), [shard], build)
+    return LocalPlan(op.wants(i0=shard), [shard], build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class _Range:
     stride: int
 
 
-def _is_set(op: Operation, mask: str, index: int) -> bool:
+def _is_set(op: PlacedOp, mask: str, index: int) -> bool:
     return bool((op.attribute(f"{mask}_mask") or 0) >> index & 1)
 
 
 def _entries(
-    op: Operation, count: int, rank: int
+    op: PlacedOp, count: int, rank: int
 ) -> Iterator[tuple[int | None, int | None, int | None]]:
     """What belongs together in a strided slice, whose numbers have ``count`` entries.
 
@@ -105,7 +105,7 @@ def _entries(
 
 
 def _ranges(
-    op: Operation, numbers: Sequence[Sequence[int]], shape: Sequence[int]
+    op: PlacedOp, numbers: Sequence[Sequence[int]], shape: Sequence[int]
 ) -> list[_Range]:
     """What a strided slice takes of each dimension of ``shape``."""
     begin, end, strides = numbers
@@ -160,25 +160,25 @@ def _own(
     }
 
 
-def _numbers(op: Operation, indices: Sequence[int]) -> list[list[int]] | None:
+def _numbers(op: PlacedOp, indices: Sequence[int]) -> list[list[int]] | None:
     found = [op.inputs[index].constant for index in indices]
     known = [[int(number) for number in each] for each in found if each is not None]
     return known if len(known) == len(found) else None
 
 
-def _vectors(local: Local, vectors: Sequence[Sequence[int]]) -> list[Ref]:
+def _vectors(local: LocalOps, vectors: Sequence[Sequence[int]]) -> list[Ref]:
     return [local.constant(np.array(each, np.int64)) for each in vectors]
 
 
 @rule("StridedSlice", linear=0)
-def strided_slice(op: Operation) -> Plan:
+def strided_slice(op: PlacedOp) -> LocalPlan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, shape = op.shard(), op.shape()
     want = op.wants(i0=shard)
     numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape))
-        return Plan(want, [shard.at(known(place))])
+        return LocalPlan(want, [shard.at(known(place))])
     ranges = _ranges(op, numbers, sizes)
     own = next(each for each in ranges if each.dim == shard.dim)
     if own.output is None or own.stride != 1 or any(map(_is_empty, ranges)):
@@ -186,15 +186,15 @@ def strided_slice(op: Operation) -> Plan:
     require(own.begin % shard.block == 0 and own.end % shard.block == 0)
     blocks = (own.end - own.begin) // shard.block
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         vectors, masks = _own(ranges, shard, local.split)
         return local.op("StridedSlice", [inputs[0], *_vectors(local, vectors)], **masks)
 
-    return Plan(want, [shard.at(own.output).with_outer(blocks)], build)
+    return LocalPlan(want, [shard.at(own.output).with_outer(blocks)], build)
 
 
 @rule("StridedSliceGrad", linear=4)
-def strided_slice_gradient(op: Operation) -> Plan:
+def strided_slice_gradient(op: PlacedOp) -> LocalPlan:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
     shard, shape = op.shard(4), op.constant(0)
     want = op.wants(i4=shard)
@@ -210,25 +210,25 @@ def strided_slice_gradient(op: Operation) -> Plan:
     require(own.begin % shard.block == 0 and own.end % shard.block == 0)
     target = shard.at(own.dim).with_outer(sizes[own.dim] // shard.block)
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         vectors, masks = _own(ranges, target, local.split)
         whole = [int(size or 0) for size in local.split.local_shape(sizes, target)]
         given = [*_vectors(local, [whole, *vectors]), inputs[4]]
         return local.op("StridedSliceGrad", given, **masks)
 
-    return Plan(want, [target], build)
+    return LocalPlan(want, [target], build)
 
 
 def _gradient_of_unknown_slice(
-    op: Operation, shard: Shard, sizes: Sequence[int]
-) -> Plan:
+    op: PlacedOp, shard: Shard, sizes: Sequence[int]
+) -> LocalPlan:
     for dim in range(len(sizes)):
         place = _place_of_whole_dimension(op, dim, len(sizes))
         if place == shard.dim and sizes[dim] == shard.size:
             target = shard.at(dim)
 
             def build(
-                local: Local,
+                local: LocalOps,
                 node: Node,
                 inputs: Sequence[Ref],
                 target: Shard = target,
@@ -237,11 +237,11 @@ def _gradient_of_unknown_slice(
                 own = np.array(local.split.local_shape(sizes, target), dtype)
                 return local.repeat(node, [local.constant(own), *inputs[1:]])
 
-            return Plan(op.wants(i4=shard), [target], build)
+            return LocalPlan(op.wants(i4=shard), [target], build)
     raise Whole
 
 
-def _place_of_whole_dimension(op: Operation, dim: int, rank: int) -> int | None:
+def _place_of_whole_dimension(op: PlacedOp, dim: int, rank: int) -> int | None:
     """The output's dimension of ``dim``, if a slice with unknown numbers keeps all.
 
     None if it does not, or if that is not known.

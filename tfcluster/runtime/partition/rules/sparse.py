@@ -13,9 +13,9 @@ import numpy as np
 from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import Shard
 from tfcluster.runtime.partition.rules.table import (
-    Local,
-    Operation,
-    Plan,
+    LocalOps,
+    LocalPlan,
+    PlacedOp,
     require,
     rule,
 )
@@ -26,7 +26,7 @@ _ENDLESS = 1 << 31
 
 
 @rule("SparseTensorDenseMatMul")
-def sparse_matmul(op: Operation) -> Plan:
+def sparse_matmul(op: PlacedOp) -> LocalPlan:
     """The columns of the dense matrix are divided; or the rows of the result.
 
     The latter if the dense matrix has the same rows, such as the nodes of a graph.
@@ -34,19 +34,19 @@ def sparse_matmul(op: Operation) -> Plan:
     shard, output = op.shard(3), op.output_shape()
     columns = 0 if op.attribute("adjoint_b") else 1
     if shard.dim == columns:
-        return Plan(op.wants(i3=shard), [shard.at(1)])
+        return LocalPlan(op.wants(i3=shard), [shard.at(1)])
     require(output[0] == shard.size and shard.outer == 1)
     is_adjoint = bool(op.attribute("adjoint_a"))
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         entries = _rows(local, inputs[:3], shard, int(is_adjoint))
         return local.repeat(node, [*entries, inputs[3]])
 
-    return Plan(op.wants(), [shard.at(0)], build)
+    return LocalPlan(op.wants(), [shard.at(0)], build)
 
 
 def _rows(
-    local: Local, entries: Sequence[Ref], shard: Shard, dim: int
+    local: LocalOps, entries: Sequence[Ref], shard: Shard, dim: int
 ) -> Sequence[Ref]:
     """The entries of a sparse matrix at a rank's rows, which are in dimension ``dim``.
 
@@ -60,17 +60,17 @@ def _rows(
 
 
 @rule("CTCLoss", "CTCLossV2")
-def ctc_loss(op: Operation) -> Plan:
+def ctc_loss(op: PlacedOp) -> LocalPlan:
     """Sequences are in dimension 1 of the first input."""
     has_rows = isinstance(op.placements[0], Shard)
     shard = op.shard(0) if has_rows else op.shard(3).at(1)
     require(shard.dim == 1 and shard.outer == 1)
     rows = shard.at(0)
 
-    def build(local: Local, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
+    def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         shape = local.constant(np.full(2, _ENDLESS))
         labels = _rows(local, [*inputs[1:3], shape], rows, 0)
         return local.repeat(node, [inputs[0], *labels[:2], inputs[3]])
 
     want = op.wants(i0=shard, i3=rows)
-    return Plan(want, [rows, shard], build)
+    return LocalPlan(want, [rows, shard], build)

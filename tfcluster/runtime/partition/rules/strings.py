@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tfcluster.runtime.partition.rules.elementwise import elementwise
 from tfcluster.runtime.partition.rules.table import (
-    Operation,
-    Plan,
+    LocalPlan,
+    PlacedOp,
     by_rows,
     require,
     rule,
@@ -19,34 +19,34 @@ from tfcluster.runtime.partition.rules.table import (
     *("StringToNumber", "StringUpper", "UnicodeScript", "UnicodeTranscode"),
     *("Substr", "StringJoin", "DecodeCompressed"),
 )
-def each_string(op: Operation) -> Plan:
+def each_string(op: PlacedOp) -> LocalPlan:
     """Several inputs are broadcast to one shape."""
     return elementwise(op)
 
 
 @rule("RegexFullMatch", "RegexReplace", "DecodePaddedRaw", "DecodeCSV")
-def first_input(op: Operation) -> Plan:
+def first_input(op: PlacedOp) -> LocalPlan:
     """Other inputs are whole; numbers in a string become a dimension at the end."""
     return op.alike([0])
 
 
 @rule("ReduceJoin")
-def join(op: Operation) -> Plan:
+def join(op: PlacedOp) -> LocalPlan:
     """Strings are joined in order, so along the rows by everyone."""
     shape, shard, axes = op.shape(), op.shard(), op.constant(1)
     dropped = {int(axis) % len(shape) for axis in axes.reshape(-1)}
     require(bool(dropped) and shard.dim not in dropped)
     before = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in dropped)
-    return Plan(op.wants(i0=shard), [shard.at(shard.dim - before)])
+    return LocalPlan(op.wants(i0=shard), [shard.at(shard.dim - before)])
 
 
 @rule("LookupTableFind", "LookupTableFindV2")
-def look_up(op: Operation) -> Plan:
+def look_up(op: PlacedOp) -> LocalPlan:
     """Keys and values may be vectors, in further dimensions."""
     shard, keys, values = op.shard(1), op.shape(1), op.output_shape()
     require(shard.dim < min(len(keys), len(values)))
     require(keys[: shard.dim + 1] == values[: shard.dim + 1])
-    return Plan(op.wants(i1=shard), [shard])
+    return LocalPlan(op.wants(i1=shard), [shard])
 
 
 # A fingerprint of each entry of dimension 0.
@@ -54,7 +54,7 @@ rule("Fingerprint")(by_rows(0))
 
 
 @rule("ParseExampleV2")
-def parse_examples(op: Operation) -> Plan:
+def parse_examples(op: PlacedOp) -> LocalPlan:
     """Each example by itself, if no feature has as many values as it likes."""
     shape = op.shape()
     require(len(shape) == 1)

@@ -1,11 +1,11 @@
 """The table of rules, and what a rule sees of an op.
 
 A rule gets an op of the whole graph with the placements that its inputs have, and
-returns a ``Plan``: the placements that the op wants, those of its outputs, and how a
-rank computes them if not by the same op. It ends where something does not hold that it
-requires, or where something is not known that it asks of the op, such as a shape or the
-``Shard`` of an input: the op is then computed whole. To add an op, add its name to the
-``@rule`` of its family.
+returns a ``LocalPlan``: the placements that the op wants, those of its outputs, and how
+a rank computes them if not by the same op. It ends where something does not hold that
+it requires, or where something is not known that it asks of the op, such as a shape or
+the ``Shard`` of an input: the op is then computed whole. To add an op, add its name to
+the ``@rule`` of its family.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tfcluster.runtime.partition.writer import Ref
 from tfcluster.runtime.tensor_types import Array
 
 
-class Local(Protocol):
+class LocalOps(Protocol):
     """Writes the ops of one rank."""
 
     @property
@@ -56,12 +56,12 @@ class Local(Protocol):
         ...
 
 
-Build: TypeAlias = Callable[[Local, Node, Sequence[Ref]], Sequence[Ref]]
+Build: TypeAlias = Callable[[LocalOps, Node, Sequence[Ref]], Sequence[Ref]]
 """Writes a rank's ops for a node, given its inputs as wanted; returns the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LocalPlan:
     """How a rank computes an op."""
 
     want: Sequence[Placement]
@@ -92,7 +92,7 @@ def require(condition: bool) -> None:
         raise Whole
 
 
-class Operation:
+class PlacedOp:
     """An op with the placements that its inputs have."""
 
     __slots__ = ("node", "placements", "rounds")
@@ -161,7 +161,7 @@ class Operation:
         placements = (self.placements[index] for index in chosen)
         return known(next((p for p in placements if isinstance(p, Shard)), None))
 
-    def alike(self, inputs: Sequence[int], before: int | None = None) -> Plan:
+    def alike(self, inputs: Sequence[int], before: int | None = None) -> LocalPlan:
         """A plan that divides these inputs, and all outputs, along one dimension.
 
         It is one of the first ``before`` dimensions. Other inputs are whole.
@@ -169,9 +169,9 @@ class Operation:
         shard = self.first_shard(inputs)
         if before is not None and shard.dim >= before:
             raise Whole
-        return Plan(self.want(inputs, shard), [shard] * len(self.outputs))
+        return LocalPlan(self.want(inputs, shard), [shard] * len(self.outputs))
 
-    def added_up(self, want: Sequence[Placement], terms: Placement) -> Plan:
+    def added_up(self, want: Sequence[Placement], terms: Placement) -> LocalPlan:
         """A plan by which each rank puts its rows into a term of the result.
 
         If the result is larger than all rows, the rows are what ranks exchange.
@@ -179,31 +179,31 @@ class Operation:
         placed = zip(self.inputs, want, strict=True)
         rows = sum(v.elements or 0 for v, each in placed if isinstance(each, Shard))
         if rows < (self.outputs[0].elements or 0):
-            return Plan([REPLICATE] * len(want), [REPLICATE])
-        return Plan(want, [terms])
+            return LocalPlan([REPLICATE] * len(want), [REPLICATE])
+        return LocalPlan(want, [terms])
 
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
 
     def wants(self, **placements: Placement) -> list[Placement]:
-        """A list for ``Plan.want``: ``REPLICATE`` but for inputs ``i0=``, ``i1=``."""
+        """A ``LocalPlan.want``: ``REPLICATE`` but for inputs ``i0=``, ``i1=``."""
         want: list[Placement] = [REPLICATE] * len(self.inputs)
         for name, placement in placements.items():
             want[int(name[1:])] = placement
         return want
 
     def want(self, chosen: Sequence[int], placement: Placement) -> list[Placement]:
-        """A list for ``Plan.want``: ``placement`` for chosen inputs, else Replicate."""
+        """A ``LocalPlan.want``: ``placement`` for chosen inputs, else Replicate."""
         return [
             placement if index in chosen else REPLICATE
             for index in range(len(self.inputs))
         ]
 
 
-Rule: TypeAlias = Callable[[Operation], Plan]
+Rule: TypeAlias = Callable[[PlacedOp], LocalPlan]
 R = TypeVar("R", bound=Rule)
 
-RULES: dict[str, Callable[[Operation], Plan | None]] = {}
+RULES: dict[str, Callable[[PlacedOp], LocalPlan | None]] = {}
 """The rule of each op that can be divided; None if it has to be computed whole."""
 WHOLE: dict[str, str] = {}
 """Why an op is computed whole, for ops of which that is known."""
@@ -230,10 +230,10 @@ def rule(*op_types: str, linear: int | None = None) -> Callable[[R], R]:
 
 def _registered(
     function: Rule, linear: int | None
-) -> Callable[[Operation], Plan | None]:
-    def found(op: Operation) -> Plan | None:
+) -> Callable[[PlacedOp], LocalPlan | None]:
+    def found(op: PlacedOp) -> LocalPlan | None:
         if linear is not None and op.placements[linear] == SUM:
-            return Plan(op.want([linear], SUM), [SUM] * len(op.outputs))
+            return LocalPlan(op.want([linear], SUM), [SUM] * len(op.outputs))
         try:
             return function(op)
         except Whole:

@@ -25,7 +25,7 @@ SUBDIVISIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class DeviceGroup:
     """The group of devices, as one of its members sees it."""
 
     key: int
@@ -41,9 +41,9 @@ class Devices:
 class Groups:
     """The groups of devices of the ranks, as one of them sees them."""
 
-    large: Devices
+    large: DeviceGroup
     """For floating-point numbers: GPUs if every rank has its own, else CPUs."""
-    cpus: Devices
+    cpus: DeviceGroup
     """For all other data."""
 
 

@@ -25,7 +25,7 @@ _CHANNELS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ClusterTask:
     """This process in TF_CONFIG's cluster, and the tasks that train with it."""
 
     cluster: Mapping[str, tuple[str, ...]]
@@ -63,7 +63,7 @@ def is_running() -> bool:
     return bool(tf_internals.is_running(tf_internals.context()))
 
 
-def arrange(task: Task, before: Callable[[], bool]) -> None:
+def arrange(task: ClusterTask, before: Callable[[], bool]) -> None:
     """At TensorFlow's first op, call ``before``; start the server if it returns True.
 
     Raises CollectiveError if TensorFlow has already executed an op, or lacks something
@@ -113,7 +113,7 @@ def abort(reason: str, status: int = tf.errors.CANCELLED) -> None:
         context.abort_collective_ops(status, reason)
 
 
-def _configure(context: tf_internals.Context, task: Task) -> None:
+def _configure(context: tf_internals.EagerContext, task: ClusterTask) -> None:
     own = f"/job:{task.job}/task:{task.index}"
     context.configure_collective_ops(
         collective_leader=task.leader, device_filters=(own,)

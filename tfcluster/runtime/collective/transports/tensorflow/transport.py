@@ -22,14 +22,14 @@ from tfcluster.runtime.collective.transports.tensorflow.devices import (
     GROUP_KEYS,
     NCCL,
     RING,
-    Devices,
+    DeviceGroup,
     Groups,
     identities,
     instance_key,
     obstacle,
 )
 from tfcluster.runtime.collective.transports.tensorflow.failures import translated
-from tfcluster.runtime.collective.transports.tensorflow.lazy_server import Task
+from tfcluster.runtime.collective.transports.tensorflow.lazy_server import ClusterTask
 from tfcluster.runtime.errors import CollectiveError
 from tfcluster.runtime.net.rendezvous import Member
 
@@ -50,7 +50,7 @@ class TensorFlowTransport(HostTransport):
         self,
         me: Member,
         addresses: Sequence[str],
-        task: Task,
+        task: ClusterTask,
         *,
         joining: Callable[[str], AbstractContextManager[None]],
         timeout_s: float,
@@ -174,10 +174,10 @@ class TensorFlowTransport(HostTransport):
         cpus = self._group("CPU", RING)
         return Groups(cpus if shared else self._group("GPU", NCCL), cpus)
 
-    def _group(self, kind: str, hint: str) -> Devices:
+    def _group(self, kind: str, hint: str) -> DeviceGroup:
         key = GROUP_KEYS[("CPU", "GPU").index(kind)]
         own = f"{self._task.ranks[self.rank]}/device:{kind}:0"
-        return Devices(key, self.size, own, hint)
+        return DeviceGroup(key, self.size, own, hint)
 
     def error_of(self, error: tf.errors.OpError) -> CollectiveError:
         """The CollectiveError for an error of one of the ops."""
