@@ -21,7 +21,7 @@ from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Strategy
 from tfcluster.record.replay import replay
 from tfcluster.verify.compare import Comparison, Difference, Quantity
-from tfcluster.verify.verdict import Failure, Verdict
+from tfcluster.verify.verdict import TrialFailure, Verdict
 from tfcluster.verify.verdict_json import as_json
 from tfcluster.vocabulary import FORMAT_VERSION
 from tools.format_tables import table, with_tables
@@ -85,7 +85,7 @@ def test_users_may_meet_further_keys() -> None:
 
 
 def test_verdicts_have_the_format() -> None:
-    failed = Failure("it crashed", ("a", "b"))
+    failed = TrialFailure("it crashed", ("a", "b"))
     verdict = Verdict(size=2, strategy=Strategy.COLLECTIVE, failed_alone=failed)
     assert_format("verify", as_json(verdict))
     first = Difference(

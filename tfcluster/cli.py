@@ -295,7 +295,9 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
     """
     from tfcluster.commands import launch
 
-    return launch.launch(words, launch.Options(**options, behind=_behind()), os.environ)
+    return launch.launch(
+        words, launch.LaunchOptions(**options, behind=_behind()), os.environ
+    )
 
 
 @_command_with_words("CONFIG.yaml [-- ARG...]")
@@ -318,7 +320,7 @@ def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> i
     """
     from tfcluster.commands import launch
 
-    given = launch.Options(**options, behind=_behind(), verb="plan")
+    given = launch.LaunchOptions(**options, behind=_behind(), verb="plan")
     return launch.plan(words, given, os.environ, as_json=as_json, full=full)
 
 
@@ -728,7 +730,7 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
     """
     from tfcluster.commands import verify
 
-    given = verify.Options(**options, behind=_behind())
+    given = verify.VerifyOptions(**options, behind=_behind())
     return verify.verify(words, given, os.environ)
 
 
@@ -758,7 +760,7 @@ def explain(words: tuple[str, ...], **options: Any) -> int:
     """
     from tfcluster.commands import explain
 
-    return explain.explain(words, explain.Options(**options), os.environ)
+    return explain.explain(words, explain.ExplainOptions(**options), os.environ)
 
 
 @cli.command()

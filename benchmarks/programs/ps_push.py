@@ -21,7 +21,7 @@ from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import (
     ModelVariable,
     ParameterServerClient,
-    Piece,
+    VariablePiece,
 )
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
@@ -37,7 +37,7 @@ held: list[int] = []
 variable = ModelVariable("weights", "float32", (count // 1000, 1000))
 
 
-def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
+def pack(pieces: Sequence[VariablePiece], kinds: str) -> bytes:
     rows = [piece.end - piece.start for piece in pieces]
     held.append(4 * 1000 * sum(rows))
     replicas = [tf.Variable(tf.zeros([each, 1000])) for each in rows]

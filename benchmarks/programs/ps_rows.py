@@ -21,7 +21,7 @@ from tfcluster.runtime.context import context_from
 from tfcluster.runtime.parameter_server.client import (
     ModelVariable,
     ParameterServerClient,
-    Piece,
+    VariablePiece,
 )
 from tfcluster.runtime.parameter_server.update_graph import serialised
 
@@ -35,7 +35,7 @@ servers = ParameterServerClient(
 table = ModelVariable("table", "float32", (ROWS, COLUMNS), rows_only=True)
 
 
-def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
+def pack(pieces: Sequence[VariablePiece], kinds: str) -> bytes:
     replica = tf.Variable(tf.zeros([pieces[0].end - pieces[0].start, COLUMNS]))
 
     def apply(gradients: list[Any]) -> None:

@@ -196,7 +196,7 @@ class Agent:
         return self.process.stderr.read().decode()
 
 
-def marked(run: str) -> list[proc.Process]:
+def marked(run: str) -> list[proc.ProcessEntry]:
     """Return the living processes that carry the marker of a run."""
     table = proc.snapshot().values()
     return [

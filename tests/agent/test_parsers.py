@@ -9,7 +9,7 @@ from tfcluster.agent import proc
 from tfcluster.agent.listening_sockets import Listener, parse
 from tfcluster.agent.oom import counter_files, parse_count
 from tfcluster.agent.ports import candidates, parse_reserved, shuffled
-from tfcluster.agent.proc import Process
+from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.process_membership import Identity, members
 from tfcluster.agent.sweep import belongings
 from tfcluster.agent.task import signal_name, signal_number
@@ -25,18 +25,18 @@ TCP = """\
 """
 
 
-def process(pid: int, ppid: int, session: int = 0, state: str = "S") -> Process:
+def process(pid: int, ppid: int, session: int = 0, state: str = "S") -> ProcessEntry:
     session = session or pid
-    return Process(pid, f"p{pid}", state, ppid, session, session, 7)
+    return ProcessEntry(pid, f"p{pid}", state, ppid, session, session, 7)
 
 
-def table(*processes: Process) -> dict[int, Process]:
+def table(*processes: ProcessEntry) -> dict[int, ProcessEntry]:
     return {p.pid: p for p in processes}
 
 
 def test_stat_of_a_name_with_parentheses_and_newlines() -> None:
     parsed = proc.parse_stat(STAT)
-    assert parsed == Process(4711, "a) b\n (c", "S", 12, 13, 14, 99887)
+    assert parsed == ProcessEntry(4711, "a) b\n (c", "S", 12, 13, 14, 99887)
 
 
 def test_our_own_stat() -> None:
@@ -71,7 +71,7 @@ def identity(leader: int | None, *, waited_for: bool = False) -> Identity:
 
 
 def member_pids(
-    tree: dict[int, Process],
+    tree: dict[int, ProcessEntry],
     who: Identity,
     environs: dict[int, dict[str, str]] | None = None,
     holders: dict[int, set[str]] | None = None,

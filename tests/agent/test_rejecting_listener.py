@@ -11,7 +11,7 @@ from ipaddress import ip_address
 import pytest
 
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.rejecting_listener import Group, RejectingListener
+from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
 from tfcluster.peer_filter import compact, parse
 
 SOON_S = 0.3
@@ -42,7 +42,7 @@ def listeners(
 
 @contextmanager
 def guarded(found: list[socket.socket], networks: str) -> Iterator[RejectingListener]:
-    group = Group.of(found[0])
+    group = ListenerGroup.of(found[0])
     rejecting = RejectingListener(Loop(), group, len(found), parse(networks))
     try:
         yield rejecting

@@ -20,7 +20,7 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def zombies(agent: Agent) -> list[proc.Process]:
+def zombies(agent: Agent) -> list[proc.ProcessEntry]:
     table = proc.snapshot().values()
     return [p for p in table if p.ppid == agent.pid and p.dead]
 

@@ -17,7 +17,7 @@ from tests.launch.machine import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.gpu_usage import GpuUsage
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.task import Task
+from tfcluster.agent.task import AgentTask
 from tfcluster.agent.usage import UsageReports, interval_s
 from tfcluster.protocol.messages import Gpu
 
@@ -68,7 +68,8 @@ def test_nothing_is_reported_of_a_task_that_has_ended_already() -> None:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie from now on
         asked = SimpleNamespace(env={})
         task = cast(
-            "Task", SimpleNamespace(process_id=ended.pid, request=asked, key=("w:0", 0))
+            "AgentTask",
+            SimpleNamespace(process_id=ended.pid, request=asked, key=("w:0", 0)),
         )
         loop = Loop()
         UsageReports(loop, lambda: [task], sent.append, {})._look()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.doctor.diagnosis import findings, rows, to_json
-from tfcluster.doctor.probe_hosts import Report, peers_to_probe
+from tfcluster.doctor.probe_hosts import HostAnswers, peers_to_probe
 from tfcluster.launcher.clocks import certain_lead, clock_warnings
 from tfcluster.model import Host
 
@@ -26,14 +26,14 @@ WELL: dict[str, Any] = {
 }
 
 
-def report(name: str = "h1", **facts: Any) -> Report:
-    known = Report(Host(name=name, address=name), address="10.0.0.1", port=1)
+def report(name: str = "h1", **facts: Any) -> HostAnswers:
+    known = HostAnswers(Host(name=name, address=name), address="10.0.0.1", port=1)
     known.facts = {**WELL, **facts}
     known.clock_error_s = 0.01
     return known
 
 
-def said(*reports: Report, gpus: int = 0) -> list[str]:
+def said(*reports: HostAnswers, gpus: int = 0) -> list[str]:
     by_name = {r.host.name: r for r in reports}
     return [str(f) for f in findings(by_name, dict.fromkeys(by_name, gpus), REMEDY)]
 
@@ -84,7 +84,7 @@ def test_one_thing_wrong(facts: dict[str, Any], expected: str | None) -> None:
 
 
 def test_a_host_that_cannot_be_asked_is_an_error_and_no_more() -> None:
-    dead = Report(Host(name="h9", address="h9"), error="Permission denied")
+    dead = HostAnswers(Host(name="h9", address="h9"), error="Permission denied")
     assert said(report("h1"), dead) == ["h9: error: Permission denied"]
 
 
@@ -109,7 +109,10 @@ def test_names_that_mean_something_else_on_one_host() -> None:
 
 
 def test_table_and_json_have_every_host() -> None:
-    reports = {"h1": report(), "h2": Report(Host(name="h2", address="h2"), error="no")}
+    reports = {
+        "h1": report(),
+        "h2": HostAnswers(Host(name="h2", address="h2"), error="no"),
+    }
     assert [row[0] for row in rows(reports)] == ["h1", "h2"]
     known = to_json(reports, findings(reports, {}, REMEDY))
     assert [h["error"] for h in known["hosts"]] == [None, "no"]

@@ -24,7 +24,7 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
 )
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server import messages
-from tfcluster.runtime.parameter_server.messages import Message
+from tfcluster.runtime.parameter_server.messages import PsMessage
 from tfcluster.schedulers.sge.job import slots_by_host
 from tfcluster.schedulers.slurm.variables import counts
 
@@ -116,7 +116,7 @@ def test_messages_of_parameter_servers(
     header = {k: v for k, v in header.items() if k not in ("arrays", "buffer")}
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        messages.send(theirs, Message(header, arrays))
+        messages.send(theirs, PsMessage(header, arrays))
         received = messages.receive(ours, Pool(), {})
     assert received.header == header
     assert len(received.arrays) == len(arrays)

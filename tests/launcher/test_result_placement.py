@@ -9,7 +9,7 @@ import pytest
 
 from tfcluster.launcher.result_placement import (
     Local,
-    Partial,
+    PartialFile,
     PlacementError,
     Remote,
     ResultFolder,
@@ -156,22 +156,22 @@ def test_a_file_where_a_folder_should_be(here: Here) -> None:
 
 def test_a_part_is_continued_or_begun_again(tmp_path: Path) -> None:
     path = tmp_path / "part"
-    with Partial(path) as partial:
+    with PartialFile(path) as partial:
         partial.write(b"12345")
-    with Partial(path) as partial:
+    with PartialFile(path) as partial:
         whole = partial.proof(lambda: None)
         partial.begin(None, 5)
         partial.write(b"6")
         assert partial.hash.hexdigest() != whole
         with pytest.raises(PlacementError, match="another fetch"):
-            Partial(path)
+            PartialFile(path)
     assert path.read_bytes() == b"123456"
-    with Partial(path) as partial:
+    with PartialFile(path) as partial:
         partial.begin(None, 0)
         partial.write(b"new")
     assert path.read_bytes() == b"new"
     (tmp_path / "base").write_bytes(b"abcdef")
-    with Partial(path) as partial:
+    with PartialFile(path) as partial:
         partial.begin(tmp_path / "base", 3)
         partial.write(b"X")
     assert path.read_bytes() == b"abcX"

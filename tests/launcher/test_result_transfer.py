@@ -14,8 +14,8 @@ from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
     Inbox,
-    Outcome,
-    Wanted,
+    TransferOutcome,
+    WantedFiles,
     Window,
 )
 from tfcluster.protocol.messages import (
@@ -40,14 +40,14 @@ class Trial:
     def __init__(self, path: Path, answer: Answer) -> None:
         self.root = path / "work"
         self.root.mkdir()
-        self.outcome = Outcome("h1")
+        self.outcome = TransferOutcome("h1")
         self.inbox = Inbox()
         self.asked: list[Request] = []
         self._answer = answer
         fetched = FetchedFiles(RunPaths(path))
         self.transfer = HostTransfer(
             self.outcome,
-            Wanted("~/x", (), ("*.keras",)),
+            WantedFiles("~/x", (), ("*.keras",)),
             ResultFolder(self.root, "h1", fetched, launched_ns=0),
             send=self.send,
             inbox=self.inbox,

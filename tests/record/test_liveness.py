@@ -20,9 +20,9 @@ from tests.record.programs import BEGIN_RUN, WAIT, line_of, program
 from tfcluster.errors import ActiveRunError
 from tfcluster.record.liveness import (
     SILENCE_S,
+    LauncherState,
     Life,
     Signs,
-    Verdict,
     acquire,
     identity,
     judge,
@@ -120,18 +120,18 @@ def test_a_lost_run_has_lost_its_tasks_and_an_exit_code() -> None:
             TaskView(task="worker:1", state=TaskState.SUCCEEDED),
         ),
     )
-    lost = judged(view, Verdict(Life.DEAD, "the launcher died", NOW_S))
+    lost = judged(view, LauncherState(Life.DEAD, "the launcher died", NOW_S))
     assert (lost.state, lost.exit_code, lost.ended_s) == (RunState.LOST, 5, NOW_S)
     assert [t.state for t in lost.tasks] == [TaskState.LOST, TaskState.SUCCEEDED]
-    assert judged(view, Verdict(Life.ALIVE)) == view
+    assert judged(view, LauncherState(Life.ALIVE)) == view
     ended = replace(view, state=RunState.STOPPED)
-    assert judged(ended, Verdict(Life.DEAD)) == ended
+    assert judged(ended, LauncherState(Life.DEAD)) == ended
 
 
 def test_what_nobody_here_can_know_keeps_its_state_and_says_so() -> None:
     launcher = LauncherView(pid=1, host="far", boot_id="b", start_time=1)
     view = RunView(run="r", name="r", state=RunState.RUNNING, launcher=launcher)
-    shown = judged(view, Verdict(Life.UNKNOWN, "not heard of", NOW_S))
+    shown = judged(view, LauncherState(Life.UNKNOWN, "not heard of", NOW_S))
     assert shown.state is RunState.RUNNING
     assert shown.to_json()["unknown_since"] == "2026-11-20T10:15:00Z"
     assert "check there" in (shown.reason or "")

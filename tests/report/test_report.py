@@ -19,8 +19,8 @@ from tests.report.browser import Browser, find_browser, started
 from tfcluster.commands.report import html
 from tfcluster.console.text import byte_size, clock
 from tfcluster.record.paths import RunPaths
-from tfcluster.report.charts import Line, Point, bar_chart, downsampled, line_chart
-from tfcluster.report.history import Span, spans
+from tfcluster.report.charts import ChartLine, Point, bar_chart, downsampled, line_chart
+from tfcluster.report.history import Interval, spans
 from tfcluster.report.html import element
 from tfcluster.report.page import without_values
 
@@ -155,7 +155,7 @@ def _texts(picture: ET.Element) -> list[str]:
 
 @pytest.mark.parametrize("last", [0.4, 3.0, 59.0, 4_000.0])
 def test_labels_of_ticks_differ(last: float) -> None:
-    line = Line([(0.0, 1_000_000.0), (last, 1_000_001.0)])
+    line = ChartLine([(0.0, 1_000_000.0), (last, 1_000_001.0)])
     drawn = line_chart(
         [line],
         x="x",
@@ -182,7 +182,7 @@ def test_long_names_take_two_lines() -> None:
 def test_a_point_without_neighbours_is_seen() -> None:
     """Each epoch of a short run may have one sample."""
     gap: Point = (0.0, None)
-    line = Line([(0.0, 1.0), gap, (1.0, 2.0), (2.0, 2.5), gap, (3.0, 3.0)])
+    line = ChartLine([(0.0, 1.0), gap, (1.0, 2.0), (2.0, 2.5), gap, (3.0, 3.0)])
     drawn = line_chart([line], x="step", y="", alt="")
     style = "fill: var(--c0)"
     marks = [each for each in drawn.iter("use") if style in each.get("style", "")]
@@ -201,9 +201,9 @@ def test_spans_of_attempts() -> None:
         {**key, "t": "x", "state": "running"},
     ]
     assert spans(events, 9.0) == [
-        Span("a", 0, "starting", 1, 2),
-        Span("a", 0, "running", 2, 4, "failed"),
-        Span("a", 1, "running", 5, 9.0),
+        Interval("a", 0, "starting", 1, 2),
+        Interval("a", 0, "running", 2, 4, "failed"),
+        Interval("a", 1, "running", 5, 9.0),
     ]
 
 

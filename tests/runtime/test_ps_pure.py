@@ -12,8 +12,8 @@ import pytest
 from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server.messages import (
-    Message,
     MessageError,
+    PsMessage,
     attach,
     create,
     offer,
@@ -223,7 +223,7 @@ def test_messages_arrive_as_they_were() -> None:
         np.arange(12, dtype="i4").reshape(3, 4).T,
     ]
     with left, right:
-        send(left, Message({"op": "x"}, arrays))
+        send(left, PsMessage({"op": "x"}, arrays))
         found = receive(right, Pool(), {})
     assert found.header == {"op": "x"}
     for array, before in zip(found.arrays, arrays, strict=True):
@@ -254,7 +254,7 @@ def test_buffers_are_shared_and_known_to_be_in_use() -> None:
     sizes = [5000, 100]
     descriptor, ours = create(sizes)
     theirs = attach(offer(descriptor, ours, sizes))
-    message = Message({}, [np.arange(1000, dtype="f4")]).moved_to(ours[0], 0)
+    message = PsMessage({}, [np.arange(1000, dtype="f4")]).moved_to(ours[0], 0)
     np.testing.assert_array_equal(theirs[0][:4000].view("f4"), message.arrays[0])
     assert not ours.is_free(0)
     assert ours.is_free(1)

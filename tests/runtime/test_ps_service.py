@@ -29,9 +29,9 @@ from tfcluster.runtime.parameter_server.client import (
     ModelVariable,
     OpenResult,
     ParameterServerClient,
-    Piece,
     Rows,
     Slices,
+    VariablePiece,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
@@ -95,7 +95,7 @@ class Plain:
         self._values = [value.copy() for value in self._values]
 
 
-def packed(pieces: Sequence[Piece], kinds: str) -> bytes:
+def packed(pieces: Sequence[VariablePiece], kinds: str) -> bytes:
     return json.dumps({"kinds": kinds}).encode()
 
 
@@ -349,7 +349,7 @@ def test_another_model_is_refused_with_its_differences() -> None:
 
 
 def test_the_next_one_defines_a_model_that_the_first_has_left_undefined() -> None:
-    def dies(pieces: Sequence[Piece], kinds: str) -> bytes:
+    def dies(pieces: Sequence[VariablePiece], kinds: str) -> bytes:
         begun.set()
         assert waiting.wait(DEADLINE_S)
         raise SystemExit

@@ -55,7 +55,7 @@ print(json.dumps({
 _PURELIB = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
 
 
-class Failed(Exception):
+class MakingFailed(Exception):
     """The environment could not be made; the message says why."""
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     maker = _Maker(local.decode_make(parse(os.pread(request, size, 0))), answer)
     try:
         maker.make()
-    except Failed as error:
+    except MakingFailed as error:
         maker.answer(local.Unmade(str(error)))
         return 1
     except OSError as error:
@@ -99,7 +99,7 @@ class _Maker:
         sys.stdout.flush()
 
     def make(self) -> None:
-        """Find or make the environment, and answer. Raises Failed or OSError."""
+        """Find or make the environment, and answer. Raises MakingFailed or OSError."""
         facts = self._facts()
         where = folder(os.environ)
         os.makedirs(where, mode=0o700, exist_ok=True)
@@ -216,10 +216,14 @@ class _Maker:
                 argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True
             )
         except OSError as error:
-            raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from error
+            raise MakingFailed(
+                f"{argv[0]} cannot be started: {error.strerror}"
+            ) from error
         except subprocess.CalledProcessError as error:
             words = " ".join(self._python)
-            raise Failed(f"{words} failed: exit status {error.returncode}") from error
+            raise MakingFailed(
+                f"{words} failed: exit status {error.returncode}"
+            ) from error
         return done.stdout.decode(errors="surrogateescape").strip()
 
     def _run(self, argv: Sequence[str]) -> None:
@@ -234,7 +238,9 @@ class _Maker:
                 pass_fds=(self._locked,),
             )
         except OSError as error:
-            raise Failed(f"{argv[0]} cannot be started: {error.strerror}") from error
+            raise MakingFailed(
+                f"{argv[0]} cannot be started: {error.strerror}"
+            ) from error
         told_s = 0.0
         for line in process.stdout or ():
             sys.stdout.buffer.write(line)
@@ -247,7 +253,7 @@ class _Maker:
             how = f"failed with exit status {status}"
             if status < 0:
                 how = f"was killed by {signal.Signals(-status).name}"
-            raise Failed(f"{self._file}: {_name(argv)} {how}")
+            raise MakingFailed(f"{self._file}: {_name(argv)} {how}")
 
 
 def _is_newer(pip: str | None) -> bool:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 from tfcluster.agent.constants import SWEEP_INTERVAL_S, SWEEP_S
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.proc import Process
+from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.signals import send
 
 
 def kill_until_gone(
     loop: Loop,
-    find: Callable[[], list[Process]],
-    done: Callable[[list[Process], list[Process]], None],
+    find: Callable[[], list[ProcessEntry]],
+    done: Callable[[list[ProcessEntry], list[ProcessEntry]], None],
 ) -> None:
     """SIGKILL what ``find`` returns until it returns nothing, for at most ``SWEEP_S``.
 
@@ -25,7 +25,7 @@ def kill_until_gone(
     Killing is repeated because a process may fork between ``find`` and the signal.
     """
     deadline = loop.now() + SWEEP_S
-    killed: dict[int, Process] = {}
+    killed: dict[int, ProcessEntry] = {}
 
     def step() -> None:
         alive = find()

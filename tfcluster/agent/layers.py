@@ -18,7 +18,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from tfcluster.agent.task import Task
+    from tfcluster.agent.task import AgentTask
 
 VARIABLE = "TFCLUSTER_FILES"
 RANK = "TFCLUSTER_RANK"
@@ -41,7 +41,7 @@ class LayerRemover:
         self,
         post: Callable[[Callable[[], None]], None],
         note: Note,
-        tasks: Callable[[], Collection[Task]],
+        tasks: Callable[[], Collection[AgentTask]],
     ) -> None:
         """``note`` is called with a sentence about files that are kept; ``tasks`` are
         all tasks that are not over."""
@@ -57,13 +57,13 @@ class LayerRemover:
     def over(self) -> bool:
         return not self._running
 
-    def starts(self, task: Task) -> None:
+    def starts(self, task: AgentTask) -> None:
         """Make the folder, by which a rank in a container sees that it is shared."""
         if folder := task.request.env.get(VARIABLE):
             with suppress(OSError):
                 os.makedirs(folder, 0o700, exist_ok=True)
 
-    def settled(self, task: Task) -> None:
+    def settled(self, task: AgentTask) -> None:
         """Note that a task has ended; the last rank's end clears away all layers.
 
         If a rank has failed, the ranks were at different points. So only files that the

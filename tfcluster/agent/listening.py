@@ -19,7 +19,7 @@ from tfcluster.agent.constants import (
 )
 from tfcluster.agent.listening_sockets import Listener, listeners
 from tfcluster.agent.loop import Loop, Timer
-from tfcluster.agent.task import Task
+from tfcluster.agent.task import AgentTask
 from tfcluster.agent.task_sockets import descriptors_of
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages
@@ -34,7 +34,7 @@ _SLOWER = 1.4
 
 @dataclass(eq=False)
 class _Watch:
-    task: Task
+    task: AgentTask
     port: int
     awaited: bool
     """The task must listen there."""
@@ -43,14 +43,14 @@ class _Watch:
     noted: set[int] = field(default_factory=set)
 
 
-class Listening:
+class ListenerWatch:
     """Polls as long as there is a task whose listener is not proven yet."""
 
     def __init__(
         self,
         loop: Loop,
         reports: Reports,
-        tree: Callable[[Task], set[int]],
+        tree: Callable[[AgentTask], set[int]],
         ours: Callable[[], set[int]],
     ) -> None:
         self._loop = loop
@@ -61,7 +61,7 @@ class Listening:
         self._delay_s = LISTEN_POLL_S
         self._timer: Timer | None = None
 
-    def expect(self, task: Task) -> None:
+    def expect(self, task: AgentTask) -> None:
         """Look for the task's listener from now on, if it must or may have one."""
         request, wanted = task.request, []
         service = request.parameter_port

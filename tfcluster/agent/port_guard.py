@@ -23,8 +23,8 @@ from tfcluster.agent.constants import (
 )
 from tfcluster.agent.listening_sockets import listeners
 from tfcluster.agent.loop import Loop, Timer
-from tfcluster.agent.rejecting_listener import Group, RejectingListener
-from tfcluster.agent.task import Task
+from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
+from tfcluster.agent.task import AgentTask
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol.messages import Note
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Watch:
-    task: Task
+    task: AgentTask
     port: int
     networks: tuple[Network, ...]
     listeners: set[int] = field(default_factory=set)
@@ -56,7 +56,7 @@ class PortGuard:
     """Polls as long as there is a task that has a server, or may have one."""
 
     def __init__(
-        self, loop: Loop, reports: Reports, tree: Callable[[Task], set[int]]
+        self, loop: Loop, reports: Reports, tree: Callable[[AgentTask], set[int]]
     ) -> None:
         self._loop = loop
         self._reports = reports
@@ -64,13 +64,13 @@ class PortGuard:
         self._watches: list[_Watch] = []
         self._timer: Timer | None = None
 
-    def expect(self, task: Task) -> None:
+    def expect(self, task: AgentTask) -> None:
         """Look from now on for a server of the task's program, if it may start one."""
         self._forget_ended()
         if task.request.watched and task.request.port is not None:
             self._add(task, task.request.port, GUARD_POLL_S)
 
-    def serves(self, task: Task, port: int) -> None:
+    def serves(self, task: AgentTask, port: int) -> None:
         """Guard a server that the task has just started on ``port``."""
         if all((each.task, each.port) != (task, port) for each in self._watches):
             self._add(task, port, 0.0)
@@ -81,7 +81,7 @@ class PortGuard:
             each.inode for watch in self._watches for each in watch.rejecting_listeners
         }
 
-    def _add(self, task: Task, port: int, delay_s: float) -> None:
+    def _add(self, task: AgentTask, port: int, delay_s: float) -> None:
         if not task.request.peers:
             return
         try:
@@ -149,17 +149,17 @@ class PortGuard:
     def _reject_strangers(
         self, watch: _Watch, listeners: list[task_sockets.Descriptor]
     ) -> None:
-        groups: dict[Group, set[int]] = {}
+        groups: dict[ListenerGroup, set[int]] = {}
         for each in task_sockets.duplicates(listeners):
             inode = os.fstat(each.fileno()).st_ino
-            groups.setdefault(Group.of(each), set()).add(inode)
+            groups.setdefault(ListenerGroup.of(each), set()).add(inode)
         for group, members in groups.items():
             if not group.is_private:
                 watch.rejecting_listeners.append(
                     RejectingListener(self._loop, group, len(members), watch.networks)
                 )
 
-    def _give_up(self, task: Task, port: int, why: str) -> None:
+    def _give_up(self, task: AgentTask, port: int, why: str) -> None:
         text = (
             f"warning: port {port} of {task.name} is open to any client, because "
             f"connections to it cannot be filtered: {why} (see SECURITY.md)"

@@ -20,7 +20,7 @@ from tfcluster.agent.login_shell import (
 )
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import (
-    Program,
+    SpawnedProgram,
     SpawnError,
     environment,
     spawn,
@@ -178,7 +178,7 @@ class Preparation:
         self._shared.capture.add(stream, read_end, request.log, source=None)
         env = environment(self._shared.base, request.env)
         try:
-            pid = spawn(Program(argv, env, request.cwd), write_end, answer, more)
+            pid = spawn(SpawnedProgram(argv, env, request.cwd), write_end, answer, more)
         except SpawnError as error:
             self._shared.capture.drop(stream)
             os.close(answer)

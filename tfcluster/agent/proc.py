@@ -24,7 +24,7 @@ _GONE = (FileNotFoundError, ProcessLookupError, PermissionError, NotADirectoryEr
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessEntry:
     """A process. The pair of pid and start time (ticks since boot) is unique."""
 
     pid: int
@@ -44,22 +44,22 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """What a process uses."""
 
     rss_bytes: int  # resident memory, pages that it shares with others included
     cpu_s: float  # since its start, its children that were waited for included
 
 
-Table = Mapping[int, Process]
+Table = Mapping[int, ProcessEntry]
 
 
-def parse_stat(text: bytes) -> Process:
+def parse_stat(text: bytes) -> ProcessEntry:
     """Parse /proc/PID/stat; the name may hold spaces, newlines and parentheses."""
     head, _, tail = text.rpartition(b")")
     pid, _, name = head.partition(b" (")
     fields = tail.split()
-    return Process(
+    return ProcessEntry(
         pid=int(pid),
         name=name.decode("utf-8", "backslashreplace"),
         state=fields[0].decode("ascii"),
@@ -70,11 +70,11 @@ def parse_stat(text: bytes) -> Process:
     )
 
 
-def parse_usage(text: bytes) -> Usage:
+def parse_usage(text: bytes) -> ProcessUsage:
     """Parse /proc/PID/stat, as ``parse_stat`` does."""
     fields = text.rpartition(b")")[2].split()
     ticks = sum(map(int, fields[11:15]))
-    return Usage(int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S)
+    return ProcessUsage(int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
@@ -127,7 +127,7 @@ def _bytes_of(path: str) -> bytes:
         os.close(file)
 
 
-def read(pid: int) -> Process | None:
+def read(pid: int) -> ProcessEntry | None:
     """The state of a process, perhaps a zombie; None if there is no such process."""
     try:
         return parse_stat(_bytes_of(f"{PROC}/{pid}/stat"))
@@ -143,7 +143,7 @@ def catches(pid: int, signum: int) -> bool:
     return False
 
 
-def usage(pid: int) -> Usage | None:
+def usage(pid: int) -> ProcessUsage | None:
     """What a process uses; None if there is no such process."""
     try:
         return parse_usage(_bytes_of(f"{PROC}/{pid}/stat"))
@@ -151,9 +151,9 @@ def usage(pid: int) -> Usage | None:
         return None
 
 
-def snapshot() -> dict[int, Process]:
+def snapshot() -> dict[int, ProcessEntry]:
     """All visible processes, by pid."""
-    found: dict[int, Process] = {}
+    found: dict[int, ProcessEntry] = {}
     for name in os.listdir(PROC):
         if name.isdecimal() and (process := read(int(name))) is not None:
             found[process.pid] = process

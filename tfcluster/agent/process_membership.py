@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.agent import proc
-from tfcluster.agent.proc import Process, Table
+from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.light_dataclasses import dataclass
 
 TASK = "TFCLUSTER_TASK"
@@ -34,7 +34,7 @@ def members(
     others: Collection[int] = (),
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
     descriptors: Callable[[int], Collection[str]] = proc.descriptors,
-) -> list[Process]:
+) -> list[ProcessEntry]:
     """The task's live processes; ``others`` are the leaders of other tasks.
 
     An orphan (adopted by the agent) belongs to the task if its initial environment says

@@ -28,7 +28,7 @@ _SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for i
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ListenerGroup:
     """What the sockets among which the kernel chooses have in common."""
 
     family: int
@@ -37,7 +37,7 @@ class Group:
     only_ipv6: bool
 
     @classmethod
-    def of(cls, listener: socket.socket) -> Group:
+    def of(cls, listener: socket.socket) -> ListenerGroup:
         host, port = listener.getsockname()[:2]
         only_ipv6 = listener.family == socket.AF_INET6 and bool(
             listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
@@ -57,7 +57,7 @@ class RejectingListener:
     """
 
     def __init__(
-        self, loop: Loop, group: Group, count: int, networks: Iterable[Network]
+        self, loop: Loop, group: ListenerGroup, count: int, networks: Iterable[Network]
     ) -> None:
         self._loop = loop
         self._socket = socket.socket(group.family, socket.SOCK_STREAM)
@@ -78,7 +78,7 @@ class RejectingListener:
         self._socket.setblocking(False)
         self._watch()
 
-    def _join(self, group: Group) -> None:
+    def _join(self, group: ListenerGroup) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if group.family == socket.AF_INET6:
             self._socket.setsockopt(

@@ -15,7 +15,7 @@ from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.listening import Listening
+from tfcluster.agent.listening import ListenerWatch
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
     CaptureBroken,
@@ -29,14 +29,14 @@ from tfcluster.agent.preparation import Preparation
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
-from tfcluster.agent.task import Task
-from tfcluster.agent.tasks import RunServices, Tasks
+from tfcluster.agent.task import AgentTask
+from tfcluster.agent.tasks import RunServices, TaskTable
 from tfcluster.agent.warm_interpreters import WarmInterpreters
 from tfcluster.protocol import requests
 from tfcluster.protocol.messages import LogError, Note
 
 
-class Run:
+class AgentRun:
     """Everything in a run that has processes."""
 
     def __init__(
@@ -66,12 +66,12 @@ class Run:
             deaths=deaths,
         )
         self._children = Children(deaths)
-        self._tasks = Tasks(shared)
+        self._tasks = TaskTable(shared)
         self._warmer = WarmInterpreters(shared, self._tasks, self._children)
         self._preparation = Preparation(shared, self._tasks.foreign)
         self._guard = PortGuard(loop, channel, self._tree)
         self._tasks.on_server = self._guard.serves
-        self._listening = Listening(loop, channel, self._tree, self._guard.inodes)
+        self._listening = ListenerWatch(loop, channel, self._tree, self._guard.inodes)
         self._warmer.on_begun = self._expect_listener
 
     def obey(self, request: requests.Request, *, closing: bool) -> None:
@@ -136,11 +136,11 @@ class Run:
         text = cause or f"can be written again; {lost} bytes are missing"
         self._channel.send(Note(f"the log of {whose}: {text}"))
 
-    def _expect_listener(self, task: Task) -> None:
+    def _expect_listener(self, task: AgentTask) -> None:
         self._listening.expect(task)
         self._guard.expect(task)
 
-    def _tree(self, task: Task) -> set[int]:
+    def _tree(self, task: AgentTask) -> set[int]:
         """The pids of the task's processes. If its script may listen, this includes
         orphans that we adopted: a server may go into the background."""
         leader = task.process_id

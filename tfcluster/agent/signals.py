@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.proc import Process
+from tfcluster.agent.proc import ProcessEntry
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Older kernels have no pidfds, and sandboxes forbid them.
@@ -32,7 +32,7 @@ def adopt_orphans() -> bool:
     return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-def send(process: Process, signum: int) -> bool:
+def send(process: ProcessEntry, signum: int) -> bool:
     """Send a signal; False if the process is gone or may not be signalled."""
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -49,7 +49,7 @@ def send(process: Process, signum: int) -> bool:
         os.close(descriptor)
 
 
-def _same(process: Process) -> bool:
+def _same(process: ProcessEntry) -> bool:
     now = proc.read(process.pid)
     return now is not None and now.start_time == process.start_time and not now.dead
 

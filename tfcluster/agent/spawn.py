@@ -36,7 +36,7 @@ class SpawnError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SpawnedProgram:
     """What to execute, in a new session."""
 
     argv: Sequence[str]
@@ -68,7 +68,10 @@ def with_folders_first(
 
 
 def spawn(
-    program: Program, output: int, *inherited: int, stdin: int = subprocess.DEVNULL
+    program: SpawnedProgram,
+    output: int,
+    *inherited: int,
+    stdin: int = subprocess.DEVNULL,
 ) -> int:
     """Start the program with ``output`` as stdout and stderr. Returns its pid.
 
@@ -110,7 +113,7 @@ def _ignoring(signals: Sequence[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _cause(program: Program, error: OSError) -> str:
+def _cause(program: SpawnedProgram, error: OSError) -> str:
     command, cwd = program.argv[0], local_path(program.cwd)
     if error.errno in (errno.EAGAIN, errno.ENOMEM):
         limit = "out of memory" if error.errno == errno.ENOMEM else ""

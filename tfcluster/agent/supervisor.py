@@ -31,8 +31,8 @@ from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.os_encoding import local_name
 from tfcluster.agent.ports import Ports
-from tfcluster.agent.proc import Process
-from tfcluster.agent.run import Run
+from tfcluster.agent.proc import ProcessEntry
+from tfcluster.agent.run import AgentRun
 from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
 from tfcluster.agent.tasks import swept
 from tfcluster.process_title import set_title
@@ -85,7 +85,7 @@ class Supervisor:
         self._backlog = backlog
         self._guard_socket = guard_socket
         self._opened: requests.Open | None = None
-        self._run: Run | None = None
+        self._run: AgentRun | None = None
         self._ports = Ports()
         self._syncing: WorkdirReceiver | None = None
         self._returning: ResultSender | None = None
@@ -177,7 +177,7 @@ class Supervisor:
                 f"this agent {PROTOCOL} (version {__version__})"
             )
             return
-        self._run = Run(
+        self._run = AgentRun(
             self._loop, self._channel, self._backlog, request.run, self.fault
         )
         if not self._run.adopts_orphans:
@@ -303,14 +303,14 @@ class Supervisor:
         run = self._opened.run if self._opened else None
         me = os.getpid()
 
-        def find() -> list[Process]:
+        def find() -> list[ProcessEntry]:
             if self._run is not None:
                 self._run.reap()
             return belongings(proc.snapshot(), run, me)
 
         kill_until_gone(self._loop, find, self._all_swept)
 
-    def _all_swept(self, killed: list[Process], left: list[Process]) -> None:
+    def _all_swept(self, killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
         self._swept = len(killed)
         if killed:
             self._channel.send(swept(killed))

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from tfcluster.agent import proc
 from tfcluster.agent.constants import GUARD_SWEEP_S, SWEEP_INTERVAL_S
-from tfcluster.agent.proc import Process, Table
+from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import send
 
 RUN = "TFCLUSTER_RUN"
@@ -42,7 +42,7 @@ def belongings(
     run: str | None,
     agent: int,
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
-) -> list[Process]:
+) -> list[ProcessEntry]:
     """Live processes of the run: descendants of ``agent``, and marked processes whose
     own agent is dead. Never ``agent`` itself or its ancestors."""
     spared = proc.ancestors(table, agent)
@@ -70,7 +70,7 @@ def other_agents_remain(table: Table, run: str, agent: int) -> bool:
 
 
 def _mark(
-    process: Process, run: str, environ: Callable[[int], Mapping[str, str]]
+    process: ProcessEntry, run: str, environ: Callable[[int], Mapping[str, str]]
 ) -> str | None:
     """The mark of a process's agent; None if the process is not part of our run."""
     if proc.uid_of(process.pid) != os.geteuid():
@@ -79,9 +79,9 @@ def _mark(
     return marks.get(AGENT, "") if marks.get(RUN) == run else None
 
 
-def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process]:
+def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[ProcessEntry]:
     """SIGKILL the run's processes, wait for their end, and return them."""
-    killed: dict[int, Process] = {}
+    killed: dict[int, ProcessEntry] = {}
     deadline = time.monotonic() + patience_s
     while alive := belongings(proc.snapshot(), run, os.getpid()):
         for process in alive:

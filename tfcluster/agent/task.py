@@ -8,7 +8,7 @@ import signal
 from tfcluster.agent.claims import Claims
 from tfcluster.agent.events import EventSocket
 from tfcluster.agent.loop import Timer
-from tfcluster.agent.proc import Process
+from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.process_membership import Identity
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol.frames import ProtocolError
@@ -17,7 +17,7 @@ from tfcluster.protocol.requests import Start
 
 
 @dataclass(eq=False)
-class Task:
+class AgentTask:
     """One attempt of a task, from the request to the end of its last process."""
 
     request: Start
@@ -26,7 +26,7 @@ class Task:
     events: EventSocket
     claims: Claims
     began: float
-    process: Process | None = None
+    process: ProcessEntry | None = None
     status: int | None = None  # as in waitpid(2)
     seconds: float = 0.0
     death: int = 0  # its number among the ends of all tasks on this host
@@ -41,7 +41,7 @@ class Task:
     killed: bool = False
     kill_at: float | None = None
     kill_timer: Timer | None = None
-    leftovers: dict[int, Process] = field(default_factory=dict)
+    leftovers: dict[int, ProcessEntry] = field(default_factory=dict)
     reported: bool = False
     settled: bool = False  # no process of it is left, or we gave up
 

@@ -13,10 +13,10 @@ from tfcluster.agent import proc
 from tfcluster.agent.constants import LEFTOVER_TERM_S, SETTLE_S
 from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.proc import Process, Table
+from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.process_membership import members
 from tfcluster.agent.signals import send, send_group
-from tfcluster.agent.task import Task
+from tfcluster.agent.task import AgentTask
 
 _LOOK_S = 0.1
 
@@ -30,18 +30,18 @@ class Stopping:
         self,
         loop: Loop,
         agent: int,
-        others: Callable[[Task], Collection[int]],
-        settled: Callable[[Task], None],
-        unkillable: Callable[[list[Process]], None],
+        others: Callable[[AgentTask], Collection[int]],
+        settled: Callable[[AgentTask], None],
+        unkillable: Callable[[list[ProcessEntry]], None],
     ) -> None:
         self._loop = loop
         self._agent = agent
         self._others = others
         self._settled = settled
         self._unkillable = unkillable
-        self._ended: list[Task] = []
+        self._ended: list[AgentTask] = []
 
-    def stop(self, tasks: Iterable[Task], signum: int, grace_s: float) -> None:
+    def stop(self, tasks: Iterable[AgentTask], signum: int, grace_s: float) -> None:
         """Signal each process once; SIGKILL what is left after the grace.
 
         SIGUSR1 warns those that handle it; all others get SIGTERM.
@@ -62,14 +62,14 @@ class Stopping:
                     self._signal(task, table, signum)
             self._kill_in(task, grace_s)
 
-    def begun(self, task: Task) -> None:
+    def begun(self, task: AgentTask) -> None:
         """Deliver the signal that was requested before the task had a process."""
         if task.stop_signal is not None:
             warned = task.stop_signal == signal.SIGUSR1  # it cannot have a handler yet
             signum = signal.SIGTERM if warned else task.stop_signal
             self._signal(task, proc.snapshot(), signum)
 
-    def ended(self, task: Task) -> None:
+    def ended(self, task: AgentTask) -> None:
         """End the processes that the task's reaped process left behind.
 
         Helpers that notice its end by themselves get a moment to exit. Tasks that end
@@ -88,11 +88,13 @@ class Stopping:
             else:
                 self._settle(task)
 
-    def abandoned(self, task: Task) -> None:
+    def abandoned(self, task: AgentTask) -> None:
         """Kill the task's process, if there is one: it may not have been forked."""
         self._kill_in(task, 0.0)
 
-    def _members(self, task: Task, table: Table | None = None) -> list[Process]:
+    def _members(
+        self, task: AgentTask, table: Table | None = None
+    ) -> list[ProcessEntry]:
         return members(
             proc.snapshot() if table is None else table,
             self._agent,
@@ -100,7 +102,7 @@ class Stopping:
             self._others(task),
         )
 
-    def _signal(self, task: Task, table: Table, signum: int) -> None:
+    def _signal(self, task: AgentTask, table: Table, signum: int) -> None:
         task.signals.add(signum)
         leader = task.process_id if task.running else None
         tree = self._members(task, table)
@@ -112,7 +114,7 @@ class Stopping:
                 if leader is None or process.group != leader:
                     send(process, number)
 
-    def _warned(self, task: Task, table: Table, grace_s: float) -> bool:
+    def _warned(self, task: AgentTask, table: Table, grace_s: float) -> bool:
         """Send SIGUSR1 to the processes that handle it; False if there are none.
 
         After half of the grace, those that handle SIGTERM get that, too: the other
@@ -129,14 +131,14 @@ class Stopping:
         self._loop.later(grace_s / 2, terminate)
         return True
 
-    def _send_to_handlers(self, tree: Iterable[Process], signum: int) -> bool:
+    def _send_to_handlers(self, tree: Iterable[ProcessEntry], signum: int) -> bool:
         found = [each for each in tree if proc.catches(each.pid, signum)]
         for process in found:
             send(process, signum)
             send(process, signal.SIGCONT)
         return bool(found)
 
-    def _kill_in(self, task: Task, delay_s: float) -> None:
+    def _kill_in(self, task: AgentTask, delay_s: float) -> None:
         at = self._loop.now() + delay_s
         if task.kill_at is not None and task.kill_at <= at:
             return
@@ -145,19 +147,19 @@ class Stopping:
         task.kill_at = at
         task.kill_timer = self._loop.later(delay_s, lambda: self._kill(task))
 
-    def _kill(self, task: Task) -> None:
+    def _kill(self, task: AgentTask) -> None:
         if task.settled:
             return
         task.killed = True
 
-        def find() -> list[Process]:
+        def find() -> list[ProcessEntry]:
             # A leader that has ended but has not been reaped yet counts as gone.
             found = self._members(task)
             if task.status is not None:
                 task.leftovers.update({p.pid: p for p in found})
             return found
 
-        def done(_killed: list[Process], left: list[Process]) -> None:
+        def done(_killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
             if left:
                 self._unkillable(left)
             if left or task.status is not None or task.process is None:
@@ -165,7 +167,7 @@ class Stopping:
 
         kill_until_gone(self._loop, find, done)
 
-    def _look(self, task: Task) -> None:
+    def _look(self, task: AgentTask) -> None:
         if task.settled:
             return
         alive = self._members(task)
@@ -180,7 +182,7 @@ class Stopping:
             self._kill_in(task, LEFTOVER_TERM_S)
         self._loop.later(_LOOK_S, lambda: self._look(task))
 
-    def _settle(self, task: Task) -> None:
+    def _settle(self, task: AgentTask) -> None:
         if not task.settled:
             task.settled = True
             if task.kill_timer is not None:

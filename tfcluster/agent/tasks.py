@@ -25,16 +25,16 @@ from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.oom import OomCounter
 from tfcluster.agent.output_capture import OutputCapture
-from tfcluster.agent.proc import Process
+from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.process_membership import ATTEMPT, TASK
 from tfcluster.agent.spawn import (
-    Program,
+    SpawnedProgram,
     SpawnError,
     environment,
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import Task, signal_number
+from tfcluster.agent.task import AgentTask, signal_number
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.light_dataclasses import dataclass
@@ -82,16 +82,16 @@ class Ends:
         self.events.close()
 
 
-class Tasks:
+class TaskTable:
     """All tasks that are not yet over."""
 
     def __init__(self, shared: RunServices) -> None:
         self._shared = shared
-        self._tasks: dict[int, Task] = {}  # by stream
+        self._tasks: dict[int, AgentTask] = {}  # by stream
         self._oom = OomCounter()
         self._deaths = itertools.count()
         self.foreign: set[int] = set()  # pids of children that are not tasks
-        self.on_server: Callable[[Task, int], None] = lambda task, port: None
+        self.on_server: Callable[[AgentTask, int], None] = lambda task, port: None
         self._layers = LayerRemover(
             shared.loop.post,
             lambda text: shared.reports.send(messages.Note(text)),
@@ -104,7 +104,7 @@ class Tasks:
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
         )
 
-    def start(self, request: Start) -> Task | None:
+    def start(self, request: Start) -> AgentTask | None:
         """Execute a program. Returns None after a failure, which is reported."""
         made = self.prepare(request)
         if made is None:
@@ -112,7 +112,7 @@ class Tasks:
         task, ends = made
         env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
-        program = Program(request.argv, env, request.cwd)
+        program = SpawnedProgram(request.argv, env, request.cwd)
         try:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
@@ -123,7 +123,7 @@ class Tasks:
         self.begun(task, pid)
         return task
 
-    def changes(self, task: Task) -> Mapping[str, str | None]:
+    def changes(self, task: AgentTask) -> Mapping[str, str | None]:
         """The changes to the agent's environment, including the task's marks."""
         request = task.request
         marks = {TASK: request.task, ATTEMPT: str(request.attempt)}
@@ -131,7 +131,7 @@ class Tasks:
         base = self._shared.base
         return adapted(base, with_folders_first(base, env, request.prepend))
 
-    def prepare(self, request: Start) -> tuple[Task, Ends] | None:
+    def prepare(self, request: Start) -> tuple[AgentTask, Ends] | None:
         """A task with a log file but no process yet. A failure is reported."""
         if any(t.name == request.task and not t.reported for t in self._tasks.values()):
             self.refuse(request, "it is already running")
@@ -161,18 +161,18 @@ class Tasks:
         )
         return task, Ends(write_end, theirs)
 
-    def begun(self, task: Task, pid: int) -> None:
+    def begun(self, task: AgentTask, pid: int) -> None:
         """Note that the task's process exists, as a child of ours."""
         self._shared.deaths.watch(pid)
         known = proc.read(pid)
-        task.process = known or Process(pid, "", "Z", os.getpid(), pid, pid, 0)
+        task.process = known or ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
         self._usage.begin()
         start_time = task.process.start_time
         started = messages.Started(*task.key, pid=pid, start_time=start_time)
         self._shared.reports.send(started)
         self._stopping.begun(task)
 
-    def failed(self, task: Task, cause: str) -> None:
+    def failed(self, task: AgentTask, cause: str) -> None:
         """Note that the task could not get a process."""
         task.reported = True
         task.events.finish()
@@ -224,7 +224,7 @@ class Tasks:
                 task.events.ask_stacks()
                 task.claims.ask_stacks()
 
-    def find(self, stream: int) -> Task | None:
+    def find(self, stream: int) -> AgentTask | None:
         return self._tasks.get(stream)
 
     @property
@@ -236,10 +236,10 @@ class Tasks:
         """The pids of all running tasks."""
         return {task.process_id for task in self._running() if task.process_id}
 
-    def _running(self) -> Iterable[Task]:
+    def _running(self) -> Iterable[AgentTask]:
         return [t for t in self._tasks.values() if t.running]
 
-    def _others(self, task: Task) -> set[int]:
+    def _others(self, task: AgentTask) -> set[int]:
         others = (t.process_id for t in self._running() if t is not task)
         return self.foreign | {pid for pid in others if pid is not None}
 
@@ -249,7 +249,7 @@ class Tasks:
         output: int,
         events: socket.socket,
         listener: socket.socket,
-    ) -> Task:
+    ) -> AgentTask:
         loop, reports = self._shared.loop, self._shared.reports
 
         def say(event: Frame) -> None:
@@ -264,7 +264,7 @@ class Tasks:
             text = f"{request.task} wrote to its events socket: {cause}"
             reports.send(messages.Note(text))
 
-        task = Task(
+        task = AgentTask(
             request=request,
             stream=next(self._shared.streams),
             output=f"pipe:[{os.fstat(output).st_ino}]",
@@ -274,18 +274,18 @@ class Tasks:
         )
         return task
 
-    def _guard_server(self, task: Task, event: Frame) -> None:
+    def _guard_server(self, task: AgentTask, event: Frame) -> None:
         port = event.get("port")
         if isinstance(port, int):
             self.on_server(task, port)
 
-    def _report(self, task: Task) -> None:
+    def _report(self, task: AgentTask) -> None:
         if not task.reported:
             task.reported = True
             self._shared.reports.send(task.outcome(self._shared.loop.now()))
             self._forget(task)
 
-    def _settled(self, task: Task) -> None:
+    def _settled(self, task: AgentTask) -> None:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
             self._shared.reports.send(swept(task.leftovers.values(), *task.key))
@@ -293,17 +293,19 @@ class Tasks:
         self._layers.settled(task)
         self._forget(task)
 
-    def _forget(self, task: Task) -> None:
+    def _forget(self, task: AgentTask) -> None:
         lost = task.settled and task.running  # it survived SIGKILL
         if task.settled and (task.reported or lost):
             self._tasks.pop(task.stream, None)
 
-    def _unkillable(self, left: list[Process]) -> None:
+    def _unkillable(self, left: list[ProcessEntry]) -> None:
         self._shared.reports.send(messages.Unkillable(tuple(p.pid for p in left)))
 
 
 def swept(
-    processes: Collection[Process], task: str | None = None, attempt: int | None = None
+    processes: Collection[ProcessEntry],
+    task: str | None = None,
+    attempt: int | None = None,
 ) -> messages.Swept:
     """The message, with the names of at most twenty processes."""
     names = [str(process) for process in processes][:_SHOWN_PROCESSES]

@@ -18,7 +18,7 @@ from tfcluster.agent.constants import (
 )
 from tfcluster.agent.gpu_usage import GpuUsage
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.task import Task
+from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -30,7 +30,7 @@ class UsageReports:
     def __init__(
         self,
         loop: Loop,
-        running: Callable[[], Iterable[Task]],
+        running: Callable[[], Iterable[AgentTask]],
         send: Callable[[Usage], None],
         base: Mapping[bytes, bytes],
     ) -> None:
@@ -68,7 +68,7 @@ class UsageReports:
         self._due = True
         self._loop.later(interval_s(self._looks, cost_s), self._look)
 
-    def _usage(self, task: Task, pids: Iterable[int]) -> Usage:
+    def _usage(self, task: AgentTask, pids: Iterable[int]) -> Usage:
         found = [used for pid in pids if (used := proc.usage(pid)) is not None]
         return Usage(
             *task.key,
@@ -78,7 +78,7 @@ class UsageReports:
             gpus=tuple(self._gpus.of(self._visible(task))),
         )
 
-    def _visible(self, task: Task) -> str | None:
+    def _visible(self, task: AgentTask) -> str | None:
         """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""
         if _VISIBLE in task.request.env:
             return task.request.env[_VISIBLE]

@@ -1,6 +1,6 @@
 """Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
-Tasks outlive them: the death of an interpreter only fails the forks it still owes.
+TaskTable outlive them: the death of an interpreter only fails the forks it still owes.
 Knows the protocol of these interpreters, but not what they import.
 """
 
@@ -19,14 +19,14 @@ from tfcluster.agent.children import Children
 from tfcluster.agent.constants import CLOSE_LOOK_S, EVENT_BYTES
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import (
-    Program,
+    SpawnedProgram,
     SpawnError,
     environment,
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import Task, signal_name
-from tfcluster.agent.tasks import Ends, RunServices, Tasks
+from tfcluster.agent.task import AgentTask, signal_name
+from tfcluster.agent.tasks import Ends, RunServices, TaskTable
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
@@ -51,7 +51,7 @@ class _Request:
     """A requested fork; ``rest`` is the part of the request not written yet."""
 
     id: int
-    task: Task
+    task: AgentTask
     ends: Ends | None
     rest: bytes
 
@@ -96,13 +96,15 @@ class _Interpreter:
 class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
-    def __init__(self, shared: RunServices, tasks: Tasks, children: Children) -> None:
+    def __init__(
+        self, shared: RunServices, tasks: TaskTable, children: Children
+    ) -> None:
         self._shared = shared
         self._tasks = tasks
         self._children = children
         self._interpreters: dict[str, _Interpreter] = {}
         self._requests = 0
-        self.on_begun: Callable[[Task], None] = lambda task: None
+        self.on_begun: Callable[[AgentTask], None] = lambda task: None
 
     def start(self, request: Warm) -> None:
         """Start an interpreter. A failure is reported as `cold`."""
@@ -140,7 +142,7 @@ class WarmInterpreters:
             if request.wrapped:
                 words.append(str(os.getpid()))
             argv = (*request.argv, *words)
-            program = Program(argv, environment(base, env), request.cwd)
+            program = SpawnedProgram(argv, environment(base, env), request.cwd)
             # A wrapper may close descriptors, but hardly ever its standard input.
             stdin = number if request.wrapped else subprocess.DEVNULL
             interpreter.pid = spawn(program, write_end, number, stdin=stdin)
@@ -317,7 +319,7 @@ class WarmInterpreters:
                 self._tasks.failed(task, cause[:_CAUSE_CHARS])
 
     @staticmethod
-    def _asked(interpreter: _Interpreter, number: int) -> Task:
+    def _asked(interpreter: _Interpreter, number: int) -> AgentTask:
         """The task of a request that has been answered."""
         if number not in interpreter.asked:
             raise ProtocolError(f"answered request {number!r}, which was not made")
@@ -331,7 +333,7 @@ class WarmInterpreters:
             self._shared.reports.send(messages.Warmed(key, seconds))
             self._write(interpreter)
 
-    def _begun(self, task: Task, pid: int) -> None:
+    def _begun(self, task: AgentTask, pid: int) -> None:
         ended = self._children.take(pid)
         self._tasks.begun(task, pid)
         self.on_begun(task)

@@ -24,9 +24,9 @@ from tfcluster.doctor.diagnosis import (
     rows,
     to_json,
 )
-from tfcluster.doctor.probe_hosts import Report, Requirements, examine
+from tfcluster.doctor.probe_hosts import HostAnswers, ProbedRequirements, examine
 from tfcluster.errors import ExitCode
-from tfcluster.launcher.launch import Prepared, prepare
+from tfcluster.launcher.launch import PreparedLaunch, prepare
 from tfcluster.launcher.preparation import (
     changed_python,
     prepare_request,
@@ -104,10 +104,10 @@ def _examine_here(
     return code
 
 
-def _requirements(prepared: Prepared, *, quick: bool) -> Requirements:
+def _requirements(prepared: PreparedLaunch, *, quick: bool) -> ProbedRequirements:
     description = prepared.description
     ports = description.ports
-    return Requirements(
+    return ProbedRequirements(
         python=description.python,
         workdir=None if description.sync else str(description.workdir),
         scripts=_scripts(prepared),
@@ -134,7 +134,7 @@ def preparing(description: Description) -> Callable[[Host], Prepare] | None:
 
 
 def _answer(
-    reports: Mapping[str, Report],
+    reports: Mapping[str, HostAnswers],
     found: Sequence[Finding],
     environ: Mapping[str, str],
     display: Display,
@@ -152,7 +152,7 @@ def _answer(
     return ExitCode.START if any(f.error for f in found) else ExitCode.OK
 
 
-def _shown(reports: Mapping[str, Report], display: Display) -> list[str]:
+def _shown(reports: Mapping[str, HostAnswers], display: Display) -> list[str]:
     known = {n: report for n, report in reports.items() if report.facts}
     lines = table([[sanitise_word(c) for c in row] for row in rows(known)], HEADER)
     if display.everything:
@@ -162,13 +162,13 @@ def _shown(reports: Mapping[str, Report], display: Display) -> list[str]:
     return lines
 
 
-def _scripts(prepared: Prepared) -> tuple[str, ...]:
+def _scripts(prepared: PreparedLaunch) -> tuple[str, ...]:
     """The scripts that tasks run, as given in their commands."""
     programs = {spec.arguments[1] for spec in prepared.specs if len(spec.arguments) > 1}
     return tuple(sorted(p for p in programs if p not in ("-m", "-c")))
 
 
-def _wanted_gpus(prepared: Prepared) -> dict[str, int]:
+def _wanted_gpus(prepared: PreparedLaunch) -> dict[str, int]:
     groups = prepared.description.tasks
     wanted: dict[str, int] = {}
     for spec in prepared.specs:

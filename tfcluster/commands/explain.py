@@ -30,7 +30,7 @@ _EXAMPLE = "`tfcluster explain -n 4 -- python train.py`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ExplainOptions:
     """The options of ``explain``."""
 
     count: int | None = None
@@ -40,7 +40,9 @@ class Options:
     display: Display = DEFAULT
 
 
-def explain(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
+def explain(
+    words: Sequence[str], options: ExplainOptions, environ: Mapping[str, str]
+) -> int:
     """Run the program in one process until a step is over, and print what was seen.
 
     Returns the program's own exit code if it fails, and 1 if no function ran. Raises
@@ -71,7 +73,7 @@ def explain(words: Sequence[str], options: Options, environ: Mapping[str, str]) 
 
 
 def _described(
-    words: Sequence[str], options: Options, environ: Mapping[str, str]
+    words: Sequence[str], options: ExplainOptions, environ: Mapping[str, str]
 ) -> Description:
     if not words:
         raise ConfigError([Problem("explain", "nothing to explain", _EXAMPLE)])

@@ -18,7 +18,7 @@ from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
-from tfcluster.launcher.launch import Begun, Prepared, check, prepare
+from tfcluster.launcher.launch import Begun, PreparedLaunch, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
@@ -32,7 +32,7 @@ _SHOWN_TASKS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """The options of ``launch`` and ``plan``."""
 
     verb: str = "launch"
@@ -53,7 +53,9 @@ class Options:
     """The folder of the run, if this launch is inside a job submitted for it."""
 
 
-def launch(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
+def launch(
+    words: Sequence[str], options: LaunchOptions, environ: Mapping[str, str]
+) -> int:
     """Run what the words describe; returns the exit code. Raises TfclusterError."""
     if options.submitted is not None:
         # Here and below: most launches submit nothing.
@@ -179,7 +181,7 @@ def _launch_as_job(
 
 def plan(
     words: Sequence[str],
-    options: Options,
+    options: LaunchOptions,
     environ: Mapping[str, str],
     *,
     as_json: bool,
@@ -190,7 +192,9 @@ def plan(
     return _show_plan(loaded, environ, options.display, as_json=as_json, full=full)
 
 
-def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> Loaded:
+def _load(
+    words: Sequence[str], options: LaunchOptions, environ: Mapping[str, str]
+) -> Loaded:
     if not words:
         raise ConfigError(
             [
@@ -233,7 +237,7 @@ def _load(words: Sequence[str], options: Options, environ: Mapping[str, str]) ->
     return loaded
 
 
-def _refuse_without_count(words: Sequence[str], options: Options) -> None:
+def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
     """Refuse options that replace a file, and a command without ``-n``."""
     before = words[: len(words) - options.behind] if options.behind else words
     looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
@@ -274,7 +278,7 @@ def _refuse_without_count(words: Sequence[str], options: Options) -> None:
         raise ConfigError(problems)
 
 
-def _refuse_file(words: Sequence[str], options: Options) -> None:
+def _refuse_file(words: Sequence[str], options: LaunchOptions) -> None:
     """Refuse a cluster.yaml together with ``-n``, which takes a command."""
     path = Path(words[0])
     if path.suffix in (".yaml", ".yml") and path.is_file():
@@ -340,13 +344,13 @@ def _provisional_paths(
     return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
 
 
-def _json_plan(prepared: Prepared, logs: str) -> Iterator[str]:
+def _json_plan(prepared: PreparedLaunch, logs: str) -> Iterator[str]:
     tasks = [spec.task for spec in prepared.specs]
     return plan_lines(prepared.document(logs), prepared.cluster, tasks)
 
 
 def _text_plan(
-    prepared: Prepared,
+    prepared: PreparedLaunch,
     logs: str,
     style: Style,
     *,

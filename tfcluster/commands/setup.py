@@ -12,7 +12,7 @@ from tfcluster.commands.doctor import preparing
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.text import table
-from tfcluster.doctor.probe_hosts import Report, Requirements, examine
+from tfcluster.doctor.probe_hosts import HostAnswers, ProbedRequirements, examine
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.preparation import changed_python, unprepared_cause
@@ -72,8 +72,8 @@ def _refuse_files_to_copy(description: Description) -> None:
             raise ConfigError([Problem(description.source, message, hint)])
 
 
-def _requirements(description: Description) -> Requirements:
-    return Requirements(
+def _requirements(description: Description) -> ProbedRequirements:
+    return ProbedRequirements(
         python=description.python,
         workdir=None,
         scripts=(),
@@ -86,7 +86,7 @@ def _requirements(description: Description) -> Requirements:
     )
 
 
-def _answer(reports: Mapping[str, Report], description: Description) -> int:
+def _answer(reports: Mapping[str, HostAnswers], description: Description) -> int:
     ready = {n: r for n, r in reports.items() if r.error is None}
     rows = [
         (name, shlex.join(report.python or report.host.python or description.python))

@@ -26,12 +26,12 @@ from tfcluster.verify.noise import Noise
 from tfcluster.verify.outputs import Outputs, compare_outputs
 from tfcluster.verify.scratch import Scratch, remove_abandoned
 from tfcluster.verify.tolerance import tolerance
-from tfcluster.verify.verdict import Failure, Verdict
+from tfcluster.verify.verdict import TrialFailure, Verdict
 from tfcluster.verify.verdict_json import as_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class VerifyOptions:
     """The options of ``verify``."""
 
     count: int | None = None
@@ -50,7 +50,9 @@ class Options:
     """The number of words that follow ``--``."""
 
 
-def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -> int:
+def verify(
+    words: Sequence[str], options: VerifyOptions, environ: Mapping[str, str]
+) -> int:
     """Compare and print the answer; 0 if the results are equal, 1 if not.
 
     Raises TfclusterError if a run cannot be started.
@@ -76,7 +78,7 @@ def verify(words: Sequence[str], options: Options, environ: Mapping[str, str]) -
 
 
 def _described(
-    words: Sequence[str], options: Options, environ: Mapping[str, str]
+    words: Sequence[str], options: VerifyOptions, environ: Mapping[str, str]
 ) -> Description:
     overrides = list(options.overrides)
     if options.strategy is not None:
@@ -125,7 +127,7 @@ def _described(
 def _judged(
     description: Description,
     scratch: Scratch,
-    options: Options,
+    options: VerifyOptions,
     environ: Mapping[str, str],
 ) -> Verdict:
     size, runtime = verify_trial.size_of(description), description.runtime
@@ -181,7 +183,7 @@ class _Trials:
         self,
         description: Description,
         scratch: Scratch,
-        options: Options,
+        options: VerifyOptions,
         environ: Mapping[str, str],
     ) -> None:
         self._description = description
@@ -277,7 +279,9 @@ def _name(first: Difference | None) -> str:
     return "" if first is None else first.name
 
 
-def _with_hint(failed: Failure, ranks: Trial, description: Description) -> Failure:
+def _with_hint(
+    failed: TrialFailure, ranks: Trial, description: Description
+) -> TrialFailure:
     if ranks.recorded.methods and "ps" not in description.tasks:
         hint = "a graph of TensorFlow 1 trains with parameter servers: --ps 1"
         return replace(failed, hint=hint)

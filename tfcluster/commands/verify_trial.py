@@ -21,7 +21,7 @@ from tfcluster.record.run_status import RunView
 from tfcluster.states import RunState
 from tfcluster.task_id import TaskId
 from tfcluster.verify.recorded import Recorded, read
-from tfcluster.verify.verdict import Failure, failure
+from tfcluster.verify.verdict import TrialFailure, failure
 from tfcluster.vocabulary import RANKED_TYPES, RECORDING
 
 SEED = 20_220_318
@@ -54,13 +54,13 @@ class Trial:
         return [note for note in self.view.notes if _OF_A_RANK.match(note)]
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> TrialFailure | None:
         """Why the program did not succeed; None if it did, or if we stopped it."""
         if not self.complete or self.view.state is RunState.SUCCEEDED:
             return None
         first = self.view.first_failure
         if first is None:
-            return Failure(self.view.reason or f"the run is {self.view.state}", ())
+            return TrialFailure(self.view.reason or f"the run is {self.view.state}", ())
         return failure(
             first.cause, first.log_tail, folder=self.copied_to, task=first.task or ""
         )

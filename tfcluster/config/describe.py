@@ -18,7 +18,7 @@ from tfcluster.config.commands import CommandError, split_command
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.hosts import host_entries
 from tfcluster.config.interpolation import FillError, fill
-from tfcluster.config.models import Cluster, SecretSource, Task
+from tfcluster.config.models import ClusterSection, SecretSource, TaskSection
 from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
 from tfcluster.config.source import read_file
@@ -45,14 +45,16 @@ class Setting:
 
 
 def describe(
-    cluster: Cluster, findings: Findings, setting: Setting
+    cluster: ClusterSection, findings: Findings, setting: Setting
 ) -> model.Description:
     """The Description of a cluster; problems go to ``findings``."""
     return _Describer(cluster, findings, setting).description()
 
 
 class _Describer:
-    def __init__(self, cluster: Cluster, findings: Findings, setting: Setting) -> None:
+    def __init__(
+        self, cluster: ClusterSection, findings: Findings, setting: Setting
+    ) -> None:
         self._cluster = cluster
         self._findings = findings
         self._setting = setting
@@ -306,7 +308,7 @@ class _Describer:
                 self._findings.warn((*keys, "file"), f"{shown} does not exist here")
         return model.Secret(file=path, env=source.env)
 
-    def _group(self, keys: Keys, task: Task) -> model.TaskGroup:
+    def _group(self, keys: Keys, task: TaskSection) -> model.TaskGroup:
         return model.TaskGroup(
             count=task.count,
             gpus=task.gpus,
@@ -342,7 +344,7 @@ class _Describer:
     def _sections(self) -> dict[str, dict[str, Any]]:
         """The settings in each scheduler's section that the configuration has."""
         written = filter(self._findings.is_written, type(self._cluster).known)
-        added = [name for name in written if name not in Cluster.known]
+        added = [name for name in written if name not in ClusterSection.known]
         return {name: dict(vars(getattr(self._cluster, name))) for name in added}
 
 

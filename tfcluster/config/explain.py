@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import (
-    Cluster,
+    ClusterSection,
     HostItem,
-    Results,
+    ResultsSection,
     SecretSource,
-    Task,
+    TaskSection,
     Workdir,
 )
 from tfcluster.config.shape import Key, Nested, Section, Widened, Wrong
@@ -34,7 +34,7 @@ from tfcluster.config.yaml11_scalars import EMPTY, Misread
 from tfcluster.schedulers.base import Scheduler
 
 
-def explain(wrong: Wrong, findings: Findings, cluster: type[Cluster]) -> None:
+def explain(wrong: Wrong, findings: Findings, cluster: type[ClusterSection]) -> None:
     """Add a message for one mistake, about ``cluster``, to ``findings``."""
     path, sort = wrong.path, wrong.sort
     found = find(findings.root, path)
@@ -83,7 +83,7 @@ def _dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _unknown_key(path: Path, cluster: type[Cluster]) -> _Words:
+def _unknown_key(path: Path, cluster: type[ClusterSection]) -> _Words:
     key, parent = str(path[-1]), path[:-1]
     model = _model_at(parent, cluster)
     message = f"unknown key {cut(key)!r}"
@@ -101,7 +101,7 @@ def _unknown_key(path: Path, cluster: type[Cluster]) -> _Words:
     return message, hint
 
 
-def _synonym(key: str, section: str, cluster: type[Cluster]) -> str | None:
+def _synonym(key: str, section: str, cluster: type[ClusterSection]) -> str | None:
     """A hint for a word of other software, in any case, with - or _ between words."""
     word = key.lower().replace("-", "_")
     synonyms = SYNONYMS.get(section, {})
@@ -118,22 +118,22 @@ def _synonym(key: str, section: str, cluster: type[Cluster]) -> str | None:
     return examples.get(word)
 
 
-def _scheduler_of(section: str, cluster: type[Cluster]) -> Scheduler | None:
+def _scheduler_of(section: str, cluster: type[ClusterSection]) -> Scheduler | None:
     """The scheduler to which a section belongs; None for other sections."""
-    added = section in cluster.known and section not in Cluster.known
+    added = section in cluster.known and section not in ClusterSection.known
     return schedulers.find(section) if added else None
 
 
-def _model_at(path: Path, cluster: type[Cluster]) -> type[Section] | None:
+def _model_at(path: Path, cluster: type[ClusterSection]) -> type[Section] | None:
     match path:
         case ():
             return cluster
         case ("workdir",):
             return Workdir
         case ("workdir", "results"):
-            return Results
+            return ResultsSection
         case ("tasks", str()):
-            return Task
+            return TaskSection
         case ("hosts", int()):
             return HostItem
         case ("secrets", str()):
@@ -143,7 +143,7 @@ def _model_at(path: Path, cluster: type[Cluster]) -> type[Section] | None:
     return None
 
 
-def _sections(cluster: type[Cluster]) -> Mapping[str, type[Section]]:
+def _sections(cluster: type[ClusterSection]) -> Mapping[str, type[Section]]:
     return {
         name: section
         for name, key in cluster.known.items()
@@ -159,7 +159,7 @@ def _section_of(key: Key) -> type[Section] | None:
 
 
 def _owner_of(
-    key: str, model: type[Section] | None, cluster: type[Cluster]
+    key: str, model: type[Section] | None, cluster: type[ClusterSection]
 ) -> str | None:
     """The section to which a key that is unknown here belongs; None: no section."""
     owners = [

@@ -26,7 +26,7 @@ class SecretSource(Section):
     env: str | None = optional(kinds.ENV_NAME, "A variable where tfcluster is started.")
 
 
-class Task(Section):
+class TaskSection(Section):
     """All tasks of one type. A plain number is their count."""
 
     count: int = key(kinds.COUNT, 1, "How many tasks of this type.")
@@ -52,10 +52,10 @@ class Task(Section):
     )
 
 
-_GROUP = kinds.shorthand(Nested(Task), "count", kinds.COUNT.schema)
+_GROUP = kinds.shorthand(Nested(TaskSection), "count", kinds.COUNT.schema)
 
 
-class Results(Section):
+class ResultsSection(Section):
     """Files that come back from hosts that do not share the workdir. A plain list is
     `patterns`."""
 
@@ -88,9 +88,9 @@ class Workdir(Section):
         [],
         "Files that are not copied: names or paths, with * and ? (`*.ckpt`).",
     )
-    results: Results | None = optional(
+    results: ResultsSection | None = optional(
         kinds.shorthand(
-            Nested(Results),
+            Nested(ResultsSection),
             "patterns",
             {"type": "array", "items": {"type": "string"}},
             of=list,
@@ -99,16 +99,18 @@ class Workdir(Section):
     )
 
 
-class Tasks(Section):
+class TasksSection(Section):
     """The tasks of the cluster."""
 
-    chief: Task | None = optional(_GROUP, "Rank 0; left out, worker 0 is the chief.")
-    worker: Task | None = optional(_GROUP, "Tasks that train together.")
-    ps: Task | None = optional(_GROUP, "Parameter servers, built in.")
-    evaluator: Task | None = optional(
+    chief: TaskSection | None = optional(
+        _GROUP, "Rank 0; left out, worker 0 is the chief."
+    )
+    worker: TaskSection | None = optional(_GROUP, "TasksSection that train together.")
+    ps: TaskSection | None = optional(_GROUP, "Parameter servers, built in.")
+    evaluator: TaskSection | None = optional(
         _GROUP, "Runs the command outside the training cluster."
     )
-    data: Task | None = optional(_GROUP, "tf.data service, built in.")
+    data: TaskSection | None = optional(_GROUP, "tf.data service, built in.")
 
 
 class Trace(Section):
@@ -121,7 +123,7 @@ class Trace(Section):
     )
 
 
-class Runtime(Section):
+class RuntimeSection(Section):
     """How the tasks work together."""
 
     strategy: str | None = optional(
@@ -233,7 +235,7 @@ class HostItem(Section):
 _HOST = kinds.shorthand(Nested(HostItem), "host", {"type": "string", "minLength": 1})
 
 
-class Ssh(Section):
+class SshSection(Section):
     """How hosts are reached over SSH. ~/.ssh/config is also read."""
 
     user: str | None = optional(kinds.USER, "User name on the hosts.")
@@ -246,7 +248,7 @@ class Ssh(Section):
     )
 
 
-class Restart(Section):
+class RestartSection(Section):
     """What happens after a failure."""
 
     max: int = key(kinds.whole(0, kinds.MAX_COUNT), 0, "Maximum number of restarts.")
@@ -274,7 +276,7 @@ class Restart(Section):
     )
 
 
-class Ports(Section):
+class PortsSection(Section):
     """The ports of the tasks. Plain text is `range`."""
 
     range: PortRange | None = key(
@@ -288,7 +290,7 @@ class Ports(Section):
     )
 
 
-class Requirements(Section):
+class RequirementsSection(Section):
     """An environment that is made on hosts that lack it. Plain text is the file."""
 
     file: str = required(kinds.LINE, "A requirements.txt or a pyproject.toml.")
@@ -298,11 +300,11 @@ class Requirements(Section):
 
 
 _REQUIREMENTS = kinds.shorthand(
-    Nested(Requirements), "file", {"type": "string", "minLength": 1}
+    Nested(RequirementsSection), "file", {"type": "string", "minLength": 1}
 )
 
 
-class Cluster(Section):
+class ClusterSection(Section):
     """A TensorFlow cluster and what runs on it, as `tfcluster launch` reads it."""
 
     name: str | None = optional(
@@ -331,7 +333,7 @@ class Cluster(Section):
         "Lines for bash, or a file with them: run once on each host, in its login "
         "environment, before anything is imported.",
     )
-    requirements: Requirements | None = optional(
+    requirements: RequirementsSection | None = optional(
         _REQUIREMENTS,
         "Packages of an environment that is made on hosts that lack it: a "
         "requirements.txt or a pyproject.toml, relative to this file.",
@@ -342,10 +344,12 @@ class Cluster(Section):
         {},
         "Variables that are never shown and never in an argument.",
     )
-    tasks: Tasks = required(Nested(Tasks), "The tasks of the cluster.")
-    runtime: Runtime = key(Nested(Runtime), {}, "How the tasks work together.")
+    tasks: TasksSection = required(Nested(TasksSection), "The tasks of the cluster.")
+    runtime: RuntimeSection = key(
+        Nested(RuntimeSection), {}, "How the tasks work together."
+    )
     hosts: list[HostItem] = key(ListOf(_HOST), [], "ssh: the hosts, in rank order.")
-    ssh: Ssh = key(Nested(Ssh), {}, "Backend ssh.")
+    ssh: SshSection = key(Nested(SshSection), {}, "Backend ssh.")
     spread: bool = key(
         kinds.FLAG,
         False,
@@ -353,13 +357,15 @@ class Cluster(Section):
         "fill the slots of one host after the other.",
     )
     launcher: str = key(kinds.WORD, "auto", "What starts the agents on the hosts.")
-    ports: Ports = key(
-        kinds.shorthand(Nested(Ports), "range", {"type": "string"}),
+    ports: PortsSection = key(
+        kinds.shorthand(Nested(PortsSection), "range", {"type": "string"}),
         {},
         "The ports of the tasks. Default: free ones, to which only hosts of the run "
         "can connect.",
     )
-    restart: Restart = key(Nested(Restart), {}, "What happens after a failure.")
+    restart: RestartSection = key(
+        Nested(RestartSection), {}, "What happens after a failure."
+    )
     on_end: list[str] | None = optional(
         kinds.COMMAND,
         "A command that runs where tfcluster runs when the run is over; it gets the "

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tfcluster.config.describe import Setting, check_ports, describe
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.loaded import Loaded
-from tfcluster.config.models import Cluster
+from tfcluster.config.models import ClusterSection
 from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
 from tfcluster.config.passed_variables import with_passed
 from tfcluster.config.prune import without
@@ -116,7 +116,7 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
     return Loaded(description=description, warnings=report.warnings())
 
 
-def _shape(findings: Findings) -> Cluster:
+def _shape(findings: Findings) -> ClusterSection:
     """The values, checked one by one; invalid ones are left out."""
     data = value(findings.root)
     whole = dict(data) if isinstance(data, dict) else {}
@@ -148,8 +148,8 @@ def _shape(findings: Findings) -> Cluster:
 
 
 def _checked(
-    model: type[Cluster], data: Mapping[str, object]
-) -> tuple[Cluster, list[Wrong]]:
+    model: type[ClusterSection], data: Mapping[str, object]
+) -> tuple[ClusterSection, list[Wrong]]:
     wrong: list[Wrong] = []
     return read_section(model, data, (), wrong), wrong
 

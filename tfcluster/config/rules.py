@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
-from tfcluster.config.models import Cluster, Task
+from tfcluster.config.models import ClusterSection, TaskSection
 from tfcluster.config.passed_variables import SECRET
 from tfcluster.config.tree import Path
 from tfcluster.model import Strategy
@@ -20,20 +20,20 @@ _NEEDS_PS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 _WITHOUT_PS = (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)
 
 
-def groups(cluster: Cluster) -> dict[str, Task]:
+def groups(cluster: ClusterSection) -> dict[str, TaskSection]:
     """The task types that are present, in listing order."""
     every = {kind: getattr(cluster.tasks, kind) for kind in TASK_TYPES}
     return {kind: task for kind, task in every.items() if task is not None}
 
 
-def strategy(cluster: Cluster) -> Strategy:
+def strategy(cluster: ClusterSection) -> Strategy:
     if cluster.runtime.strategy is not None:
         return Strategy(cluster.runtime.strategy)
     has_ps = cluster.tasks.ps is not None
     return Strategy.PARAMETER_SERVER if has_ps else Strategy.COLLECTIVE
 
 
-def check_rules(cluster: Cluster, findings: Findings) -> None:
+def check_rules(cluster: ClusterSection, findings: Findings) -> None:
     if findings.sound("tasks"):
         _check_training(cluster, findings)
         if findings.sound("command"):
@@ -55,27 +55,27 @@ def check_rules(cluster: Cluster, findings: Findings) -> None:
         _check_hosts(cluster, findings)
 
 
-def check_unused(cluster: Cluster, findings: Findings) -> None:
+def check_unused(cluster: ClusterSection, findings: Findings) -> None:
     """Warn about settings of a valid configuration that have no effect."""
     if cluster.hosts and not findings.is_written("backend"):
         message = "'hosts' is not used: without 'backend' all tasks run here"
         findings.warn(("hosts",), message, "backend: ssh; or backend: local")
 
 
-def _check_hosts(cluster: Cluster, findings: Findings) -> None:
+def _check_hosts(cluster: ClusterSection, findings: Findings) -> None:
     if schedulers.get(cluster.backend).lists_hosts and not cluster.hosts:
         path = ("hosts",) if findings.is_written("hosts") else ("backend",)
         message = f"backend {cluster.backend} needs 'hosts'"
         findings.error(path, message, "hosts: [node1, node2]")
 
 
-def _check_training(cluster: Cluster, findings: Findings) -> None:
+def _check_training(cluster: ClusterSection, findings: Findings) -> None:
     if not any(kind in groups(cluster) for kind in RANKED_TYPES):
         message = "needs at least one worker or chief"
         findings.error(("tasks",), message, "tasks: {worker: 2}")
 
 
-def _check_tasks(cluster: Cluster, findings: Findings) -> None:
+def _check_tasks(cluster: ClusterSection, findings: Findings) -> None:
     tasks = groups(cluster)
     if "chief" in tasks and tasks["chief"].count > 1:
         message = f"only one chief is possible; found {tasks['chief'].count}"
@@ -97,7 +97,7 @@ def _check_tasks(cluster: Cluster, findings: Findings) -> None:
             findings.error((*path, "command"), message, "remove it, or server: true")
 
 
-def _check_min(cluster: Cluster, findings: Findings) -> None:
+def _check_min(cluster: ClusterSection, findings: Findings) -> None:
     for kind, task in groups(cluster).items():
         if task.min is None:
             continue
@@ -115,7 +115,7 @@ def _check_min(cluster: Cluster, findings: Findings) -> None:
             findings.error(path, message, "restart: {max: 3}")
 
 
-def _check_commands(cluster: Cluster, findings: Findings) -> None:
+def _check_commands(cluster: ClusterSection, findings: Findings) -> None:
     if cluster.command is not None:
         return
     without = [
@@ -128,7 +128,7 @@ def _check_commands(cluster: Cluster, findings: Findings) -> None:
         findings.error(("command",), message, "command: python train.py")
 
 
-def _check_strategy(cluster: Cluster, findings: Findings) -> None:
+def _check_strategy(cluster: ClusterSection, findings: Findings) -> None:
     chosen = strategy(cluster)
     has_ps = cluster.tasks.ps is not None
     if has_ps and chosen in _WITHOUT_PS:
@@ -140,7 +140,7 @@ def _check_strategy(cluster: Cluster, findings: Findings) -> None:
         findings.error(("runtime", "strategy"), message, "tasks: {ps: 1, ...}")
 
 
-def _check_runtime(cluster: Cluster, findings: Findings) -> None:
+def _check_runtime(cluster: ClusterSection, findings: Findings) -> None:
     runtime, chosen = cluster.runtime, strategy(cluster)
     if runtime.sync_every is not None and runtime.sync_seconds is not None:
         message = "'sync_every' and 'sync_seconds' are both set; choose one"
@@ -164,7 +164,7 @@ def _check_runtime(cluster: Cluster, findings: Findings) -> None:
         findings.warn(("runtime", "compression"), message)
 
 
-def _check_error_feedback(cluster: Cluster, findings: Findings) -> None:
+def _check_error_feedback(cluster: ClusterSection, findings: Findings) -> None:
     runtime, chosen = cluster.runtime, strategy(cluster)
     if not runtime.error_feedback:
         return
@@ -180,7 +180,7 @@ def _check_error_feedback(cluster: Cluster, findings: Findings) -> None:
         findings.error(path, message, "transport: host")
 
 
-def _check_shards(cluster: Cluster, findings: Findings) -> None:
+def _check_shards(cluster: ClusterSection, findings: Findings) -> None:
     runtime, chosen, path = cluster.runtime, strategy(cluster), ("runtime", "shards")
     if runtime.shards is None:
         return
@@ -211,7 +211,7 @@ def _check_shards(cluster: Cluster, findings: Findings) -> None:
         findings.error(path, message, "a rank needs at least one shard")
 
 
-def _check_restart(cluster: Cluster, findings: Findings) -> None:
+def _check_restart(cluster: ClusterSection, findings: Findings) -> None:
     chosen = strategy(cluster)
     waits = chosen in (*_WITHOUT_PS, Strategy.REPLICATED)
     words = str(chosen)
@@ -229,7 +229,7 @@ def _check_restart(cluster: Cluster, findings: Findings) -> None:
             findings.error(("restart", key), message, "restart: {max: 3}")
 
 
-def _check_requeue(cluster: Cluster, findings: Findings) -> None:
+def _check_requeue(cluster: ClusterSection, findings: Findings) -> None:
     if cluster.restart.on_time_limit != "requeue":
         return
     path, scheduler = ("restart", "on_time_limit"), schedulers.get(cluster.backend)
@@ -246,7 +246,7 @@ def _check_requeue(cluster: Cluster, findings: Findings) -> None:
         findings.error(path, message, "restart: {max: 10, on_time_limit: requeue}")
 
 
-def _check_secrets(cluster: Cluster, findings: Findings) -> None:
+def _check_secrets(cluster: ClusterSection, findings: Findings) -> None:
     for name, source in cluster.secrets.items():
         path = ("secrets", name)
         if (source.file is None) == (source.env is None):

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.config import field_types as kinds
-from tfcluster.config.models import Cluster
+from tfcluster.config.models import ClusterSection
 from tfcluster.config.shape import Key, Kind, ListOf, MapOf, Nested, Section
 from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import Scheduler
@@ -39,24 +39,26 @@ def known(names: Iterable[str]) -> tuple[Scheduler, ...]:
 
 def mentioned(names: Iterable[str]) -> tuple[Scheduler, ...]:
     """The schedulers among these words; keys that every file can have are none."""
-    words = sorted({*names} - {*Cluster.known})
+    words = sorted({*names} - {*ClusterSection.known})
     return tuple(filter(None, map(schedulers.find, words)))
 
 
 @functools.cache
-def cluster_model(known: tuple[Scheduler, ...]) -> type[Cluster]:
-    """``Cluster`` with a section for each scheduler that has settings."""
+def cluster_model(known: tuple[Scheduler, ...]) -> type[ClusterSection]:
+    """``ClusterSection`` with a section for each scheduler that has settings."""
     backends = (each.name for each in known)
     launchers = ("auto", *(each.launcher for each in known if each.launcher))
     keys = {
-        name: replace(Cluster.known[name], kind=kinds.words(*words))
+        name: replace(ClusterSection.known[name], kind=kinds.words(*words))
         for name, words in (("backend", backends), ("launcher", launchers))
     }
     for each in known:
         if each.settings is not None:
             about = f"Backend {each.name}: {each.title}."
             keys[each.name] = Key(Nested(_section(each.settings)), about, {})
-    return type("Cluster", (Cluster,), {**keys, "__doc__": Cluster.__doc__})
+    return type(
+        "ClusterSection", (ClusterSection,), {**keys, "__doc__": ClusterSection.__doc__}
+    )
 
 
 def _section(settings: type[Any]) -> type[Section]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
-from tfcluster.doctor.probe_hosts import Report
+from tfcluster.doctor.probe_hosts import HostAnswers
 from tfcluster.launcher.clocks import CLOCK_S
 from tfcluster.versions import OLDEST, too_old, unknown
 from tfcluster.vocabulary import FORMAT_VERSION
@@ -42,7 +42,7 @@ class Finding:
 
 
 def findings(
-    reports: Mapping[str, Report], gpus: Mapping[str, int], remedy: str
+    reports: Mapping[str, HostAnswers], gpus: Mapping[str, int], remedy: str
 ) -> list[Finding]:
     """All problems. ``gpus`` has the number that a launch needs on each host;
     ``remedy`` says what to do if a package is missing."""
@@ -64,7 +64,7 @@ def findings(
     return found + _differences(reports)
 
 
-def _of_host(report: Report, remedy: str) -> Iterator[tuple[str, bool]]:
+def _of_host(report: HostAnswers, remedy: str) -> Iterator[tuple[str, bool]]:
     facts = report.facts
     if _numbers(facts.get("python")) < OLDEST_PYTHON:
         yield f"Python {facts.get('python')} is older than 3.10", True
@@ -107,7 +107,7 @@ def _of_host(report: Report, remedy: str) -> Iterator[tuple[str, bool]]:
         yield f"its clock is {report.clock_error_s:+.0f} s off", False
 
 
-def _gpus(report: Report, wanted: int) -> Iterator[tuple[str, bool]]:
+def _gpus(report: HostAnswers, wanted: int) -> Iterator[tuple[str, bool]]:
     gpus = report.facts.get("gpus")
     if not isinstance(gpus, list):
         return
@@ -118,7 +118,7 @@ def _gpus(report: Report, wanted: int) -> Iterator[tuple[str, bool]]:
             yield f"GPU {number} is in use ({gpu['used_mib']} MiB)", False
 
 
-def _differences(reports: Mapping[str, Report]) -> list[Finding]:
+def _differences(reports: Mapping[str, HostAnswers]) -> list[Finding]:
     """Package versions and name resolutions that differ from those of most hosts."""
     found: list[Finding] = []
     well = {name: report for name, report in reports.items() if report.error is None}
@@ -147,7 +147,7 @@ def _differences(reports: Mapping[str, Report]) -> list[Finding]:
     return found
 
 
-def rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
+def rows(reports: Mapping[str, HostAnswers]) -> list[tuple[str, ...]]:
     """The rows of the table, one per host; the columns are those of HEADER."""
     table: list[tuple[str, ...]] = []
     for name, report in reports.items():
@@ -169,7 +169,7 @@ def rows(reports: Mapping[str, Report]) -> list[tuple[str, ...]]:
     return table
 
 
-def fact_lines(report: Report) -> list[str]:
+def fact_lines(report: HostAnswers) -> list[str]:
     """All facts of a host, one per line, or on several lines if they have parts."""
     lines: list[str] = []
     for name, value in report.facts.items():
@@ -180,7 +180,9 @@ def fact_lines(report: Report) -> list[str]:
     return lines
 
 
-def to_json(reports: Mapping[str, Report], found: list[Finding]) -> documents.Diagnosis:
+def to_json(
+    reports: Mapping[str, HostAnswers], found: list[Finding]
+) -> documents.Diagnosis:
     """All facts and findings, for programs."""
     return {
         "schema": FORMAT_VERSION,
@@ -202,7 +204,7 @@ def _shown(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: fact for name, fact in facts.items() if name != _ENDED}
 
 
-def _package(report: Report, name: str) -> str | None:
+def _package(report: HostAnswers, name: str) -> str | None:
     version = _mapping(report.facts.get("packages")).get(name)
     return version if isinstance(version, str) else None
 

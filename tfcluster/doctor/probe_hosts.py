@@ -31,7 +31,7 @@ _TASK = "doctor"
 
 
 @dataclass(frozen=True, slots=True)
-class Requirements:
+class ProbedRequirements:
     """What a launch needs on the hosts."""
 
     python: Interpreter
@@ -56,7 +56,7 @@ class Requirements:
 
 
 @dataclass(slots=True)
-class Report:
+class HostAnswers:
     """What is known about one host."""
 
     host: Host
@@ -75,8 +75,8 @@ class Report:
 
 
 def examine(
-    hosts: Sequence[Host], starter: Starter, requirements: Requirements
-) -> dict[str, Report]:
+    hosts: Sequence[Host], starter: Starter, requirements: ProbedRequirements
+) -> dict[str, HostAnswers]:
     """Examine all hosts; returns host name -> report, in the order of ``hosts``."""
     return _Examination(hosts, starter, requirements).run()
 
@@ -96,17 +96,17 @@ def peers_to_probe(number: int, count: int) -> list[int]:
 
 class _Examination:
     def __init__(
-        self, hosts: Sequence[Host], starter: Starter, requirements: Requirements
+        self, hosts: Sequence[Host], starter: Starter, requirements: ProbedRequirements
     ) -> None:
         self._requirements = requirements
-        self._reports = {host.name: Report(host) for host in hosts}
+        self._reports = {host.name: HostAnswers(host) for host in hosts}
         self._contacts = BriefContacts(starter, "doctor")
         self._asked_s: dict[str, float] = {}
         self._packages: dict[str, str] = {}
         self._alone = len(hosts) == 1
         self._deadline = 0.0
 
-    def run(self) -> dict[str, Report]:
+    def run(self) -> dict[str, HostAnswers]:
         try:
             self._contacts.open([report.host for report in self._reports.values()])
             patience_s = greeting_s(len(self._reports))
@@ -133,7 +133,7 @@ class _Examination:
             self._contacts.close()
         return self._reports
 
-    def _well(self) -> list[Report]:
+    def _well(self) -> list[HostAnswers]:
         return [report for report in self._reports.values() if report.error is None]
 
     def _until(self, done: Any, patience_s: float, complaint: str) -> None:
@@ -163,7 +163,7 @@ class _Examination:
             hold = requests.Hold(1, self._requirements.low, self._requirements.high)
             self._contacts.send(item.host, hold)
 
-    def _received(self, report: Report, message: messages.Message) -> None:
+    def _received(self, report: HostAnswers, message: messages.Message) -> None:
         match message:
             case messages.Hello():
                 self._packages[report.host.name] = message.package
@@ -200,7 +200,7 @@ class _Examination:
                 if code:
                     report.error = tail[-1] if tail else "the probe failed"
 
-    def _fact(self, report: Report, line: str) -> None:
+    def _fact(self, report: HostAnswers, line: str) -> None:
         if not line.startswith(MARK):
             return
         try:
@@ -214,7 +214,7 @@ class _Examination:
             asked_s = self._asked_s[report.host.name]
             report.clock_error_s = certain_lead(value, asked_s, time.time())
 
-    def _probe(self, report: Report, tried: Sequence[Report]) -> None:
+    def _probe(self, report: HostAnswers, tried: Sequence[HostAnswers]) -> None:
         requirements, name = self._requirements, report.host.name
         peers = [(other.host.name, other.address, other.port) for other in tried]
         wanted: Mapping[str, Any] = {

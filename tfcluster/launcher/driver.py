@@ -37,7 +37,7 @@ from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
 from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.result_recorder import ResultRecorder
-from tfcluster.launcher.results import Results
+from tfcluster.launcher.results import ResultsFetcher
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stack_requests import ask_stacks
 from tfcluster.launcher.stall_detector import StallDetector
@@ -141,7 +141,9 @@ class Driver:
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
         self._results = ResultRecorder(
-            Results(current, hosts.send, hosts.files.has_copy, launched_s=time.time()),
+            ResultsFetcher(
+                current, hosts.send, hosts.files.has_copy, launched_s=time.time()
+            ),
             journal,
             show,
         )

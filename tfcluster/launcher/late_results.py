@@ -24,8 +24,8 @@ from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
     Inbox,
-    Outcome,
-    Wanted,
+    TransferOutcome,
+    WantedFiles,
     run_all,
 )
 from tfcluster.launcher.results import AT_ONCE
@@ -52,8 +52,8 @@ def fetch_late(
     apart: bool,
     force: bool,
     launched_s: float,
-    show: Callable[[Mapping[str, Outcome]], None],
-) -> list[tuple[Outcome, TfclusterError | None]]:
+    show: Callable[[Mapping[str, TransferOutcome]], None],
+) -> list[tuple[TransferOutcome, TfclusterError | None]]:
     """Fetch from hosts whose run is over; an error says why a host was not reached.
 
     ``show`` is called now and then with the outcomes so far.
@@ -62,8 +62,8 @@ def fetch_late(
     numbers = itertools.count(1)
     root = description.workdir
     seen, sync = witnesses(root), description.sync
-    wanted = Wanted(str(root) if sync is None else sync.folder, seen, patterns)
-    outcomes = {host.name: Outcome(host.name) for host in hosts}
+    wanted = WantedFiles(str(root) if sync is None else sync.folder, seen, patterns)
+    outcomes = {host.name: TransferOutcome(host.name) for host in hosts}
     threads = ChannelThreads()
     with ThreadPoolExecutor(AT_ONCE) as pool:
         opened = list(pool.map(lambda host: _Line.open(starter, host, threads), hosts))
@@ -96,7 +96,7 @@ def fetch_late(
         with suppress(OSError):
             fetched.save()
         _end(lines)
-    result: list[tuple[Outcome, TfclusterError | None]] = []
+    result: list[tuple[TransferOutcome, TfclusterError | None]] = []
     for host, line in zip(hosts, opened, strict=True):
         outcome = outcomes[host.name]
         error = line if isinstance(line, TfclusterError) else None

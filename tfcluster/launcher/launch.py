@@ -80,7 +80,7 @@ _WHY_ENDED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedLaunch:
     """A Description with hosts and tasks: all we know before anything starts."""
 
     description: Description
@@ -105,11 +105,11 @@ class Prepared:
         )
 
 
-def prepare(description: Description, allocation: Allocation) -> Prepared:
+def prepare(description: Description, allocation: Allocation) -> PreparedLaunch:
     """Place and compose. Raises StartError if slots, GPUs or TF_CONFIG don't fit."""
     places = place(description, allocation)
     specs = compose(description, places, _looking_in(description))
-    return Prepared(
+    return PreparedLaunch(
         description=description,
         allocation=allocation,
         specs=specs,
@@ -201,7 +201,7 @@ class Launch:
 
     given: Description
     """What the user asked for, before it was fitted to the scheduler's limits."""
-    prepared: Prepared
+    prepared: PreparedLaunch
     secrets: Mapping[str, str]
     starter: Starter
     state: Path

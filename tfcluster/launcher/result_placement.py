@@ -66,7 +66,7 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placing:
     """Where a file goes."""
 
     path: str
@@ -154,23 +154,23 @@ class ResultFolder:
         self._force = force
         self._below = f"{host_folder(host)}/" if apart else ""
 
-    def choose(self, remote: Remote) -> Choice:
+    def choose(self, remote: Remote) -> Placing:
         """Where the file goes now. Raises PlacementError."""
         path = self._below + remote.path
         local, copy = self._look(path), self._fetched.get(path)
         if is_current(remote, local, copy):
-            return Choice(path, current=True, original=path)
+            return Placing(path, current=True, original=path)
         why = objection(remote, local, copy, launched_ns=self._launched_ns)
         if why is None or (self._force and local is not None and local.is_file):
-            return Choice(path, current=False, original=path)
+            return Placing(path, current=False, original=path)
         aside = beside(path, self._host)
         local, copy = self._look(aside), self._fetched.get(aside)
         if also := objection(remote, local, copy, launched_ns=self._launched_ns):
             raise PlacementError(f"{why}; {aside}: {also}")
         current = is_current(remote, local, copy)
-        return Choice(aside, current=current, original=path, why=why)
+        return Placing(aside, current=current, original=path, why=why)
 
-    def bases(self, choice: Choice, remote: Remote) -> list[Path]:
+    def bases(self, choice: Placing, remote: Remote) -> list[Path]:
         """The files here whose content may be the beginning of the host's file."""
         names = dict.fromkeys((choice.original, choice.path))
         found = []
@@ -181,10 +181,10 @@ class ResultFolder:
             found.append(self._root / local_path(name))
         return found
 
-    def is_original(self, base: Path | None, choice: Choice) -> bool:
+    def is_original(self, base: Path | None, choice: Placing) -> bool:
         return base == self._root / local_path(choice.original)
 
-    def partial(self, choice: Choice) -> Partial:
+    def partial(self, choice: Placing) -> PartialFile:
         """The part of a file that has arrived. Raises PlacementError or OSError."""
         target = self._root / local_path(choice.path)
         # A file, a dangling link or a link to elsewhere may be where a folder must be.
@@ -196,9 +196,9 @@ class ResultFolder:
         target.parent.mkdir(parents=True, exist_ok=True)
         name = raw(f"{self._host}\0{choice.path}")
         digest = new_hash(name).hexdigest()[:24]
-        return Partial(target.parent / f"{_PARTIAL}{digest}")
+        return PartialFile(target.parent / f"{_PARTIAL}{digest}")
 
-    def keep(self, choice: Choice, remote: Remote, digest: str) -> None:
+    def keep(self, choice: Placing, remote: Remote, digest: str) -> None:
         """Note that the file here has the content of the host's file."""
         local = self._look(choice.path)
         if local is not None:
@@ -206,7 +206,7 @@ class ResultFolder:
             copy = Copy(remote.size, remote.mtime_ns, *here, digest)
             self._fetched.put(choice.path, copy)
 
-    def place(self, partial: Partial, choice: Choice, remote: Remote) -> Choice:
+    def place(self, partial: PartialFile, choice: Placing, remote: Remote) -> Placing:
         """Move a complete file into place. Raises PlacementError or OSError.
 
         Returns where the file went: something may have changed here while it was sent.
@@ -234,7 +234,7 @@ class ResultFolder:
         return Local(found.st_size, found.st_mtime_ns, found.st_ctime_ns, is_file)
 
 
-class Partial:
+class PartialFile:
     """A file that is arriving, under a temporary name in its target's folder.
 
     The open file is locked, so that two fetches never write to one file.
@@ -246,7 +246,7 @@ class Partial:
         self.size = os.fstat(self._fd).st_size
         self.hash = new_hash()
 
-    def __enter__(self) -> Partial:
+    def __enter__(self) -> PartialFile:
         return self
 
     def __exit__(

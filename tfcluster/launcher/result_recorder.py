@@ -7,8 +7,8 @@ import time
 
 from tfcluster.console.views.results import result_lines
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.result_transfer import Outcome
-from tfcluster.launcher.results import Fetch, Results, event_fields
+from tfcluster.launcher.result_transfer import TransferOutcome
+from tfcluster.launcher.results import HostFetch, ResultsFetcher, event_fields
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message
@@ -22,11 +22,13 @@ _POLL_S = 0.02
 class ResultRecorder:
     """The results of a run, with their events in the record."""
 
-    def __init__(self, results: Results, journal: Journal, show: RunOutput) -> None:
+    def __init__(
+        self, results: ResultsFetcher, journal: Journal, show: RunOutput
+    ) -> None:
         self._results = results
         self._journal = journal
         self._show = show
-        self._final: Fetch | None = None
+        self._final: HostFetch | None = None
 
     def received(self, host: str, message: Message) -> bool:
         """Take a message if it is about results; returns whether it was."""
@@ -40,7 +42,7 @@ class ResultRecorder:
         """The progress of the current fetch; None if nothing is being fetched."""
         return self._results.text()
 
-    def begin(self, number: str | None, request: commands.Fetch) -> Fetch:
+    def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """Begin a fetch; events ``results`` follow, one for each host."""
         fetch = self._results.begin(number, request)
         hosts = list(fetch.outcomes)
@@ -78,7 +80,7 @@ class ResultRecorder:
                 self._tell(outcome, fetch.number)
         return final
 
-    def _tell(self, outcome: Outcome, number: str | None) -> None:
+    def _tell(self, outcome: TransferOutcome, number: str | None) -> None:
         folder = self._results.folder
         fields = event_fields(outcome, number, folder)
         self._journal.event("results", **fields)

@@ -26,9 +26,9 @@ from tfcluster.agent.workdir_patterns import (
 )
 from tfcluster.launcher.result_placement import (
     READ_BYTES,
-    Choice,
-    Partial,
+    PartialFile,
     PlacementError,
+    Placing,
     Remote,
     ResultFolder,
     new_hash,
@@ -92,7 +92,7 @@ class Names:
 
 
 @dataclass(slots=True)
-class Outcome:
+class TransferOutcome:
     """What became of a host's results, with numbers of files and bytes.
 
     One thread writes it while others read it, as progress.
@@ -146,7 +146,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFiles:
     """What to ask a host for."""
 
     folder: str
@@ -160,8 +160,8 @@ class HostTransfer:
 
     def __init__(
         self,
-        outcome: Outcome,
-        wanted: Wanted,
+        outcome: TransferOutcome,
+        wanted: WantedFiles,
         here: ResultFolder,
         *,
         send: Callable[[requests.Request], None],
@@ -266,12 +266,12 @@ class HostTransfer:
             outcome.missed.add(remote.path, f"cannot be written here: {said}")
         outcome.done_bytes = before + remote.size
 
-    def _note(self, choice: Choice) -> None:
+    def _note(self, choice: Placing) -> None:
         if choice.why is not None:
             text = f"{choice.why}; the host's is {choice.path}"
             self._outcome.kept.add(choice.original, text)
 
-    def _receive_file(self, remote: Remote, choice: Choice) -> None:
+    def _receive_file(self, remote: Remote, choice: Placing) -> None:
         with self._here.partial(choice) as partial:
             for proves in (True, False):
                 if self._transfer(remote, choice, partial, proves=proves):
@@ -281,7 +281,7 @@ class HostTransfer:
             raise _FileError("what arrived has another digest than on the host")
 
     def _transfer(
-        self, remote: Remote, choice: Choice, partial: Partial, *, proves: bool
+        self, remote: Remote, choice: Placing, partial: PartialFile, *, proves: bool
     ) -> bool:
         """Fetch the rest of a file; False if the digest is wrong."""
         outcome = self._outcome
@@ -298,7 +298,7 @@ class HostTransfer:
         if same and self._here.is_original(base, choice):
             self._drain(number)
             partial.remove()
-            original = Choice(choice.original, current=True, original=choice.original)
+            original = Placing(choice.original, current=True, original=choice.original)
             self._here.keep(original, remote, digest)
             self._returned(remote, original, digest)
             outcome.unchanged += 1
@@ -324,7 +324,7 @@ class HostTransfer:
         return True
 
     def _proof(
-        self, remote: Remote, choice: Choice, partial: Partial
+        self, remote: Remote, choice: Placing, partial: PartialFile
     ) -> tuple[Path | None, int, str]:
         """Which part of the file is here: the other file that has it (None: the part
         that arrived before), the number of bytes, and their digest."""
@@ -357,7 +357,9 @@ class HostTransfer:
         if why := self._stopped():
             raise _Ended(why)
 
-    def _pieces(self, number: int, size: int, partial: Partial) -> messages.Complete:
+    def _pieces(
+        self, number: int, size: int, partial: PartialFile
+    ) -> messages.Complete:
         """Receive the next ``size`` bytes; returns the final answer."""
         asked: list[float] = []
         left = -(-size // RESULT_PIECE_BYTES) + 1  # the last answer is `complete`
@@ -388,7 +390,7 @@ class HostTransfer:
         self._send(requests.More(number))
         self._receive_of_file(number)
 
-    def _returned(self, remote: Remote, choice: Choice, digest: str) -> None:
+    def _returned(self, remote: Remote, choice: Placing, digest: str) -> None:
         """Tell the host that the workdir here now has its file's content."""
         if choice.path == remote.path:
             self._send(requests.Returned(remote.path, digest))

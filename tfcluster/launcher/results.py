@@ -23,8 +23,8 @@ from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
     Inbox,
-    Outcome,
-    Wanted,
+    TransferOutcome,
+    WantedFiles,
     run_all,
 )
 from tfcluster.launcher.workdir_listing import witnesses
@@ -45,12 +45,12 @@ PROGRESS_S = 0.5
 
 
 @dataclass(slots=True)
-class Fetch:
+class HostFetch:
     """One fetch, from some hosts."""
 
     number: str | None
     """The number of the request; None: the fetch at the end of the run."""
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, TransferOutcome]
     transfers: Sequence[HostTransfer]
     stop: str | None = None
     """Why the fetch has to end early."""
@@ -60,7 +60,7 @@ class Fetch:
     steps: int = 0
 
 
-class Results:
+class ResultsFetcher:
     """The fetches of one run. Every method is called from the launcher's one loop."""
 
     def __init__(
@@ -82,8 +82,8 @@ class Results:
         self._lost: dict[str, str] = {}
         self._numbers = itertools.count(1)
         self._fetched: FetchedFiles | None = None
-        self._waiting: SimpleQueue[Fetch] = SimpleQueue()
-        self._fetches: list[Fetch] = []
+        self._waiting: SimpleQueue[HostFetch] = SimpleQueue()
+        self._fetches: list[HostFetch] = []
         self._thread: threading.Thread | None = None
         self._shown_s = 0.0
 
@@ -103,24 +103,26 @@ class Results:
         if host in self._inboxes:
             self._inboxes[host].end(cause)
 
-    def begin(self, number: str | None, request: commands.Fetch) -> Fetch:
+    def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """Begin a fetch, without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
         hosts = self._hosts(every=every)
         if schedulers.get(self._job.description.backend).here:
-            outcomes = {host: Outcome(host, shared=True, over=True) for host in hosts}
-            fetch = Fetch(number, outcomes, (), over=True)
+            outcomes = {
+                host: TransferOutcome(host, shared=True, over=True) for host in hosts
+            }
+            fetch = HostFetch(number, outcomes, (), over=True)
             self._fetches.append(fetch)
             return fetch
         if self._fetched is None:
             self._fetched = FetchedFiles(self._paths)
         root = self._job.description.workdir
         seen = witnesses(root)
-        outcomes = {host: Outcome(host) for host in hosts}
+        outcomes = {host: TransferOutcome(host) for host in hosts}
         for host, outcome in outcomes.items():
             if self._has_copy(host) is False:
                 outcome.shared = outcome.over = True
-        fetch = Fetch(number, outcomes, ())
+        fetch = HostFetch(number, outcomes, ())
         fetch.transfers = [
             HostTransfer(
                 outcomes[host],
@@ -149,11 +151,12 @@ class Results:
             self._thread.start()
         return fetch
 
-    def skip(self, why: str) -> list[Outcome]:
+    def skip(self, why: str) -> list[TransferOutcome]:
         """The outcomes of a fetch at the end that is skipped for this reason."""
         _, every = self._wanted(commands.Fetch())
         return [
-            Outcome(host, cause=why, over=True) for host in self._hosts(every=every)
+            TransferOutcome(host, cause=why, over=True)
+            for host in self._hosts(every=every)
         ]
 
     def leave(self, why: str) -> None:
@@ -172,14 +175,14 @@ class Results:
 
     def _asked(
         self, host: str, patterns: tuple[str, ...], seen: tuple[tuple[str, int], ...]
-    ) -> Wanted:
+    ) -> WantedFiles:
         description = self._job.description
         # What a host found out before its tasks were started is certain.
         if self._has_copy(host):
             seen = ()
         sync = description.sync
         folder = str(description.workdir) if sync is None else sync.folder
-        return Wanted(folder, seen, patterns)
+        return WantedFiles(folder, seen, patterns)
 
     def _hosts(self, *, every: bool) -> list[str]:
         """All hosts of the run, or only the host of the chief, which has rank 0."""
@@ -223,7 +226,7 @@ class Results:
 
     # --- out ------------------------------------------------------------------------
 
-    def finished(self, now_s: float) -> list[Fetch]:
+    def finished(self, now_s: float) -> list[HostFetch]:
         """The fetches that have ended since the last call; shows progress."""
         ended = [fetch for fetch in self._fetches if fetch.over or _is_stuck(fetch)]
         for fetch in ended:
@@ -254,7 +257,7 @@ class Results:
             fetch.over = True
 
 
-def _is_stuck(fetch: Fetch) -> bool:
+def _is_stuck(fetch: HostFetch) -> bool:
     """Whether nothing has happened for STUCK_S; then the fetch is given up.
 
     A fetch that waits for the one before it is not stuck.
@@ -272,7 +275,7 @@ def _is_stuck(fetch: Fetch) -> bool:
     return True
 
 
-def progress_of(fetch: Fetch) -> dict[str, dict[str, int]]:
+def progress_of(fetch: HostFetch) -> dict[str, dict[str, int]]:
     """By host: the number of bytes that are here, and of all bytes."""
     return {
         each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
@@ -281,7 +284,9 @@ def progress_of(fetch: Fetch) -> dict[str, dict[str, int]]:
     }
 
 
-def event_fields(outcome: Outcome, number: str | None, folder: str) -> dict[str, Any]:
+def event_fields(
+    outcome: TransferOutcome, number: str | None, folder: str
+) -> dict[str, Any]:
     """The keys of the event ``results``; ``folder`` is the workdir here."""
     return {
         "request": number,
@@ -302,7 +307,7 @@ def event_fields(outcome: Outcome, number: str | None, folder: str) -> dict[str,
     }
 
 
-def state_of(outcome: Outcome) -> str:
+def state_of(outcome: TransferOutcome) -> str:
     if outcome.shared:
         return "shared"
     return "fetched" if outcome.well else "incomplete"

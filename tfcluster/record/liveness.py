@@ -179,7 +179,7 @@ class Signs:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LauncherState:
     life: Life
     reason: str | None = None
     last_seen_s: float | None = None
@@ -213,7 +213,7 @@ def signs(
     )
 
 
-def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
+def judge(signs: Signs, *, known: bool, now_s: float) -> LauncherState:
     """Whether the launcher of a run that has no end yet is still alive.
 
     ``known``: the record says which process the launcher is. A launcher on another
@@ -222,22 +222,24 @@ def judge(signs: Signs, *, known: bool, now_s: float) -> Verdict:
     seen_s = signs.heartbeat_s
     fresh = seen_s is not None and now_s - seen_s <= SILENCE_S
     if signs.held and signs.process is not False:
-        return Verdict(Life.ALIVE, None, seen_s)
+        return LauncherState(Life.ALIVE, None, seen_s)
     if not known:
         # A moment passes between creating the folder and the first event.
         if fresh and signs.process is not False:
-            return Verdict(Life.ALIVE, None, seen_s)
-        return Verdict(Life.DEAD, "the launcher died before the run started", seen_s)
+            return LauncherState(Life.ALIVE, None, seen_s)
+        return LauncherState(
+            Life.DEAD, "the launcher died before the run started", seen_s
+        )
     if signs.same_boot:
-        return Verdict(Life.DEAD, "the launcher died", seen_s)
+        return LauncherState(Life.DEAD, "the launcher died", seen_s)
     if signs.same_host:
-        return Verdict(Life.DEAD, "interrupted by a reboot", seen_s)
+        return LauncherState(Life.DEAD, "interrupted by a reboot", seen_s)
     if fresh:
-        return Verdict(Life.ALIVE, None, seen_s)
-    return Verdict(Life.UNKNOWN, "no sign of life from the launcher", seen_s)
+        return LauncherState(Life.ALIVE, None, seen_s)
+    return LauncherState(Life.UNKNOWN, "no sign of life from the launcher", seen_s)
 
 
-def judged(view: RunView, verdict: Verdict) -> RunView:
+def judged(view: RunView, verdict: LauncherState) -> RunView:
     """The run as it must be shown, given the verdict on its launcher."""
     if view.state.final or verdict.life is Life.ALIVE:
         return view

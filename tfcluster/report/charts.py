@@ -70,7 +70,7 @@ Text = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line of a picture."""
 
     points: Sequence[Point]
@@ -92,7 +92,7 @@ class Block:
 
 
 def line_chart(
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     x: str,
     y: str,

@@ -15,7 +15,7 @@ _NOW = ("starting", "running", "stopping")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Interval:
     """A period in which an attempt of a task was in one state. Unix times."""
 
     task: str
@@ -36,7 +36,7 @@ class History:
     now_s: float
     """The Unix time at which the record was read."""
     metrics: Metrics = field(default_factory=Metrics)
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Interval, ...] = ()
     argv: tuple[str, ...] = ()
     version: str | None = None
     """The version of tfcluster."""
@@ -101,17 +101,17 @@ def history(
     )
 
 
-def spans(events: Sequence[Mapping[str, Any]], end_s: float) -> list[Span]:
+def spans(events: Sequence[Mapping[str, Any]], end_s: float) -> list[Interval]:
     """The periods of tasks in each state; a state that has not ended lasts until
     ``end_s``."""
-    found: list[Span] = []
+    found: list[Interval] = []
     current: dict[str, tuple[int, str, float]] = {}
 
     def close(task: str, t_s: float, outcome: str = "") -> None:
         if (known := current.pop(task, None)) is not None:
             attempt, state, start_s = known
             end = max(start_s, t_s)
-            found.append(Span(task, attempt, state, start_s, end, outcome))
+            found.append(Interval(task, attempt, state, start_s, end, outcome))
 
     for event in events:
         task, state, t_s = text(event, "task"), text(event, "state"), number(event, "t")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tfcluster.console.text import byte_size, clock, duration, plural
 from tfcluster.record.metrics import EpochEnd, Sample
 from tfcluster.report import charts
-from tfcluster.report.charts import MUTED, Block, Line, Point
+from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
 from tfcluster.report.html import Content, element, table
 from tfcluster.report.theme import COLOURS
@@ -25,7 +25,7 @@ _VALIDATION = "val_"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class PictureKey:
     """An entry of a legend."""
 
     label: str
@@ -69,7 +69,7 @@ def timeline(history: History) -> ET.Element | None:
     words = {**dict.fromkeys(_PHASES), **dict.fromkeys(_ENDS)}
     names = {"running": "running", **{s: f"ran, and {s}" for s in _ENDS}}
     keys = [
-        Key(names.get(s, s), {**_PHASES, **_ENDS}[s], block=True)
+        PictureKey(names.get(s, s), {**_PHASES, **_ENDS}[s], block=True)
         for s in words
         if s in used
     ]
@@ -109,22 +109,22 @@ def metric_names(history: History) -> list[str]:
 
 def metric(history: History, name: str) -> ET.Element:
     """One metric over the steps: for each rank, whole epochs and the validation."""
-    lines: list[Line] = []
-    keys: list[Key] = []
+    lines: list[ChartLine] = []
+    keys: list[PictureKey] = []
     for samples in list(history.samples_of().values())[:_MOST_LINES]:
         points = _by_step(samples, lambda s: s.metrics.get(name))
         if points:
-            lines.append(Line(points, MUTED))
+            lines.append(ChartLine(points, MUTED))
     if lines:
-        keys.append(Key("one rank's rows, within the epoch", MUTED))
+        keys.append(PictureKey("one rank's rows, within the epoch", MUTED))
     rows: dict[int, list[str]] = {}
     for place, (label, key) in enumerate(
         (("all rows of an epoch", name), ("validation", f"{_VALIDATION}{name}"))
     ):
         points = _epochs(history, key)
         if points:
-            lines.append(Line(points, place, dashed=bool(place), marked=True))
-            keys.append(Key(label, place, dashed=bool(place)))
+            lines.append(ChartLine(points, place, dashed=bool(place), marked=True))
+            keys.append(PictureKey(label, place, dashed=bool(place)))
         for epoch in _first_task_epochs(history):
             if key in epoch.metrics:
                 row = rows.setdefault(epoch.epoch, ["", ""])
@@ -277,7 +277,7 @@ def _figure(
     title: str,
     note: str,
     svg: ET.Element,
-    keys: Sequence[Key],
+    keys: Sequence[PictureKey],
     numbers: ET.Element | None,
     *,
     wide: bool = False,
@@ -294,19 +294,21 @@ def _figure(
     return element("figure", *parts, **({"class_": "wide"} if wide else {}))
 
 
-def _entry(key: Key) -> ET.Element:
+def _entry(key: PictureKey) -> ET.Element:
     colour = "var(--muted)" if key.colour == MUTED else f"var(--c{key.colour})"
     kind = "key block" if key.block else "key dashed" if key.dashed else "key"
     swatch = element("span", class_=kind, style=f"color: {colour}", aria_hidden="true")
     return element("li", swatch, element("span", key.label))
 
 
-def _told_apart(found: Mapping[str, list[Point]]) -> tuple[list[Line], list[Key]]:
+def _told_apart(
+    found: Mapping[str, list[Point]],
+) -> tuple[list[ChartLine], list[PictureKey]]:
     """A colour for each task; if there are many, only for the lowest and highest."""
     if len(found) <= COLOURS:
         pairs = list(enumerate(found.items()))
-        lines = [Line(points, number) for number, (_, points) in pairs]
-        return lines, [Key(task, number) for number, (task, _) in pairs]
+        lines = [ChartLine(points, number) for number, (_, points) in pairs]
+        return lines, [PictureKey(task, number) for number, (task, _) in pairs]
     means = {
         task: statistics.fmean(v for _, v in points if v is not None)
         for task, points in found.items()
@@ -314,12 +316,12 @@ def _told_apart(found: Mapping[str, list[Point]]) -> tuple[list[Line], list[Key]
     order = sorted(means, key=lambda task: means[task])
     low, high = order[0], order[-1]
     others = [task for task in found if task not in (low, high)][:_MOST_LINES]
-    lines = [Line(found[task], MUTED) for task in others]
-    lines += [Line(found[low], 1), Line(found[high], 0)]
+    lines = [ChartLine(found[task], MUTED) for task in others]
+    lines += [ChartLine(found[low], 1), ChartLine(found[high], 0)]
     rest = len(found) - 2
-    keys = [Key(f"{high} (highest)", 0), Key(f"{low} (lowest)", 1)]
+    keys = [PictureKey(f"{high} (highest)", 0), PictureKey(f"{low} (lowest)", 1)]
     shown = "" if len(others) == rest else f", of which {len(others)} are shown"
-    return lines, [*keys, Key(f"{plural(rest, 'other')}{shown}", MUTED)]
+    return lines, [*keys, PictureKey(f"{plural(rest, 'other')}{shown}", MUTED)]
 
 
 def _by_step(

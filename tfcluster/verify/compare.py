@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.verify.noise import Noise
-from tfcluster.verify.recorded import Event, Recorded, Run
+from tfcluster.verify.recorded import Recorded, RecordedEvent, RecordedRun
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -130,9 +130,9 @@ class _Comparing:
         return Comparison(self.steps, first, tuple(self.totals.values()))
 
     def _events(
-        self, alone: Sequence[Event], ranks: Sequence[Event]
+        self, alone: Sequence[RecordedEvent], ranks: Sequence[RecordedEvent]
     ) -> Difference | None:
-        before: dict[int, Event] = {}
+        before: dict[int, RecordedEvent] = {}
         for one, other in zip_longest(alone, ranks):
             if (
                 one is None
@@ -150,7 +150,9 @@ class _Comparing:
                 return found
         return None
 
-    def _fetched(self, alone: Sequence[Run], ranks: Sequence[Run]) -> Difference | None:
+    def _fetched(
+        self, alone: Sequence[RecordedRun], ranks: Sequence[RecordedRun]
+    ) -> Difference | None:
         """The first difference in what sessions returned, as far as both runs went.
 
         It is compared after all steps: a worker may fetch the loss of its own rows
@@ -177,7 +179,7 @@ class _Comparing:
         return part
 
     def _step(
-        self, one: Event, other: Event, before: Event | None
+        self, one: RecordedEvent, other: RecordedEvent, before: RecordedEvent | None
     ) -> Difference | None:
         """The first difference, in the order learning rate, weights, states, slots."""
         step = self.steps + 1
@@ -219,7 +221,9 @@ class _Comparing:
                 )
         return None
 
-    def _logs(self, one: Event, other: Event, step: int) -> Difference | None:
+    def _logs(
+        self, one: RecordedEvent, other: RecordedEvent, step: int
+    ) -> Difference | None:
         for name in dict.fromkeys([*one.logs, *other.logs]):
             mine, theirs = one.logs.get(name), other.logs.get(name)
             words = f"{name!r} {_LOGS.get(one.kind, '')}".strip()
@@ -250,8 +254,10 @@ class _Comparing:
         return None
 
 
-def _other_course(one: Event | None, other: Event | None, steps: int) -> Difference:
-    def words(event: Event | None) -> str:
+def _other_course(
+    one: RecordedEvent | None, other: RecordedEvent | None, steps: int
+) -> Difference:
+    def words(event: RecordedEvent | None) -> str:
         if event is None:
             return "the program ended"
         if event.kind == "step":
@@ -264,7 +270,7 @@ def _other_course(one: Event | None, other: Event | None, steps: int) -> Differe
     )
 
 
-def _floors(event: Event, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
+def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:
     """By kind, the smallest value that differences are compared with.
 
     If a weight has no influence on the loss, its gradients are rounding errors.

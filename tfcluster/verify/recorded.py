@@ -21,7 +21,7 @@ _RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class RecordedEvent:
     """The result of a step, of a batch or of an epoch."""
 
     kind: str
@@ -45,12 +45,12 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """A call of ``session.run`` that returned numbers."""
 
     after_steps: int
     """The number of steps that had been recorded when it returned."""
-    event: Event
+    event: RecordedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Devices:
 class Recorded:
     """Everything that a run recorded."""
 
-    events: tuple[Event, ...]
+    events: tuple[RecordedEvent, ...]
     """The events in order, without those in ``runs``."""
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RecordedRun, ...] = ()
     """What the program fetched from sessions of TensorFlow 1. If workers wait for each
     other, updates are applied while a session runs, so they have a separate order."""
     clips: tuple[str, ...] = ()
@@ -97,8 +97,8 @@ def read(folder: Path) -> Recorded:
         text = ""
     # A run that was stopped may have left half a line.
     lines = [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
-    events: list[Event] = []
-    runs: list[Run] = []
+    events: list[RecordedEvent] = []
+    runs: list[RecordedRun] = []
     notes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     steps = 0
     for line in lines:
@@ -106,7 +106,7 @@ def read(folder: Path) -> Recorded:
             event = _event(line, folder)
             steps += event.kind == "step"
             if event.kind == _RUN:
-                runs.append(Run(steps, event))
+                runs.append(RecordedRun(steps, event))
             else:
                 events.append(event)
         else:
@@ -130,12 +130,12 @@ def _devices(notes: Sequence[Mapping[str, Any]]) -> Devices:
     )
 
 
-def _event(line: Mapping[str, Any], folder: Path) -> Event:
+def _event(line: Mapping[str, Any], folder: Path) -> RecordedEvent:
     if line["kind"] == "step":
-        return Event(
+        return RecordedEvent(
             kind="step",
             of=line["optimizer"],
             file=folder / line["file"],
             names=tuple((kind, name) for kind, name in line["names"]),
         )
-    return Event(kind=line["kind"], of=line["model"], logs=line["logs"])
+    return RecordedEvent(kind=line["kind"], of=line["model"], logs=line["logs"])

@@ -13,7 +13,7 @@ _REFUSAL = re.compile(r"(?:\w+\.)*CollectiveError: ")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TrialFailure:
     """Why a run of the program failed."""
 
     reason: str
@@ -28,7 +28,7 @@ class Failure:
 
 def failure(
     cause: str, tail: tuple[str, ...], *, folder: str = "", task: str = ""
-) -> Failure:
+) -> TrialFailure:
     """The failure of a task, from the cause in the record and the end of its log.
 
     ``folder`` is the copy that it ran in, which will be removed.
@@ -40,8 +40,8 @@ def failure(
     whole = [line.strip() for line in tail if line.strip().startswith(cause)]
     reason = whole[-1] if whole else cause
     if _REFUSAL.match(reason):
-        return Failure(_REFUSAL.sub("", reason), (), refused=True, task=task)
-    return Failure(reason, tail, task=task)
+        return TrialFailure(_REFUSAL.sub("", reason), (), refused=True, task=task)
+    return TrialFailure(reason, tail, task=task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Verdict:
     complete: bool = False
     """Whether the program ran to its end in both trials."""
     causes: tuple[str, ...] = ()
-    failed_alone: Failure | None = None
-    failed_on_ranks: Failure | None = None
+    failed_alone: TrialFailure | None = None
+    failed_on_ranks: TrialFailure | None = None
     tolerance: Tolerance | None = None
     """None if one of the runs failed."""
     baseline: str = ""

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, cast
 
 from tfcluster.verify.compare import Difference
-from tfcluster.verify.verdict import Failure, Verdict
+from tfcluster.verify.verdict import TrialFailure, Verdict
 from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def as_json(verdict: Verdict) -> documents.Verification:
     }
 
 
-def _failure(failure: Failure | None) -> documents.FailedTrial | None:
+def _failure(failure: TrialFailure | None) -> documents.FailedTrial | None:
     if failure is None:
         return None
     return {

@@ -15,7 +15,7 @@ import numpy as np
 from tests.fuzz.target import Target
 from tfcluster.runtime.net import buffer_pool
 from tfcluster.runtime.parameter_server import messages, server_socket, service
-from tfcluster.runtime.parameter_server.messages import Message, MessageError
+from tfcluster.runtime.parameter_server.messages import MessageError, PsMessage
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
 
@@ -42,7 +42,7 @@ def _headers(data: bytes) -> None:
     _receive(_PREFIX.pack(len(text), len(rest)) + text + rest)
 
 
-def _sent(message: Message) -> Message:
+def _sent(message: PsMessage) -> PsMessage:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         for end in (ours, theirs):
@@ -52,7 +52,7 @@ def _sent(message: Message) -> Message:
         return messages.receive(ours, buffer_pool.Pool(), {})
 
 
-def _check_same(one: Message, other: Message) -> None:
+def _check_same(one: PsMessage, other: PsMessage) -> None:
     # NaN is not equal to itself, but its text is.
     assert json.dumps(one.header) == json.dumps(other.header)
     assert len(one.arrays) == len(other.arrays)
@@ -148,7 +148,7 @@ def _seeds() -> list[bytes]:
 def _packed(header: Mapping[str, Any], arrays: Sequence[Any]) -> bytes:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        messages.send(theirs, Message(header, arrays))
+        messages.send(theirs, PsMessage(header, arrays))
         return ours.recv(1 << 16)
 
 

@@ -29,7 +29,7 @@ from tfcluster.runtime.partition.collective_ops import (
     OpsExchanger,
 )
 from tfcluster.runtime.partition.draws import Draws
-from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request
+from tfcluster.runtime.partition.exchange import BUCKET_BYTES, ExchangeRequest
 from tfcluster.runtime.partition.functions import parsed
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
@@ -85,7 +85,7 @@ class NoHost:
     words = ()
     bucket_bytes = BUCKET_BYTES
 
-    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         raise NotImplementedError([each.name for each in requests])
 
 
@@ -118,7 +118,7 @@ def exchanged(
     for rank, own in enumerate(parts):
         writer = OpWriter("exchange")
         requests = [
-            Request(
+            ExchangeRequest(
                 writer.argument(tf.as_dtype(array.dtype), array.shape),
                 placement,
                 shape,

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.runtime.programs import checks
 from tfcluster.runtime.collective.transports.base import Slices
 from tfcluster.runtime.parameter_server.service import ShardedModel
-from tfcluster.runtime.parameter_server.sharding import Piece
+from tfcluster.runtime.parameter_server.sharding import VariablePiece
 from tfcluster.runtime.parameter_server.update_graph import Engine, serialised
 
 ROWS, COLUMNS = 50, 3
@@ -72,7 +72,7 @@ def _check(update: Callable[[Any, Any], None]) -> None:
 
     engine = Engine([np.zeros((ROWS, COLUMNS), np.float32)])
     engine.define(serialised(apply, [replica], {}, "s"))
-    model = ShardedModel([Piece(0, 0, ROWS, whole=True)], [True], engine)
+    model = ShardedModel([VariablePiece(0, 0, ROWS, whole=True)], [True], engine)
     for gradient in (slices(7, 3, 9), slices(9, 9, 30), slices(*range(20))):
         update(expected, tf.IndexedSlices(gradient.values, gradient.indices))
         since = model.version

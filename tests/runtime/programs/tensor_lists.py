@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.runtime.programs import checks
-from tfcluster.runtime.exchange.reduce_engine import Kind, TensorList
+from tfcluster.runtime.exchange.reduce_engine import ReduceKind, TensorList
 from tfcluster.runtime.tensors import is_sparse
 
 
@@ -19,24 +19,24 @@ def slices_of(number):
 
 
 MAKERS = {
-    Kind.NONE: lambda number: None,
-    Kind.DENSE: lambda number: tf.fill([number % 3], float(number)),
-    Kind.SPARSE: slices_of,
+    ReduceKind.NONE: lambda number: None,
+    ReduceKind.DENSE: lambda number: tf.fill([number % 3], float(number)),
+    ReduceKind.SPARSE: slices_of,
 }
 
 
 def check_any_order_of_kinds_comes_back():
     draw = random.Random(7)
     for length in range(12):
-        kinds = draw.choices(list(Kind), k=length)
+        kinds = draw.choices(list(ReduceKind), k=length)
         values = [MAKERS[kind](number) for number, kind in enumerate(kinds)]
         found = TensorList.of(values)
         assert list(found.kinds) == kinds
         for kind, value, back in zip(kinds, values, found.tensors(), strict=True):
-            assert Kind.of(back) is kind
-            if kind is Kind.DENSE:
+            assert ReduceKind.of(back) is kind
+            if kind is ReduceKind.DENSE:
                 np.testing.assert_array_equal(value, back)
-            elif kind is Kind.SPARSE:
+            elif kind is ReduceKind.SPARSE:
                 assert is_sparse(back)
                 np.testing.assert_array_equal(value.values, back.values)
                 np.testing.assert_array_equal(value.indices, back.indices)
@@ -67,9 +67,9 @@ def check_a_list_of_another_length_is_refused():
 
 
 def check_words_name_the_kind():
-    assert Kind.NONE.words("a", "", ()) == "a without gradient"
-    dense = Kind.DENSE.words("a", "float32", (2, 3))
-    assert Kind.SPARSE.words("a", "float32", (2, 3)) == f"rows of {dense}"
+    assert ReduceKind.NONE.words("a", "", ()) == "a without gradient"
+    dense = ReduceKind.DENSE.words("a", "float32", (2, 3))
+    assert ReduceKind.SPARSE.words("a", "float32", (2, 3)) == f"rows of {dense}"
 
 
 checks.run(globals())

@@ -193,11 +193,11 @@ def test_warnings_for_all_do_not_end_what_knows_nothing_of_them(
 
 SPAWN = """\
 import os, signal, socket, sys
-from tfcluster.agent.spawn import Program, spawn
+from tfcluster.agent.spawn import SpawnedProgram, spawn
 for number in (signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda *_: None)  # the agent's own handlers
 ours, theirs = socket.socketpair()
-program = Program((sys.executable, "-c", sys.argv[1]), os.environb, "/")
+program = SpawnedProgram((sys.executable, "-c", sys.argv[1]), os.environb, "/")
 os.waitpid(spawn(program, 1, theirs.fileno()), 0)
 """
 

@@ -25,7 +25,7 @@ D = TypeVar("D")
 S = TypeVar("S")
 
 
-class Kind(enum.Enum):
+class ReduceKind(enum.Enum):
     """The kind of a list's entry; the values distinguish lists in messages."""
 
     NONE = "-"
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
     SPARSE = "s"
 
     @classmethod
-    def of(cls, value: Gradient) -> Kind:
+    def of(cls, value: Gradient) -> ReduceKind:
         """The kind of ``value``, a tensor (or convertible), IndexedSlices or None."""
         if value is None:
             return cls.NONE
@@ -41,10 +41,10 @@ class Kind(enum.Enum):
 
     def words(self, name: str, dtype: str, shape: Sequence[int | None]) -> str:
         """The entry in a signature, such as ``rows of table float32 [3, 4]``."""
-        if self is Kind.NONE:
+        if self is ReduceKind.NONE:
             return f"{name} without gradient"
         words = tensor_words(name, dtype, shape)
-        return f"rows of {words}" if self is Kind.SPARSE else words
+        return f"rows of {words}" if self is ReduceKind.SPARSE else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TensorList:
     int64 of shape (n,), and the ``dense_shape`` is an integer vector or None.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ReduceKind, ...]
     """The kind of each entry, in the program's order."""
     flat: tuple[Tensor, ...]
     """The dense tensors, the slices' values, the slices' indices."""
@@ -68,7 +68,7 @@ class TensorList:
 
         Raises ValueError or TypeError for a value that TensorFlow cannot convert.
         """
-        kinds = tuple(map(Kind.of, values))
+        kinds = tuple(map(ReduceKind.of, values))
         dense = [v for v in values if v is not None and not is_sparse(v)]
         sparse = [v for v in values if is_sparse(v)]
         return cls(
@@ -117,10 +117,10 @@ class TensorList:
         """
         if len(dense) == len(self.kinds):
             return list(dense)
-        iterators: dict[Kind, Iterator[D | S | None]] = {
-            Kind.DENSE: iter(dense),
-            Kind.SPARSE: iter(sparse),
-            Kind.NONE: itertools.repeat(None),
+        iterators: dict[ReduceKind, Iterator[D | S | None]] = {
+            ReduceKind.DENSE: iter(dense),
+            ReduceKind.SPARSE: iter(sparse),
+            ReduceKind.NONE: itertools.repeat(None),
         }
         return [next(iterators[kind]) for kind in self.kinds]
 
@@ -291,7 +291,7 @@ def _own_rows(gathered: Tensor, counts: Tensor, rank: int) -> Tensor:
 @functools.lru_cache(maxsize=256)
 def _signature_of(
     what: str,
-    kinds: tuple[Kind, ...],
+    kinds: tuple[ReduceKind, ...],
     names: tuple[str, ...],
     entries: tuple[tuple[str, tuple[int, ...]] | None, ...],
 ) -> Signature:

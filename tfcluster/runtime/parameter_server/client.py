@@ -20,14 +20,14 @@ from tfcluster.runtime.errors import (
     PeerLostError,
 )
 from tfcluster.runtime.parameter_server.connections import Connections
-from tfcluster.runtime.parameter_server.messages import Header, Message, padded
+from tfcluster.runtime.parameter_server.messages import Header, PsMessage, padded
 from tfcluster.runtime.parameter_server.sharding import (
     Gradient,
     ModelVariable,
-    Piece,
     Placement,
     Rows,
     Share,
+    VariablePiece,
     bytes_of,
     facts_of,
     joined,
@@ -44,12 +44,12 @@ __all__ = [
     "OpenResult",
     "Pack",
     "ParameterServerClient",
-    "Piece",
     "Rows",
     "Slices",
+    "VariablePiece",
 ]
 
-Pack: TypeAlias = Callable[[Sequence[Piece], str], bytes]
+Pack: TypeAlias = Callable[[Sequence[VariablePiece], str], bytes]
 """Serialises the update of one ps's pieces (``update_graph.serialised``) for gradients
 of these kinds. Each piece has a letter: ``d`` for an array, ``s`` for Slices, ``-`` for
 no gradient."""
@@ -187,7 +187,7 @@ class ParameterServerClient:
             together=together,
             servers=servers,
         )
-        request = Message({"op": "open", "model": model, "facts": facts})
+        request = PsMessage({"op": "open", "model": model, "facts": facts})
         with self._turn():
             # ps:0 decides which task defines the model, so one task gives all values.
             answers = self._request({0: request})
@@ -237,7 +237,7 @@ class ParameterServerClient:
                 }
                 channel = self._connections.channels[ps]
                 requests[ps] = channel.with_shared_buffers(
-                    model, Message(header, arrays)
+                    model, PsMessage(header, arrays)
                 )
             answers = self._request(requests)
             if state.share is not None:
@@ -259,7 +259,7 @@ class ParameterServerClient:
         """
         with self._turn():
             state = self._models[model]
-            request = Message({"op": "pull", "model": model})
+            request = PsMessage({"op": "pull", "model": model})
             answers = self._request(dict.fromkeys(state.used, request))
             for ps, answer in answers.items():
                 state.versions[ps] = answer.header["version"]
@@ -274,7 +274,7 @@ class ParameterServerClient:
         """
         with self._turn():
             state = self._models[model]
-            request = Message({"op": "slots", "model": model})
+            request = PsMessage({"op": "slots", "model": model})
             answers = self._request(dict.fromkeys(state.used, request))
         return joined_slots(
             state.variables,
@@ -303,7 +303,7 @@ class ParameterServerClient:
                 )
                 if target is not None:
                     header = {"op": "assign", "model": model, "target": target}
-                    requests[ps] = Message(header, [part])
+                    requests[ps] = PsMessage(header, [part])
             answers = self._request(requests)
         if not any(answer.header["found"] for answer in answers.values()):
             raise KeyError(path)
@@ -332,7 +332,7 @@ class ParameterServerClient:
 
     def _note(self, header: Header) -> Header:
         with self._turn():
-            return self._request({0: Message(header)})[0].header
+            return self._request({0: PsMessage(header)})[0].header
 
     def _define(
         self,
@@ -359,7 +359,7 @@ class ParameterServerClient:
                 "pieces": [[p.variable, p.start, p.end, p.whole] for p in pieces],
             }
             self._request(
-                {ps: Message(header, [np.frombuffer(graph, np.uint8), *parts])}
+                {ps: PsMessage(header, [np.frombuffer(graph, np.uint8), *parts])}
             )
             state.known.add((ps, piece_kinds))
 
@@ -370,14 +370,14 @@ class ParameterServerClient:
         if (ps, kinds) in state.known:
             return
         fields = {"model": model, "kinds": kinds}
-        if not self._request({ps: Message({"op": "has_update", **fields})})[ps].header[
-            "found"
-        ]:
+        if not self._request({ps: PsMessage({"op": "has_update", **fields})})[
+            ps
+        ].header["found"]:
             graph = np.frombuffer(state.pack(state.placement[ps], kinds), np.uint8)
-            self._request({ps: Message({"op": "add_update", **fields}, [graph])})
+            self._request({ps: PsMessage({"op": "add_update", **fields}, [graph])})
         state.known.add((ps, kinds))
 
-    def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+    def _request(self, requests: Mapping[int, PsMessage]) -> dict[int, PsMessage]:
         answers = self._exchanged(requests)
         for ps in sorted(answers):
             kind = answers[ps].header.get("error")
@@ -386,7 +386,7 @@ class ParameterServerClient:
                 raise error(f"ps:{ps}: {answers[ps].header['text']}")
         return answers
 
-    def _exchanged(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+    def _exchanged(self, requests: Mapping[int, PsMessage]) -> dict[int, PsMessage]:
         tracer = self._tracer
         if tracer is None:
             answers = self._connections.exchange(requests)
@@ -400,7 +400,7 @@ class ParameterServerClient:
         return answers
 
 
-def _named(requests: Mapping[int, Message]) -> str:
+def _named(requests: Mapping[int, PsMessage]) -> str:
     """The request's name for the tracer; empty for notes, which are read repeatedly."""
     for request in requests.values():
         model = request.header.get("model")
@@ -408,11 +408,11 @@ def _named(requests: Mapping[int, Message]) -> str:
     return ""
 
 
-def _size(messages: Mapping[int, Message]) -> int:
+def _size(messages: Mapping[int, PsMessage]) -> int:
     return sum(array.nbytes for each in messages.values() for array in each.arrays)
 
 
-def _values(model: _Model, answers: Mapping[int, Message]) -> list[Array]:
+def _values(model: _Model, answers: Mapping[int, PsMessage]) -> list[Array]:
     """Join whole variables from answers that have all their shards."""
     found = joined(
         model.variables,

@@ -20,9 +20,9 @@ from tfcluster.runtime.net.rendezvous import dial_until
 from tfcluster.runtime.parameter_server.messages import (
     ClientChannel,
     Incoming,
-    Message,
     MessageError,
     Outgoing,
+    PsMessage,
 )
 from tfcluster.runtime.parameter_server.server_socket import member, tune
 
@@ -89,7 +89,7 @@ class Connections:
                 answer = self.exchange({ps: message})[ps]
                 self.channels[ps].accept_answer(model, answer, descriptor)
 
-    def exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+    def exchange(self, requests: Mapping[int, PsMessage]) -> dict[int, PsMessage]:
         """Send each ps its message, and return their answers, by the index of the ps.
 
         Raises PeerLostError if a ps is gone, CollectiveTimeoutError if one does not
@@ -104,11 +104,11 @@ class Connections:
             self._failure = error
             raise
 
-    def _exchange(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+    def _exchange(self, requests: Mapping[int, PsMessage]) -> dict[int, PsMessage]:
         sending = {ps: Outgoing(message) for ps, message in requests.items()}
         buffers = [channel.buffers for channel in self.channels]
         receiving = {ps: Incoming(self._pool, buffers[ps]) for ps in requests}
-        answers: dict[int, Message] = {}
+        answers: dict[int, PsMessage] = {}
         while receiving:
             progress = False
             for ps in list(receiving):

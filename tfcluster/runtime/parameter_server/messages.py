@@ -55,7 +55,7 @@ class MessageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PsMessage:
     """A header and arrays of any dtype and shape."""
 
     header: Header
@@ -69,7 +69,7 @@ class Message:
         """The bytes that the arrays take in a message, including padding."""
         return sum(padded(array.nbytes) for array in self.arrays)
 
-    def moved_to(self, buffer: Bytes, number: int) -> Message:
+    def moved_to(self, buffer: Bytes, number: int) -> PsMessage:
         """A message with its arrays copied to shared buffer ``number``.
 
         ``buffer`` has shape (capacity,) with capacity at least ``size``.
@@ -81,7 +81,7 @@ class Message:
             part[:] = flat(array)
             arrays.append(part.view(array.dtype).reshape(array.shape))
             offset += padded(array.nbytes)
-        return Message(self.header, arrays, number)
+        return PsMessage(self.header, arrays, number)
 
 
 def flat(array: Array) -> Bytes:
@@ -97,7 +97,7 @@ def padded(size: int) -> int:
 class Outgoing:
     """A message that is being sent to a socket."""
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: PsMessage) -> None:
         arrays = [flat(array) for array in message.arrays]
         header = dict(message.header)
         if message.arrays:
@@ -176,7 +176,7 @@ class Incoming:
         while not self.done and self._position == len(self._view):
             self._advance()
 
-    def message(self) -> Message:
+    def message(self) -> PsMessage:
         """The received message, once ``done``. Its arrays are views of the buffer."""
         arrays = []
         offset = 0
@@ -188,7 +188,7 @@ class Incoming:
             part = buffer[offset : offset + size]
             arrays.append(part.view(dtype).reshape(shape))
             offset += padded(size)
-        return Message(self._header, arrays, number)
+        return PsMessage(self._header, arrays, number)
 
     def _advance(self) -> None:
         self._stage += 1
@@ -246,7 +246,7 @@ def _size(name: object, shape: object) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
-def send(connection: socket.socket, message: Message) -> None:
+def send(connection: socket.socket, message: PsMessage) -> None:
     """Send a message over a blocking socket. Raises OSError."""
     outgoing = Outgoing(message)
     while not outgoing.done:
@@ -255,7 +255,7 @@ def send(connection: socket.socket, message: Message) -> None:
 
 def receive(
     connection: socket.socket, pool: Pool, shared_buffers: Mapping[int, Bytes]
-) -> Message:
+) -> PsMessage:
     """Receive a message from a blocking socket.
 
     Raises what ``Incoming.receive`` raises.
@@ -380,7 +380,7 @@ class ClientChannel:
         self._first_buffer: dict[str, int] = {}
         self._offered: ShmBuffers | None = None
 
-    def offer(self, size: int) -> tuple[Message, int] | None:
+    def offer(self, size: int) -> tuple[PsMessage, int] | None:
         """A message that offers buffers of ``size`` bytes to the ps, and a descriptor.
 
         ``accept_answer`` closes the descriptor. Returns None if buffers are impossible
@@ -395,9 +395,9 @@ class ClientChannel:
             return None
         self._offered = buffers
         header = {"op": "share", **offer(descriptor, buffers, sizes)}
-        return Message(header), descriptor
+        return PsMessage(header), descriptor
 
-    def accept_answer(self, model: str, answer: Message, descriptor: int) -> None:
+    def accept_answer(self, model: str, answer: PsMessage, descriptor: int) -> None:
         """Process the ps's answer to the last offer."""
         os.close(descriptor)
         buffers, self._offered = self._offered, None
@@ -405,7 +405,7 @@ class ClientChannel:
             self._first_buffer[model] = len(self.buffers)
             self.buffers.add(buffers, 1 + _ANSWERS)
 
-    def with_shared_buffers(self, model: str, message: Message) -> Message:
+    def with_shared_buffers(self, model: str, message: PsMessage) -> PsMessage:
         """A push whose arrays are in our buffer, and which names an answer buffer."""
         first = self._first_buffer.get(model)
         if first is None:
@@ -414,7 +414,7 @@ class ClientChannel:
         free = [number for number in answers if self.buffers.is_free(number)]
         if free:
             header = {**message.header, "answer_buffer": free[0]}
-            message = Message(header, message.arrays)
+            message = PsMessage(header, message.arrays)
         return _in_buffer(message, first, self.buffers[first])
 
 
@@ -424,18 +424,18 @@ class ServerChannel:
     def __init__(self) -> None:
         self.buffers = BufferTable()
 
-    def attach(self, request: Message) -> Message:
+    def attach(self, request: PsMessage) -> PsMessage:
         """Answer an offer of shared memory: open it if possible."""
         sizes = request.header["sizes"]
         try:
             buffers = attach(request.header)
         except OSError:
             # The client is on another host or in another container: use the socket.
-            return Message({"shared": False})
+            return PsMessage({"shared": False})
         self.buffers.add(buffers, len(sizes))
-        return Message({"shared": True})
+        return PsMessage({"shared": True})
 
-    def answer(self, header: Header, answer: Message) -> Message:
+    def answer(self, header: Header, answer: PsMessage) -> PsMessage:
         """The answer, with its arrays in the buffer that the request names."""
         number = header.get("answer_buffer")
         if not isinstance(number, int) or number not in self.buffers:
@@ -443,7 +443,7 @@ class ServerChannel:
         return _in_buffer(answer, number, self.buffers[number])
 
 
-def _in_buffer(message: Message, number: int, buffer: Bytes) -> Message:
+def _in_buffer(message: PsMessage, number: int, buffer: Bytes) -> PsMessage:
     """The message, with its arrays in the buffer if they fit and this is worthwhile."""
     if _MIN_BYTES <= message.size <= len(buffer):
         return message.moved_to(buffer, number)

@@ -17,8 +17,8 @@ from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.net.rendezvous import Acceptor, Member, dial_until, listen
 from tfcluster.runtime.parameter_server.messages import (
     BufferTable,
-    Message,
     MessageError,
+    PsMessage,
     ServerChannel,
     receive,
     send,
@@ -147,7 +147,7 @@ class ServerSocket:
         request = receive(client.connection, self._pool, client.channel.buffers)
         model, buffer = str(request.header.get("model")), request.shared_buffer
         if model in client.copied_models:
-            request = Message(request.header, [a.copy() for a in request.arrays])
+            request = PsMessage(request.header, [a.copy() for a in request.arrays])
         reply = self._reply(client, request)
         # Release the arrays, so that the client can reuse their memory.
         del request
@@ -156,7 +156,7 @@ class ServerSocket:
             client.copied_models.add(model)
         send(client.connection, reply)
 
-    def _reply(self, client: _Client, request: Message) -> Message:
+    def _reply(self, client: _Client, request: PsMessage) -> PsMessage:
         try:
             if request.header.get("op") == "share":
                 return client.channel.attach(request)
@@ -167,11 +167,11 @@ class ServerSocket:
                 lambda answer: client.channel.answer(request.header, answer),
             )
         except RefusedError as error:
-            return Message({"error": error.kind, "text": str(error)})
+            return PsMessage({"error": error.kind, "text": str(error)})
         except Exception as error:
             # An error of TensorFlow, or a malformed request: the client gets it.
             text = f"{type(error).__name__}: {error}"
-            return Message({"error": "failed", "text": text})
+            return PsMessage({"error": "failed", "text": text})
 
 
 def _wait_until_free(buffers: BufferTable, number: int) -> bool:

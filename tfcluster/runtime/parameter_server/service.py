@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from tfcluster.runtime.collective.transports.base import Array, Slices
-from tfcluster.runtime.parameter_server.messages import Header, Message
+from tfcluster.runtime.parameter_server.messages import Header, PsMessage
 from tfcluster.runtime.parameter_server.sharding import (
     Gradient,
-    Piece,
     Pushed,
+    VariablePiece,
     difference,
     differing,
     whole_gradients,
@@ -57,7 +57,7 @@ class ShardedModel:
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], rows_only: Sequence[bool], engine: Engine
+        self, pieces: Sequence[VariablePiece], rows_only: Sequence[bool], engine: Engine
     ) -> None:
         self.pieces = tuple(pieces)
         self.engine = engine
@@ -159,7 +159,7 @@ def _with_own_indices(slices: Slices) -> Slices:
 MakeEngine: TypeAlias = "Callable[[Sequence[Array]], Engine]"
 """Creates an engine whose variables have these initial values."""
 
-_DONE = Message({})
+_DONE = PsMessage({})
 
 
 class RefusedError(Exception):
@@ -236,9 +236,9 @@ class Service:
         self,
         rank: int,
         connection: object,
-        request: Message,
-        copy_arrays: Callable[[Message], Message] = lambda answer: answer,
-    ) -> Message:
+        request: PsMessage,
+        copy_arrays: Callable[[PsMessage], PsMessage] = lambda answer: answer,
+    ) -> PsMessage:
         """The answer to a request. Raises RefusedError if it cannot be fulfilled.
 
         Raises KeyError and ValueError for a malformed request, and what an update
@@ -271,7 +271,7 @@ class Service:
 
     # --- models ---------------------------------------------------------------------
 
-    def _open(self, rank: int, connection: object, request: Message) -> Message:
+    def _open(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         """Answer with the values, or tell the first task to define the model.
 
         Other tasks wait here until the first task has done so. The ranks of a
@@ -284,19 +284,19 @@ class Service:
                 raise _left(0)
             if others_may and name not in self._definers:
                 self._definers[name] = connection
-                return Message({"do": "define"})
+                return PsMessage({"do": "define"})
             self._lock.wait()
         model = self._models[name]
         if difference := differing(model.facts, request.header["facts"], rank):
             raise RefusedError("mismatch", difference)
         shards = model.shards
-        return Message({"do": "use", "version": shards.version}, shards.values())
+        return PsMessage({"do": "use", "version": shards.version}, shards.values())
 
-    def _define(self, rank: int, connection: object, request: Message) -> Message:
+    def _define(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         header = request.header
         graph, *values = request.arrays
         engine = self._make_engine(values)
-        pieces = [Piece(*piece) for piece in header["pieces"]]
+        pieces = [VariablePiece(*piece) for piece in header["pieces"]]
         rows_only = [header["facts"]["rows_only"][piece.variable] for piece in pieces]
         shards = ShardedModel(pieces, rows_only, engine)
         if graph.size:
@@ -307,23 +307,27 @@ class Service:
         self._lock.notify_all()
         return _DONE
 
-    def _model(self, request: Message) -> _Model:
+    def _model(self, request: PsMessage) -> _Model:
         name = request.header["model"]
         if name not in self._models:
             raise RefusedError("failed", f"no task has opened {name!r} here")
         return self._models[name]
 
-    def _has_update(self, rank: int, connection: object, request: Message) -> Message:
+    def _has_update(
+        self, rank: int, connection: object, request: PsMessage
+    ) -> PsMessage:
         engine = self._model(request).shards.engine
-        return Message({"found": engine.knows(request.header["kinds"])})
+        return PsMessage({"found": engine.knows(request.header["kinds"])})
 
-    def _add_update(self, rank: int, connection: object, request: Message) -> Message:
+    def _add_update(
+        self, rank: int, connection: object, request: PsMessage
+    ) -> PsMessage:
         self._model(request).shards.engine.define(request.arrays[0].tobytes())
         return _DONE
 
     # --- gradients ------------------------------------------------------------------
 
-    def _push(self, rank: int, connection: object, request: Message) -> Message:
+    def _push(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         header = request.header
         model = self._model(request)
         gradients = gradients_of(header["kinds"], request.arrays)
@@ -368,36 +372,36 @@ class Service:
         if step.error is not None:
             raise RefusedError(step.error.kind, str(step.error))
 
-    def _pull(self, rank: int, connection: object, request: Message) -> Message:
+    def _pull(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         shards = self._model(request).shards
-        return Message({"version": shards.version}, shards.values())
+        return PsMessage({"version": shards.version}, shards.values())
 
     # --- slot variables --------------------------------------------------------------
 
-    def _slots(self, rank: int, connection: object, request: Message) -> Message:
+    def _slots(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         slots = self._model(request).shards.engine.slots()
-        return Message({"paths": list(slots)}, list(slots.values()))
+        return PsMessage({"paths": list(slots)}, list(slots.values()))
 
-    def _assign(self, rank: int, connection: object, request: Message) -> Message:
+    def _assign(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         shards = self._model(request).shards
         target = request.header["target"]
         if isinstance(target, int):
             shards.assign(target, request.arrays[0])
-            return Message({"found": True})
+            return PsMessage({"found": True})
         try:
             shards.engine.assign_slot(target, request.arrays[0])
         except KeyError:
-            return Message({"found": False})
-        return Message({"found": True})
+            return PsMessage({"found": False})
+        return PsMessage({"found": True})
 
     # --- notes ------------------------------------------------------------------------
 
-    def _put(self, rank: int, connection: object, request: Message) -> Message:
+    def _put(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
         self._notes[request.header["key"]] = request.header["text"]
         return _DONE
 
-    def _get(self, rank: int, connection: object, request: Message) -> Message:
-        return Message({"text": self._notes.get(request.header["key"])})
+    def _get(self, rank: int, connection: object, request: PsMessage) -> PsMessage:
+        return PsMessage({"text": self._notes.get(request.header["key"])})
 
 
 def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
@@ -425,9 +429,9 @@ def _left(rank: int) -> RefusedError:
     )
 
 
-def _changes_since(shards: ShardedModel, since: int) -> Message:
+def _changes_since(shards: ShardedModel, since: int) -> PsMessage:
     kinds, arrays = shards.changes_since(since)
-    return Message({"version": shards.version, "kinds": kinds}, arrays)
+    return PsMessage({"version": shards.version, "kinds": kinds}, arrays)
 
 
 def _totals(models: Sequence[ShardedModel]) -> dict[str, float]:

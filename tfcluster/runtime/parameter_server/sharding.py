@@ -46,7 +46,7 @@ class ModelVariable:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VariablePiece:
     """A shard of a variable: its rows ``start`` to ``end``."""
 
     variable: int
@@ -57,7 +57,7 @@ class Piece:
     """Whether this is the whole variable."""
 
 
-Placement = tuple[tuple[Piece, ...], ...]
+Placement = tuple[tuple[VariablePiece, ...], ...]
 """The pieces of each ps, in the order of the variables."""
 
 
@@ -78,7 +78,7 @@ def placed(
     if together or servers == 1:
         everything = tuple(_whole(v, i) for i, v in enumerate(variables))
         return (everything, *([()] * (servers - 1)))
-    pieces: list[list[Piece]] = [[] for _ in range(servers)]
+    pieces: list[list[VariablePiece]] = [[] for _ in range(servers)]
     loads = [0] * servers
     order = sorted(range(len(variables)), key=lambda i: -variables[i].bytes)
     average = sum(variable.bytes for variable in variables) / servers
@@ -103,22 +103,22 @@ def placed(
     )
 
 
-def bytes_of(variables: Sequence[ModelVariable], piece: Piece) -> int:
+def bytes_of(variables: Sequence[ModelVariable], piece: VariablePiece) -> int:
     """The number of bytes of a piece."""
     variable = variables[piece.variable]
     row = variable.bytes // max(1, variable.rows)
     return row * (piece.end - piece.start)
 
 
-def _whole(variable: ModelVariable, index: int) -> Piece:
-    return Piece(index, 0, variable.rows, True)
+def _whole(variable: ModelVariable, index: int) -> VariablePiece:
+    return VariablePiece(index, 0, variable.rows, True)
 
 
 def _split(
     variable: ModelVariable,
     index: int,
     target: float,
-    pieces: list[list[Piece]],
+    pieces: list[list[VariablePiece]],
     loads: list[int],
 ) -> None:
     """Split a variable: fill the emptiest ps up to ``target`` bytes, then the next.
@@ -134,7 +134,7 @@ def _split(
         rows = max(1, round((target - loads[ps]) / row))
         end = min(variable.rows, start + rows) if left else variable.rows
         whole = (start, end) == (0, variable.rows)
-        pieces[ps].append(Piece(index, start, end, whole))
+        pieces[ps].append(VariablePiece(index, start, end, whole))
         loads[ps] += (end - start) * row
         start = end
 
@@ -221,20 +221,20 @@ class Rows:
     indices: NDArray[np.int64]
 
 
-Part = tuple[Sequence[Piece], str, Sequence[Array]]
+Part = tuple[Sequence[VariablePiece], str, Sequence[Array]]
 """One ps's answer: its pieces, a letter for each piece, and arrays.
 
 See ``ShardedModel.changes_since``."""
 
 
-def slice_piece(array: Array, piece: Piece) -> Array:
+def slice_piece(array: Array, piece: VariablePiece) -> Array:
     """The rows of ``piece``, shape (end - start, ...): a view of ``array``."""
     return array if piece.whole else array[piece.start : piece.end]
 
 
 def pushed_part(
     variables: Sequence[ModelVariable],
-    pieces: Sequence[Piece],
+    pieces: Sequence[VariablePiece],
     gradients: Sequence[Gradient],
 ) -> tuple[str, list[Array]]:
     """The kinds and arrays to push to the ps that has ``pieces``.
@@ -256,7 +256,9 @@ def pushed_part(
     return kinds, arrays
 
 
-def _rows_within(slices: Slices, piece: Piece, variable: ModelVariable) -> list[Array]:
+def _rows_within(
+    slices: Slices, piece: VariablePiece, variable: ModelVariable
+) -> list[Array]:
     values, indices = slices.values, slices.indices.astype(np.int64, copy=False)
     if len(indices) and (indices.min() < 0 or indices.max() >= variable.rows):
         raise IndexError(
@@ -276,7 +278,9 @@ def joined(
     An item is a whole variable, its changed Rows, or None if it has not changed. If
     only some shards of a variable arrived as a whole, their rows are part of the Rows.
     """
-    found: list[list[tuple[Piece, Array | Rows | None]]] = [[] for _ in variables]
+    found: list[list[tuple[VariablePiece, Array | Rows | None]]] = [
+        [] for _ in variables
+    ]
     for pieces, kinds, arrays in parts.values():
         rest = iter(arrays)
         for piece, kind in zip(pieces, kinds, strict=True):
@@ -290,7 +294,9 @@ def joined(
     return [_join_shards(shards) for shards in found]
 
 
-def _join_shards(parts: list[tuple[Piece, Array | Rows | None]]) -> Array | Rows | None:
+def _join_shards(
+    parts: list[tuple[VariablePiece, Array | Rows | None]],
+) -> Array | Rows | None:
     parts.sort(key=lambda part: part[0].start)
     if len(parts) == 1:
         return parts[0][1]
@@ -312,7 +318,7 @@ def _join_shards(parts: list[tuple[Piece, Array | Rows | None]]) -> Array | Rows
 
 def joined_slots(
     variables: Sequence[ModelVariable],
-    parts: Mapping[int, tuple[Sequence[Piece], Mapping[str, Array]]],
+    parts: Mapping[int, tuple[Sequence[VariablePiece], Mapping[str, Array]]],
 ) -> dict[str, Array]:
     """Slots by path; the slots of split variables are joined.
 
@@ -335,7 +341,10 @@ def joined_slots(
 
 
 def part_of(
-    variables: Sequence[ModelVariable], pieces: Sequence[Piece], path: str, value: Array
+    variables: Sequence[ModelVariable],
+    pieces: Sequence[VariablePiece],
+    path: str,
+    value: Array,
 ) -> tuple[int | str | None, Array]:
     """The target to set on the ps that has ``pieces``, and its value.
 
@@ -357,8 +366,11 @@ def part_of(
 
 
 def _piece_of(
-    variables: Sequence[ModelVariable], pieces: Sequence[Piece], path: str, value: Array
-) -> Piece | None:
+    variables: Sequence[ModelVariable],
+    pieces: Sequence[VariablePiece],
+    path: str,
+    value: Array,
+) -> VariablePiece | None:
     """The piece of a split variable to which a slot belongs; None if there is none."""
     candidates = [
         piece

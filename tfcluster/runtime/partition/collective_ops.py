@@ -24,7 +24,7 @@ from tfcluster.runtime.collective.transports.tensorflow.devices import (
     Groups,
     instance_key,
 )
-from tfcluster.runtime.partition.exchange import Exchanger, Request, words_of
+from tfcluster.runtime.partition.exchange import Exchanger, ExchangeRequest, words_of
 from tfcluster.runtime.partition.placement import Shard, Split
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import DType
@@ -81,7 +81,7 @@ class _Item:
     """A request, with the tensor that travels for it."""
 
     index: int
-    request: Request
+    request: ExchangeRequest
     dtype: DType
     """The dtype in which it travels."""
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ class OpsExchanger:
         self._exchanges = 0
         self.words: list[str] = []
 
-    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         """See ``Exchanger``."""
         self._exchanges += 1
         self.words += words_of(requests)
@@ -163,7 +163,7 @@ class OpsExchanger:
         return [found[index] for index in range(len(requests))]
 
 
-def _item(index: int, request: Request) -> _Item | None:
+def _item(index: int, request: ExchangeRequest) -> _Item | None:
     """The request as the ops carry it; None if they do not support it."""
     dtype, shape = request.ref.dtype, request.shape
     if shape is None:

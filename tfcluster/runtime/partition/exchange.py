@@ -47,7 +47,7 @@ _OPS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ExchangeRequest:
     """A tensor that every rank needs whole, and what this rank has of it."""
 
     ref: Ref
@@ -94,7 +94,7 @@ class Exchanger(Protocol):
         Empty if each exchange compares its own.
         """
 
-    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         """Write one exchange; returns the whole tensors, in order.
 
         The op that ends the exchange is then ``writer.last``.
@@ -133,7 +133,7 @@ class HostExchanger:
         self._functions: list[HostFunction] = []
         """They must live as long as the ops that call them."""
 
-    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         """See ``Exchanger``."""
         what = f"exchange {len(self._functions) + 1} of {self._program}"
         # Processes may have different numbers of terms, so these are no part of it.
@@ -184,7 +184,7 @@ class HostExchanger:
         return reduced(call, [only for (only,) in terms], op)
 
 
-def _may_be_rounded(request: Request) -> bool:
+def _may_be_rounded(request: ExchangeRequest) -> bool:
     return (
         request.placement == Partial("sum")
         and _GRADIENT in request.name
@@ -213,7 +213,7 @@ def _rounded(
     return results
 
 
-def words_of(requests: Sequence[Request]) -> tuple[str, ...]:
+def words_of(requests: Sequence[ExchangeRequest]) -> tuple[str, ...]:
     """The words for these tensors in a ``Signature``."""
     return tuple(
         tensor_words(
@@ -276,7 +276,7 @@ class OwnRows:
     def __init__(self, split: Split) -> None:
         self._split = split
 
-    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         """See ``Exchanger``; sums are scaled, and rows repeated."""
         return [self._whole(writer, each) for each in requests]
 
@@ -285,7 +285,7 @@ class OwnRows:
         rows, own = self._counts(rows)
         return _times(writer, whole, own, rows)
 
-    def _whole(self, writer: OpWriter, request: Request) -> Ref:
+    def _whole(self, writer: OpWriter, request: ExchangeRequest) -> Ref:
         placement = request.placement
         if isinstance(placement, Shard):
             return self._repeated(writer, request.ref, placement)

@@ -16,8 +16,8 @@ from tfcluster.runtime.collective.shard_sums import added_up
 from tfcluster.runtime.partition.exchange import (
     BUCKET_BYTES,
     Exchanger,
+    ExchangeRequest,
     OwnRows,
-    Request,
 )
 from tfcluster.runtime.partition.graph import Value, elements_of
 from tfcluster.runtime.partition.placement import (
@@ -237,7 +237,9 @@ class Redistribution:
             assert isinstance(placement, Partial | Shard)
             ref, *others = self._combined(refs, placement, shape)
             name, rows = value.node.name, self._placed.rows
-            requests.append(Request(ref, placement, shape, name, rows, tuple(others)))
+            requests.append(
+                ExchangeRequest(ref, placement, shape, name, rows, tuple(others))
+            )
         whole = [each.ref for each in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None

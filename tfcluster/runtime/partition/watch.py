@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfcluster.runtime.partition.exchange import BUCKET_BYTES, Request
+from tfcluster.runtime.partition.exchange import BUCKET_BYTES, ExchangeRequest
 from tfcluster.runtime.partition.explain import FunctionReport, explained
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
@@ -112,7 +112,7 @@ class _UnusedExchanger:
     bucket_bytes = BUCKET_BYTES
     words = ()
 
-    def write(self, writer: OpWriter, requests: Sequence[Request]) -> list[Ref]:
+    def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         types = [each.ref.dtype for each in requests]
         refs = [each.ref for each in requests]
         return writer.op("PyFunc", [refs], {"token": "", "Tout": types}, "exchange")

@@ -23,7 +23,7 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.tf_variables import raw
 from tfcluster.runtime.keras.types import KerasVariable, Optimizer
-from tfcluster.runtime.parameter_server.sharding import ModelVariable, Piece
+from tfcluster.runtime.parameter_server.sharding import ModelVariable, VariablePiece
 from tfcluster.runtime.parameter_server.update_graph import serialised
 from tfcluster.runtime.tensor_types import Gradient
 from tfcluster.runtime.tensors import name_of
@@ -120,7 +120,7 @@ def packer(
     optimizer: Optimizer,
     *,
     clips_here: bool,
-) -> Callable[[Sequence[Piece], str], bytes]:
+) -> Callable[[Sequence[VariablePiece], str], bytes]:
     """Return a function that traces ``optimizer``'s update for some pieces and
     serialises it.
 
@@ -128,7 +128,7 @@ def packer(
     UntraceableError, or CollectiveError for an optimizer that cannot be recreated.
     """
 
-    def pack(pieces: Sequence[Piece], kinds: str) -> bytes:
+    def pack(pieces: Sequence[VariablePiece], kinds: str) -> bytes:
         plain = tf.variable_creator_scope(tf_internals.plain_variable)
         with tf.init_scope(), tf.device("CPU:0"), plain:
             replica = _OptimizerReplica(optimizer, pieces, clips_here=clips_here)
@@ -141,7 +141,7 @@ class _OptimizerReplica:
     """A replica of an optimizer, for pieces of that optimizer's variables."""
 
     def __init__(
-        self, optimizer: Optimizer, pieces: Sequence[Piece], *, clips_here: bool
+        self, optimizer: Optimizer, pieces: Sequence[VariablePiece], *, clips_here: bool
     ) -> None:
         originals = internals.trained_variables(optimizer)
         self._variables = [
@@ -174,7 +174,7 @@ class _OptimizerReplica:
             internals.iterations_of(self._optimizer).assign_add(1)
 
 
-def _piece_of(original: KerasVariable, piece: Piece) -> KerasVariable:
+def _piece_of(original: KerasVariable, piece: VariablePiece) -> KerasVariable:
     """A Keras variable for some rows of another one."""
     shape = tuple(original.shape)
     if not piece.whole:
@@ -235,7 +235,7 @@ def _exclude_alike(
     optimizer: Optimizer,
     replica: Optimizer,
     originals: Sequence[KerasVariable],
-    pieces: Sequence[Piece],
+    pieces: Sequence[VariablePiece],
     variables: Sequence[KerasVariable],
 ) -> None:
     """Exclude the same variables from weight decay."""
@@ -276,7 +276,7 @@ class Slot:
     path: str
     """The path of the corresponding variable of the program's optimizer."""
     variable: KerasVariable
-    piece: Piece | None
+    piece: VariablePiece | None
     """The piece to which it belongs; None if it belongs to no trained variable."""
 
 
@@ -297,7 +297,7 @@ def unique(variables: Iterable[KerasVariable]) -> list[str]:
 
 
 def slots_of_replica(
-    optimizer: Optimizer, replica: Optimizer, pieces: Sequence[Piece]
+    optimizer: Optimizer, replica: Optimizer, pieces: Sequence[VariablePiece]
 ) -> list[Slot]:
     """Match each variable of ``replica`` with one of ``optimizer``'s.
 

@@ -23,7 +23,7 @@ from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.exchange.graph_ops import call_with_arrays
-from tfcluster.runtime.exchange.reduce_engine import Kind, TensorList
+from tfcluster.runtime.exchange.reduce_engine import ReduceKind, TensorList
 from tfcluster.runtime.exchange.reduced_tensors import reduced
 from tfcluster.runtime.keras import internals, patches
 from tfcluster.runtime.keras.strategies.optimizer_replica import traits_of, unique
@@ -182,7 +182,7 @@ class ServedUpdates:
         """Update the variables on the ps tasks, and assign their new values here."""
         variables = internals.trained_variables(optimizer)
         rows_only = traits_of(optimizer, clips_here=False).rows_only
-        by_rows = [rows_only and kind is Kind.SPARSE for kind in gradients.kinds]
+        by_rows = [rows_only and kind is ReduceKind.SPARSE for kind in gradients.kinds]
         whole = [index for index, rows in enumerate(by_rows) if not rows]
         types: list[DType] = [tf.as_dtype(variables[i].dtype) for i in whole]
         for variable, rows in zip(variables, by_rows, strict=True):
