@@ -246,18 +246,18 @@ def test_the_examples_of_the_reference_load(block: str, tmp_path: Path) -> None:
 
 SECTIONS = {
     "Top level": SCHEMA,
-    "Tasks": SCHEMA["$defs"]["Task"],
+    "Tasks": SCHEMA["$defs"]["TaskSection"],
     "Secrets": SCHEMA["$defs"]["SecretSource"],
     "Workdir": SCHEMA["$defs"]["Workdir"],
-    "Runtime": SCHEMA["$defs"]["Runtime"],
+    "Runtime": SCHEMA["$defs"]["RuntimeSection"],
     "Trace": SCHEMA["$defs"]["Trace"],
     "Hosts": SCHEMA["$defs"]["HostItem"],
-    "SSH": SCHEMA["$defs"]["Ssh"],
+    "SSH": SCHEMA["$defs"]["SshSection"],
     "Slurm": SCHEMA["$defs"]["Slurm"],
     "Grid Engine": SCHEMA["$defs"]["Sge"],
     "PBS": SCHEMA["$defs"]["Pbs"],
     "LSF": SCHEMA["$defs"]["Lsf"],
-    "Restart": SCHEMA["$defs"]["Restart"],
+    "Restart": SCHEMA["$defs"]["RestartSection"],
 }
 
 
@@ -278,5 +278,5 @@ def test_the_reference_has_every_key_with_its_default(title: str) -> None:
 
 
 def test_the_reference_has_every_task_type() -> None:
-    for kind in SCHEMA["$defs"]["Tasks"]["properties"]:
+    for kind in SCHEMA["$defs"]["TasksSection"]["properties"]:
         assert f"\n| `{kind}` |" in REFERENCE
