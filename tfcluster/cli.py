@@ -513,8 +513,7 @@ def fetch(**options: Any) -> int:
 
     PATTERN is a name or path with * and ?, or a folder (logs/). Default: the results of
     the configuration, from the chief's host. The run may be active or over. Files that
-    are already here are not sent again, and a file here that is newer is kept: the
-    host's file is then put beside it.
+    are already here are not sent again, and a file here that is newer is kept.
 
     \b
     tfcluster fetch

@@ -247,7 +247,7 @@ def test_no_path_leads_out_of_the_folder(folders: Folders, path: str) -> None:
             folder=str(folders.theirs),
             original="/x",
             inodes=[],
-            files=[[path, 1, 0o644, "0" * 64]],
+            files=[[path, 1, 0, 0o644, "0" * 64]],
             last=True,
         )
         assert "not a path within a folder" in agent.wait("fault")["cause"]

@@ -23,13 +23,10 @@ from tfcluster.protocol.messages import (
     Listed,
     OfResults,
     Piece,
-    Reading,
     Result,
     Unread,
 )
 from tfcluster.protocol.requests import List, More, Read, Request, Returned
-from tfcluster.record.fetched import FetchedFiles
-from tfcluster.record.paths import RunPaths
 
 Answer = Callable[[Request], list[OfResults]]
 
@@ -44,11 +41,10 @@ class Trial:
         self.inbox = Inbox()
         self.asked: list[Request] = []
         self._answer = answer
-        fetched = FetchedFiles(RunPaths(path))
         self.transfer = HostTransfer(
             self.outcome,
             WantedFiles("~/x", (), ("*.keras",)),
-            ResultFolder(self.root, "h1", fetched, launched_ns=0),
+            ResultFolder(self.root, "h1"),
             send=self.send,
             inbox=self.inbox,
             numbers=itertools.count(1),
@@ -87,8 +83,6 @@ def host(
         match request:
             case List():
                 return [listed(request, *(listing or (a_file(len(data), path),)))]
-            case Read(number):
-                return [Reading(number, 0)]
             case More(number) if number not in sent:
                 sent.add(number)
                 return [Piece(number, 0, base64.b64encode(data).decode())]

@@ -60,7 +60,6 @@ SYNC_STALE_S = 3600.0  # the age at which a killed agent's incomplete files are 
 # Results. Pieces are small, so that a slow line still passes some frame every few
 # seconds: a host that sends no complete frame counts as silent.
 RESULT_PIECE_BYTES = 64 * KIB
-RESULT_HASH_BYTES = MIB  # hashed at a time, between other work
 RESULT_TOLD_S = 2.0  # between two signs of life in a long step
 RESULT_FILES = 10_000  # at most, in a listing
 RESULT_LOOKS = 500  # entries of a folder that are looked at between other work

@@ -1,7 +1,7 @@
 """Sends files that tasks have written to the launcher, piece by piece.
 
-Every step is small, so that the agent stays responsive: a folder is listed, a piece is
-read, or some bytes are hashed, and then other work gets its turn. The launcher asks for
+Every step is small, so that the agent stays responsive: a folder is listed, or a piece
+is read, and then other work gets its turn. The launcher asks for
 each piece, so never more is queued than it has asked for.
 """
 
@@ -18,7 +18,6 @@ from pathlib import Path
 
 from tfcluster.agent.constants import (
     RESULT_FILES,
-    RESULT_HASH_BYTES,
     RESULT_LOOKS,
     RESULT_PIECE_BYTES,
     RESULT_ROW_BYTES,
@@ -158,23 +157,6 @@ class ResultSender:
             self._reading = _Reading(request, _open_below(self._root, request.path))
         except (OSError, _ReadError) as error:
             self._fail(request.number, error)
-            return
-        self._prove(self._reading)
-
-    def _prove(self, reading: _Reading) -> None:
-        """Hash what the launcher already has, some bytes at a time."""
-        if self._reading is not reading:
-            return  # another request has arrived in the meantime
-        try:
-            done = reading.prove()
-        except (OSError, _ReadError) as error:
-            self._fail(reading.number, error)
-            return
-        if done:
-            self._send(messages.Reading(reading.number, reading.offset))
-            return
-        self._show_life(reading.number)
-        self._post(lambda: self._prove(reading))
 
     def _show_life(self, number: int) -> None:
         """Tell the launcher now and then that a long step is still running."""
@@ -281,24 +263,6 @@ class _Reading:
         self._fd = fd
         self._hash: _Hash = hashlib.sha256()
         self._before = _stamp(os.fstat(fd))
-
-    def prove(self) -> bool:
-        """Hash a part of what the launcher has; True once it is all checked.
-
-        ``offset`` is then where the launcher has to continue: 0 if what it has is not
-        the beginning of this file.
-        """
-        have = self._request.have
-        if have > self._request.size:
-            have = 0
-        if self.offset < have:
-            self._take(min(RESULT_HASH_BYTES, have - self.offset))
-            if self.offset < have:
-                return False
-        if have and self._hash.hexdigest() != self._request.digest:
-            self._hash, self.offset = hashlib.sha256(), 0
-            os.lseek(self._fd, 0, os.SEEK_SET)
-        return True
 
     def piece(self) -> bytes:
         """The next bytes; empty at the end."""

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -148,7 +148,8 @@ class WorkdirReceiver:
                 f"changed both on this machine and in {root} on the host: "
                 f"{shown}{more} (move them away on the host, or sync to another folder)"
             )
-        self._taking = _Taking(root, self._files, plan, known)
+        same = {path for path, digest in wanted.items() if found[path] == digest}
+        self._taking = _Taking(root, self._files, plan, known, same)
         self._ask()
 
     def _take(self, part: requests.Part) -> None:
@@ -173,9 +174,16 @@ class _Taking:
     """A transfer: requests files in parts, and keeps them apart until all are here."""
 
     def __init__(
-        self, root: Path, files: Sequence[requests.File], plan: Merge, known: Known
+        self,
+        root: Path,
+        files: Sequence[requests.File],
+        plan: Merge,
+        known: Known,
+        same: Collection[str],
     ) -> None:
+        """``same`` are the files that are here already."""
         self.root = root
+        self._equal = [each for each in files if each.path in same]
         self.count = len(plan.take)
         self._plan = plan
         self._wanted = {each.path: each.digest for each in files}
@@ -249,9 +257,15 @@ class _Taking:
             if _digest(arrived) != each.digest:
                 raise SyncError(f"{each.path} changed while it was sent")
             arrived.chmod(each.mode & 0o777)
+            os.utime(arrived, ns=(each.mtime_ns, each.mtime_ns))
         new = {path: [digest] for path, digest in self._wanted.items()}
         if self.count or self._plan.delete or new != self._known:
             self._put(new)
+        for each in self._equal:
+            # With the time of the source, a file is no result that should go there.
+            with suppress(OSError):
+                times = (each.mtime_ns, each.mtime_ns)
+                os.utime(self.root / each.path, ns=times, follow_symlinks=False)
         self.drop()
 
     def _put(self, new: Known) -> None:

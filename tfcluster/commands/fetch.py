@@ -238,7 +238,6 @@ def _afterwards(
         tuple(patterns),
         apart=every,
         force=force,
-        launched_s=view.started_s or 0.0,
         show=lambda outcomes: screen.live(
             progress_text(
                 {

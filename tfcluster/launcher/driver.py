@@ -141,9 +141,7 @@ class Driver:
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
         self._results = ResultRecorder(
-            ResultsFetcher(
-                current, hosts.send, hosts.files.has_copy, launched_s=time.time()
-            ),
+            ResultsFetcher(current, hosts.send, hosts.files.has_copy),
             journal,
             show,
         )

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 from tfcluster.errors import TfclusterError
@@ -33,7 +32,6 @@ from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.model import Description, Host
 from tfcluster.protocol.messages import Bye, Fault, OfResults
 from tfcluster.protocol.requests import Close, Ping, Request
-from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.starting import Starter
 
@@ -51,14 +49,12 @@ def fetch_late(
     *,
     apart: bool,
     force: bool,
-    launched_s: float,
     show: Callable[[Mapping[str, TransferOutcome]], None],
 ) -> list[tuple[TransferOutcome, TfclusterError | None]]:
     """Fetch from hosts whose run is over; an error says why a host was not reached.
 
     ``show`` is called now and then with the outcomes so far.
     """
-    fetched = FetchedFiles(paths)
     numbers = itertools.count(1)
     root = description.workdir
     seen, sync = witnesses(root), description.sync
@@ -72,14 +68,7 @@ def fetch_late(
         HostTransfer(
             outcomes[line.host],
             wanted,
-            ResultFolder(
-                Path(root),
-                line.host,
-                fetched,
-                launched_ns=int(launched_s * 1e9),
-                force=force,
-                apart=apart,
-            ),
+            ResultFolder(Path(root), line.host, force=force, apart=apart),
             send=line.send,
             inbox=line.inbox,
             numbers=numbers,
@@ -92,9 +81,6 @@ def fetch_late(
     try:
         _attend(thread, lines, lambda: show(outcomes))
     finally:
-        # Also after Ctrl-C: what has arrived need not be sent again.
-        with suppress(OSError):
-            fetched.save()
         _end(lines)
     result: list[tuple[TransferOutcome, TfclusterError | None]] = []
     for host, line in zip(hosts, opened, strict=True):

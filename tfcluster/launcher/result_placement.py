@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -19,13 +18,11 @@ from typing import TYPE_CHECKING
 from tfcluster.agent.os_encoding import local_path, raw
 from tfcluster.agent.workdir_patterns import BY_HOST
 from tfcluster.console.text import byte_size
-from tfcluster.light_dataclasses import dataclass, replace
-from tfcluster.record.fetched import Copy, FetchedFiles
+from tfcluster.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     import hashlib
 
-READ_BYTES = 1 << 20
 _PARTIAL = ".tfcluster-part-"
 _SAFE_MODE = 0o755
 """Other users never get the right to write to files that come from a host."""
@@ -57,70 +54,23 @@ class Remote:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The file at a path here; times in ns since the epoch."""
+    """The file at a path here; the time in ns since the epoch."""
 
     size: int
     mtime_ns: int
-    ctime_ns: int
     is_file: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Placing:
-    """Where a file goes."""
-
-    path: str
-    """Relative to the workdir here."""
-    current: bool
-    """Whether the file there already has the content of the host's file."""
-    original: str
-    """Where the file would go if nothing were in the way."""
-    why: str | None = None
-    """Why the file does not go to ``original``."""
+def is_current(remote: Remote, local: Local | None) -> bool:
+    """Whether the file here is the host's: a fetch sets the time of the file here."""
+    return local is not None and local == Local(remote.size, remote.mtime_ns)
 
 
-def is_current(remote: Remote, local: Local | None, copy: Copy | None) -> bool:
-    """Whether the file was fetched before and has not changed on either side since."""
-    if copy is None or (remote.size, remote.mtime_ns) != (copy.size, copy.mtime_ns):
-        return False
-    return local is not None and is_untouched(local, copy)
-
-
-def is_untouched(local: Local, copy: Copy) -> bool:
-    """Whether the copy here is still as it was fetched."""
-    here = (local.size, local.mtime_ns)
-    return local.is_file and here == (copy.here_size, copy.here_mtime_ns)
-
-
-def objection(
-    remote: Remote, local: Local | None, copy: Copy | None, *, launched_ns: int
-) -> str | None:
-    """Why ``remote`` must not replace ``local``; None if it may.
-
-    ``launched_ns`` is when the run was launched, by the clock here. In a shared folder,
-    the tasks would have replaced a file that has not been changed here since then.
-    """
-    if local is None or (copy is not None and is_untouched(local, copy)):
-        return None
-    if not local.is_file:
-        return "what is here is not a regular file"
-    if local.mtime_ns > remote.mtime_ns:
+def objection(remote: Remote, local: Local | None) -> str | None:
+    """Why ``remote`` must not replace ``local``; None if it may. The newer one wins."""
+    if local is not None and local.mtime_ns > remote.mtime_ns:
         return "the one here is newer"
-    if copy is not None:
-        return "the one here was changed since it was fetched"
-    if local.ctime_ns > launched_ns:
-        return "the one here was changed since the launch"
     return None
-
-
-def beside(path: str, host: str) -> str:
-    """The path for a host's file if the file here has to stay."""
-    folder, slash, name = path.rpartition("/")
-    end = f".from-{safe_name(host)}"
-    # A name has at most 255 bytes on Linux.
-    while len(os.fsencode(name + end)) > 255:
-        name = name[:-1]
-    return f"{folder}{slash}{name}{end}"
 
 
 def host_folder(host: str) -> str:
@@ -137,56 +87,33 @@ class ResultFolder:
     """The workdir here, for the results of one host."""
 
     def __init__(
-        self,
-        root: Path,
-        host: str,
-        fetched: FetchedFiles,
-        *,
-        launched_ns: int,
-        force: bool = False,
-        apart: bool = False,
+        self, root: Path, host: str, *, force: bool = False, apart: bool = False
     ) -> None:
         """With ``apart``, all files go to a separate folder for this host."""
         self._root = Path(os.path.realpath(root))
         self._host = host
-        self._fetched = fetched
-        self._launched_ns = launched_ns
         self._force = force
         self._below = f"{host_folder(host)}/" if apart else ""
 
-    def choose(self, remote: Remote) -> Placing:
-        """Where the file goes now. Raises PlacementError."""
-        path = self._below + remote.path
-        local, copy = self._look(path), self._fetched.get(path)
-        if is_current(remote, local, copy):
-            return Placing(path, current=True, original=path)
-        why = objection(remote, local, copy, launched_ns=self._launched_ns)
-        if why is None or (self._force and local is not None and local.is_file):
-            return Placing(path, current=False, original=path)
-        aside = beside(path, self._host)
-        local, copy = self._look(aside), self._fetched.get(aside)
-        if also := objection(remote, local, copy, launched_ns=self._launched_ns):
-            raise PlacementError(f"{why}; {aside}: {also}")
-        current = is_current(remote, local, copy)
-        return Placing(aside, current=current, original=path, why=why)
+    def has(self, remote: Remote) -> bool:
+        """Whether the file is here. Raises PlacementError."""
+        return is_current(remote, self._look(remote))
 
-    def bases(self, choice: Placing, remote: Remote) -> list[Path]:
-        """The files here whose content may be the beginning of the host's file."""
-        names = dict.fromkeys((choice.original, choice.path))
-        found = []
-        for name in names:
-            local = self._look(name)
-            if local is None or not local.is_file or local.size > remote.size:
-                continue
-            found.append(self._root / local_path(name))
-        return found
+    def objection(self, remote: Remote) -> str | None:
+        """Why the file here has to stay, or None. Raises PlacementError."""
+        local = self._look(remote)
+        if local is not None and not local.is_file:
+            raise PlacementError("what is here is not a regular file")
+        return None if self._force else objection(remote, local)
 
-    def is_original(self, base: Path | None, choice: Placing) -> bool:
-        return base == self._root / local_path(choice.original)
+    def path(self, remote: Remote) -> str:
+        """Where the file goes, relative to the workdir."""
+        return self._below + remote.path
 
-    def partial(self, choice: Placing) -> PartialFile:
-        """The part of a file that has arrived. Raises PlacementError or OSError."""
-        target = self._root / local_path(choice.path)
+    def partial(self, remote: Remote) -> PartialFile:
+        """A file for what arrives. Raises PlacementError or OSError."""
+        path = self.path(remote)
+        target = self._root / local_path(path)
         # A file, a dangling link or a link to elsewhere may be where a folder must be.
         real = Path(os.path.realpath(target.parent))
         if real != self._root and self._root not in real.parents:
@@ -194,35 +121,25 @@ class ResultFolder:
                 f"{target.parent} is a link that leads out of the working directory"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        name = raw(f"{self._host}\0{choice.path}")
-        digest = new_hash(name).hexdigest()[:24]
+        digest = new_hash(raw(f"{self._host}\0{path}")).hexdigest()[:24]
         return PartialFile(target.parent / f"{_PARTIAL}{digest}")
 
-    def keep(self, choice: Placing, remote: Remote, digest: str) -> None:
-        """Note that the file here has the content of the host's file."""
-        local = self._look(choice.path)
-        if local is not None:
-            here = (local.size, local.mtime_ns)
-            copy = Copy(remote.size, remote.mtime_ns, *here, digest)
-            self._fetched.put(choice.path, copy)
-
-    def place(self, partial: PartialFile, choice: Placing, remote: Remote) -> Placing:
+    def place(self, partial: PartialFile, remote: Remote) -> str | None:
         """Move a complete file into place. Raises PlacementError or OSError.
 
-        Returns where the file went: something may have changed here while it was sent.
+        Returns why it was not moved: a newer file may have been written meanwhile.
         """
-        now = self.choose(remote)
-        if now.path != choice.path:
-            choice = replace(now, current=False)
+        if why := self.objection(remote):
+            return why
         mode = stat.S_IMODE(remote.mode) & _SAFE_MODE | 0o600
         os.fchmod(partial.fileno(), mode)
         os.utime(partial.fileno(), ns=(remote.mtime_ns, remote.mtime_ns))
-        partial.path.replace(self._root / local_path(choice.path))
-        return choice
+        partial.path.replace(self._root / local_path(self.path(remote)))
+        return None
 
-    def _look(self, path: str) -> Local | None:
+    def _look(self, remote: Remote) -> Local | None:
         try:
-            found = (self._root / local_path(path)).lstat()
+            found = (self._root / local_path(self.path(remote))).lstat()
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
@@ -230,20 +147,19 @@ class ResultFolder:
             raise PlacementError(text) from error
         except OSError as error:
             raise PlacementError(error.strerror or str(error)) from error
-        is_file = stat.S_ISREG(found.st_mode)
-        return Local(found.st_size, found.st_mtime_ns, found.st_ctime_ns, is_file)
+        return Local(found.st_size, found.st_mtime_ns, stat.S_ISREG(found.st_mode))
 
 
 class PartialFile:
     """A file that is arriving, under a temporary name in its target's folder.
 
-    The open file is locked, so that two fetches never write to one file.
+    The open file is locked, so that two fetches never write to one file. It is removed
+    at the end of the context, unless it has been moved into place.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open_locked(path)
-        self.size = os.fstat(self._fd).st_size
         self.hash = new_hash()
 
     def __enter__(self) -> PartialFile:
@@ -256,66 +172,33 @@ class PartialFile:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if os.fstat(self._fd).st_size == 0:
-                self._remove_own()
+            # The path may be that of another fetch's file now.
+            with contextlib.suppress(FileNotFoundError):
+                if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
+                    self.path.unlink()
         finally:
             os.close(self._fd)
-
-    def _remove_own(self) -> None:
-        """Remove the temporary file, unless it is now the file of another fetch."""
-        with contextlib.suppress(FileNotFoundError):
-            if self.path.stat().st_ino == os.fstat(self._fd).st_ino:
-                self.path.unlink()
 
     def fileno(self) -> int:
         return self._fd
 
-    def proof(self, tick: Callable[[], None]) -> str:
-        """The digest of all that has arrived so far, which ``write`` continues.
+    def begin(self, size: int) -> None:
+        """Empty the file, for ``size`` bytes. Raises OSError.
 
-        ``tick`` is called now and then, and may raise.
+        Raises PlacementError if the disk has no room: a host may list any size, and a
+        full disk would also harm the run's record.
         """
-        self.hash = new_hash()
+        os.ftruncate(self._fd, 0)
         os.lseek(self._fd, 0, os.SEEK_SET)
-        while data := os.read(self._fd, READ_BYTES):
-            self.hash.update(data)
-            tick()
-        return self.hash.hexdigest()
-
-    def check_room(self, size: int) -> None:
-        """Raises PlacementError if the disk has no room for a file of ``size`` bytes.
-
-        A host may list any size, and a full disk would also harm the run's record.
-        """
+        self.hash = new_hash()
         disk = os.fstatvfs(self._fd)
         kept = disk.f_blocks * disk.f_frsize // _KEPT_FREE
         free = max(0, disk.f_bavail * disk.f_frsize - kept)
-        if size - os.fstat(self._fd).st_size > free:
+        if size > free:
             raise PlacementError(
                 f"it has {byte_size(size)}, and only {byte_size(free)} are free in "
                 f"{self.path.parent}"
             )
-
-    def begin(self, base: Path | None, offset: int) -> None:
-        """Continue at ``offset``: the bytes before it are in ``base``, or here if None.
-
-        Raises PlacementError if ``base`` has become shorter, or OSError.
-        """
-        if base is None and offset and offset == self.size:
-            os.lseek(self._fd, 0, os.SEEK_END)
-            return
-        os.ftruncate(self._fd, 0)
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        self.hash = new_hash()
-        if base is None or not offset:
-            return
-        with base.open("rb") as file:
-            while offset:
-                data = file.read(min(READ_BYTES, offset))
-                if not data:
-                    raise PlacementError("the one here changed in the meantime")
-                self.write(data)
-                offset -= len(data)
 
     def write(self, data: bytes) -> None:
         """Append. Raises OSError."""
@@ -323,10 +206,6 @@ class PartialFile:
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]
-
-    def remove(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
 
 
 def _open_locked(path: Path) -> int:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from tfcluster.agent.constants import RESULT_FILES, RESULT_PIECE_BYTES
@@ -25,13 +24,10 @@ from tfcluster.agent.workdir_patterns import (
     is_wanted,
 )
 from tfcluster.launcher.result_placement import (
-    READ_BYTES,
     PartialFile,
     PlacementError,
-    Placing,
     Remote,
     ResultFolder,
-    new_hash,
 )
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages, requests
@@ -45,6 +41,7 @@ _VIOLATED = "its agent violated the protocol"
 _MOST_LISTED = RESULT_FILES + 1000
 """Limit of a list's rows and empty answers: an agent that violates it is stopped."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_TRIES = 2
 _QUICK_S, _SLOW_S = 0.2, 0.6
 _MAX_WINDOW = 32
 """Most pieces on their way at a time: 2 MiB, half of the agent's queue of events."""
@@ -113,7 +110,7 @@ class TransferOutcome:
     fetched: int = 0
     unchanged: int = 0
     kept: Names = field(default_factory=Names)
-    """Files that were put beside another one, and why."""
+    """Files here that were not replaced, and why."""
     growing: Names = field(default_factory=Names)
     """Files that changed while they were sent."""
     missed: Names = field(default_factory=Names)
@@ -248,15 +245,15 @@ class HostTransfer:
     # --- a file ---------------------------------------------------------------------
 
     def _fetch(self, remote: Remote) -> None:
-        outcome = self._outcome
+        outcome, here = self._outcome, self._here
         before = outcome.done_bytes
         try:
-            choice = self._here.choose(remote)
-            if choice.current:
+            if here.has(remote):
                 outcome.unchanged += 1
-                self._note(choice)
+            elif why := here.objection(remote):
+                outcome.kept.add(here.path(remote), why)
             else:
-                self._receive_file(remote, choice)
+                self._receive_file(remote)
         except (_FileError, PlacementError) as error:
             outcome.missed.add(remote.path, str(error))
         except OSError as error:
@@ -266,87 +263,32 @@ class HostTransfer:
             outcome.missed.add(remote.path, f"cannot be written here: {said}")
         outcome.done_bytes = before + remote.size
 
-    def _note(self, choice: Placing) -> None:
-        if choice.why is not None:
-            text = f"{choice.why}; the host's is {choice.path}"
-            self._outcome.kept.add(choice.original, text)
-
-    def _receive_file(self, remote: Remote, choice: Placing) -> None:
-        with self._here.partial(choice) as partial:
-            for proves in (True, False):
-                if self._transfer(remote, choice, partial, proves=proves):
-                    return
-            # Even the second transfer, from the start, had a wrong digest.
-            partial.remove()
-            raise _FileError("what arrived has another digest than on the host")
-
-    def _transfer(
-        self, remote: Remote, choice: Placing, partial: PartialFile, *, proves: bool
-    ) -> bool:
-        """Fetch the rest of a file; False if the digest is wrong."""
-        outcome = self._outcome
-        number = next(self._numbers)
-        base, have, digest = (None, 0, "")
-        if proves:
-            base, have, digest = self._proof(remote, choice, partial)
-        self._send(requests.Read(number, remote.path, remote.size, have, digest))
-        answer = self._receive_of_file(number)
-        if not isinstance(answer, messages.Reading) or answer.offset not in (0, have):
-            raise _Ended(_VIOLATED)
-        offset = answer.offset
-        same = base is not None and have == offset == remote.size
-        if same and self._here.is_original(base, choice):
-            self._drain(number)
-            partial.remove()
-            original = Placing(choice.original, current=True, original=choice.original)
-            self._here.keep(original, remote, digest)
-            self._returned(remote, original, digest)
-            outcome.unchanged += 1
-            return True
-        partial.check_room(remote.size)
-        partial.begin(base if offset else None, offset)
+    def _receive_file(self, remote: Remote) -> None:
+        outcome, here = self._outcome, self._here
         start = outcome.done_bytes
-        outcome.done_bytes = start + offset
-        final = self._pieces(number, remote.size - offset, partial)
-        outcome.done_bytes = start
-        if final.digest != partial.hash.hexdigest():
-            return False
-        choice = self._here.place(partial, choice, remote)
-        self._here.keep(choice, remote, partial.hash.hexdigest())
-        self._returned(remote, choice, partial.hash.hexdigest())
+        with here.partial(remote) as partial:
+            for _ in range(_TRIES):
+                number = next(self._numbers)
+                partial.begin(remote.size)
+                self._send(requests.Read(number, remote.path, remote.size))
+                end = self._pieces(number, remote.size, partial)
+                outcome.done_bytes = start
+                if end.digest == partial.hash.hexdigest():
+                    break
+            else:
+                raise _FileError("what arrived has another digest than on the host")
+            if why := here.place(partial, remote):
+                outcome.kept.add(here.path(remote), why)
+                return
         outcome.fetched += 1
-        self._note(choice)
-        if final.changed:
+        if here.path(remote) == remote.path:
+            # The workdir here now has this content.
+            self._send(requests.Returned(remote.path, end.digest))
+        if end.changed:
             text = (
                 f"it changed while it was sent; its first {remote.size} bytes are here"
             )
             outcome.growing.add(remote.path, text)
-        return True
-
-    def _proof(
-        self, remote: Remote, choice: Placing, partial: PartialFile
-    ) -> tuple[Path | None, int, str]:
-        """Which part of the file is here: the other file that has it (None: the part
-        that arrived before), the number of bytes, and their digest."""
-        if 0 < partial.size <= remote.size:
-            return None, partial.size, partial.proof(self._tick)
-        for base in self._here.bases(choice, remote):
-            size = base.stat().st_size
-            stays = choice.why is not None and self._here.is_original(base, choice)
-            if stays and size != remote.size:
-                continue  # only an identical file is of use
-            digest = self._digest_here(base)
-            if base.stat().st_size == size:
-                return base, size, digest
-        return None, 0, ""
-
-    def _digest_here(self, path: Path) -> str:
-        hashed = new_hash()
-        with path.open("rb") as file:
-            while data := file.read(READ_BYTES):
-                hashed.update(data)
-                self._tick()
-        return hashed.hexdigest()
 
     def _tick(self) -> None:
         """Note a part of a long step here, or a moment in which nothing came.
@@ -384,16 +326,6 @@ class HostTransfer:
             partial.write(data)
             self._outcome.done_bytes += len(data)
             self._outcome.sent_bytes += len(data)
-
-    def _drain(self, number: int) -> None:
-        """Have the agent close a file from which nothing is needed."""
-        self._send(requests.More(number))
-        self._receive_of_file(number)
-
-    def _returned(self, remote: Remote, choice: Placing, digest: str) -> None:
-        """Tell the host that the workdir here now has its file's content."""
-        if choice.path == remote.path:
-            self._send(requests.Returned(remote.path, digest))
 
     # --- answers --------------------------------------------------------------------
 

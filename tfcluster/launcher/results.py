@@ -32,7 +32,6 @@ from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message, OfResults
 from tfcluster.protocol.requests import Request
-from tfcluster.record.fetched import FetchedFiles
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.base import Remembering
@@ -68,20 +67,16 @@ class ResultsFetcher:
         current: CurrentJob,
         send: Callable[[str, Request], None],
         has_copy: Callable[[str], bool | None],
-        *,
-        launched_s: float,
     ) -> None:
         """``has_copy`` returns whether a host works on a copy of the workdir; None:
         unknown."""
         self._current = current
         self._has_copy = has_copy
         self._paths = RunPaths(current.job.logs.parent)
-        self._launched_ns = int(launched_s * 1e9)
         self._send = send
         self._inboxes: dict[str, Inbox] = {}
         self._lost: dict[str, str] = {}
         self._numbers = itertools.count(1)
-        self._fetched: FetchedFiles | None = None
         self._waiting: SimpleQueue[HostFetch] = SimpleQueue()
         self._fetches: list[HostFetch] = []
         self._thread: threading.Thread | None = None
@@ -114,8 +109,6 @@ class ResultsFetcher:
             fetch = HostFetch(number, outcomes, (), over=True)
             self._fetches.append(fetch)
             return fetch
-        if self._fetched is None:
-            self._fetched = FetchedFiles(self._paths)
         root = self._job.description.workdir
         seen = witnesses(root)
         outcomes = {host: TransferOutcome(host) for host in hosts}
@@ -127,14 +120,7 @@ class ResultsFetcher:
             HostTransfer(
                 outcomes[host],
                 self._asked(host, patterns, seen),
-                ResultFolder(
-                    root,
-                    host,
-                    self._fetched,
-                    launched_ns=self._launched_ns,
-                    force=request.force,
-                    apart=every,
-                ),
+                ResultFolder(root, host, force=request.force, apart=every),
                 send=self._sender(host),
                 inbox=self._inbox(host),
                 numbers=self._numbers,
@@ -250,10 +236,6 @@ class ResultsFetcher:
         while True:
             fetch = self._waiting.get()
             run_all(fetch.transfers, AT_ONCE)
-            if self._fetched is not None:
-                # If this fails, files are compared by content next time.
-                with suppress(OSError):
-                    self._fetched.save()
             fetch.over = True
 
 

@@ -97,7 +97,13 @@ def listing(root: Path, sync: Sync) -> Listing:
         message = f"{root} holds {_mib(size)} MiB: {named}; at most {_mib(MAX_BYTES)}"
         raise StartError(f"{message} MiB are copied", hint=_HINT)
     entries = tuple(
-        File(path, status.st_size, status.st_mode & 0o777, _digest(root / path))
+        File(
+            path,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_mode & 0o777,
+            _digest(root / path),
+        )
         for path, status in sorted(found)
     )
     inodes = _inodes(root, [entry.path for entry in entries[:_WITNESSES]])

@@ -107,10 +107,6 @@ class Unlisted(OfResults):
     cause: str
 
 
-class Reading(OfResults):
-    offset: int
-
-
 class Working(OfResults):
     pass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfcluster.light_dataclasses import Struct
-from tfcluster.protocol.frames import decoder
+from tfcluster.protocol.frames import Signed, decoder
 
 
 class Request(Struct):
@@ -49,6 +49,7 @@ class File(Struct):
 
     path: str
     size: int
+    mtime_ns: Signed
     mode: int
     digest: str
 
@@ -77,13 +78,11 @@ class List(OfResults):
 
 
 class Read(OfResults):
-    """Opens a listed file; the launcher already has ``have`` bytes with this digest."""
+    """Opens a listed file, of which ``size`` bytes are wanted."""
 
     number: int
     path: str
     size: int
-    have: int
-    digest: str
 
 
 class More(OfResults):

@@ -99,11 +99,6 @@ class RunPaths:
         return self.root / "requests"
 
     @property
-    def fetched(self) -> Path:
-        """Which results have come back from hosts."""
-        return self.root / "fetched.json"
-
-    @property
     def fetching(self) -> Path:
         """The progress of the results that are being fetched now."""
         return self.root / "fetching.json"

@@ -50,7 +50,7 @@ def _receive(data: bytes) -> None:
 
 def _seeds() -> Sequence[bytes]:
     digests = {path: hashlib.sha256(text).hexdigest() for path, text in _FILES.items()}
-    rows = [[path, len(text), 0o644, digests[path]] for path, text in _FILES.items()]
+    rows = [[path, len(text), 7, 0o644, digests[path]] for path, text in _FILES.items()]
     about = {"folder": "/x", "original": "/y", "inodes": []}
     listed = encode({"type": "sync", **about, "files": rows, "last": True})
     first = encode({"type": "sync", **about, "files": rows[:1], "last": False})
