@@ -506,7 +506,7 @@ def resize(**options: Any) -> int:
     shell_complete=_completes("fetch"),
 )
 @_flag("--all", "every", help="From every host, into results-by-host/HOST.")
-@_flag("--force", help="Replace files here that are newer or were changed.")
+@_flag("--force", help="Replace files here that are newer.")
 @_JSON
 def fetch(**options: Any) -> int:
     """Fetch files that tasks wrote on hosts that do not share the folder.

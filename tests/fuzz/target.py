@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,6 @@ class Target:
     property that does not hold (AssertionError)."""
     seeds: Callable[[], Sequence[bytes]]
     """Valid inputs, from which others are made."""
-    modules: tuple[ModuleType, ...]
-    """Their lines are counted as covered."""
     errors: tuple[type[Exception], ...] = ()
     """The errors that the parser documents."""
     words: tuple[bytes, ...] = ()

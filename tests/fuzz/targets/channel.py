@@ -20,8 +20,8 @@ from tfcluster.agent import channel, events, loop
 from tfcluster.agent.console_queue import ConsoleQueue
 from tfcluster.compose import compose
 from tfcluster.console.screen import Screen
-from tfcluster.launcher import end_order, preparation, progress, task_messages
 from tfcluster.launcher import hosts as launcher_hosts
+from tfcluster.launcher import progress, task_messages
 from tfcluster.launcher.agent_connection import Reception
 from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.job import Job
@@ -31,7 +31,6 @@ from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
-from tfcluster.record import replay
 from tfcluster.record.metrics_writer import MetricsWriter
 from tfcluster.record.paths import create_run
 from tfcluster.record.writer import Writer
@@ -291,7 +290,6 @@ TARGETS = (
         "requests",
         _requests,
         lambda: [*map(encode, _REQUESTS), _joined(_REQUESTS)],
-        (wire, frames),
         (WireError,),
         (b'{"type":"', b'":', b"[[", b"null"),
         most_bytes=1 << 19,
@@ -300,7 +298,6 @@ TARGETS = (
         "channel",
         _channel,
         lambda: [_joined(_REQUESTS), _joined(_FROM_AGENT)],
-        (wire, channel),
         (WireError,),
         most_bytes=1 << 18,
     ),
@@ -308,10 +305,6 @@ TARGETS = (
         "to-launcher",
         _to_launcher,
         _from_agent,
-        (
-            *(wire, task_messages, launcher_hosts, progress, end_order, preparation),
-            replay,
-        ),
         (WireError,),
         (b'{"type":"', b'"worker:0"', b'"ps:0"', b'"attempt":', b'"event":{'),
     ),
@@ -322,7 +315,6 @@ TARGETS = (
             b"Welcome to h1\r\n\x1b[1mmotd\n" + _joined((_HELLO, *_FROM_AGENT)),
             b"Permission denied\n",
         ],
-        (wire,),
         (WireError,),
         (encode(_HELLO), _NONCE.encode()),
         most_bytes=1 << 18,
@@ -331,7 +323,6 @@ TARGETS = (
         "task-events",
         _task_events,
         lambda: [*map(encode, _EVENTS), _joined(_EVENTS)],
-        (wire, events),
         (),
         (b'{"type":"', b'"step":'),
         most_bytes=1 << 16,
@@ -345,7 +336,6 @@ TARGETS = (
             b"tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
             b"OSError: [Errno 98] Address already in use",
         ],
-        (exit_causes,),
         (),
         (b"a.", b"Error", b"Exception:", b"address already in use", b"w" * 50),
     ),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 
 from tests.config.files import ENVIRON, SMALLEST, write
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import text_of
-from tfcluster import config
 from tfcluster.config import from_command, load, starter
 from tfcluster.errors import ConfigError
 from tfcluster.schedulers import names
@@ -58,11 +54,6 @@ def _check(error: ConfigError) -> None:
         assert len(line) < 1500
 
 
-def _modules() -> tuple[ModuleType, ...]:
-    names = [found.name for found in pkgutil.iter_modules(config.__path__)]
-    return tuple(import_module(f"tfcluster.config.{name}") for name in names)
-
-
 def _seeds() -> Sequence[bytes]:
     return [text.encode() for text in (SMALLEST, *map(starter, names()))]
 
@@ -73,7 +64,7 @@ _WORDS = (
 )
 
 TARGETS = (
-    Target("config", _file, _seeds, _modules(), (ConfigError,), _WORDS),
+    Target("config", _file, _seeds, (ConfigError,), _WORDS),
     Target(
         "flags",
         _flags,
@@ -81,7 +72,6 @@ TARGETS = (
             b"n[1-4],a:2\nmine\ntasks.worker=4\nruntime.strategy=none",
             b"[::1]\n\nenv.A=b\nhosts=[a, b]",
         ],
-        _modules(),
         (ConfigError,),
         (*_WORDS, b"tasks.", b"=", b"."),
     ),

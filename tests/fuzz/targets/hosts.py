@@ -65,7 +65,6 @@ TARGETS = (
         lambda: bytes_of(
             "node[01-04,7]-ib,login", "[::1]", "a1,a2,a3", "r[1-2]n[1-2]c[1-3]", "a"
         ),
-        (host_patterns,),
         (HostlistError,),
         (b"[", b"]", b"-", b",", b"[1-9]", b"[0-999999999999999999]", b"n[1,"),
     ),
@@ -80,7 +79,6 @@ TARGETS = (
             "SLURM_TASKS_PER_NODE_HET_GROUP_1=1(x2)",
             "SLURM_STEP_NUM_TASKS=4\nSLURM_PROCID=0",
         ),
-        (variables, slurm_gpus, host_patterns),
         (ConfigError, StartError),
         (b"(x", b"\nSLURM_", b"_HET_GROUP_0=", b"[1-3]", b"999999999"),
     ),
@@ -90,7 +88,6 @@ TARGETS = (
         lambda: bytes_of(
             "h1 4 all.q@h1 UNDEFINED\nh2.x.y 2 all.q@h2 0,1:0,2\nh1 1 b.q@h1\n"
         ),
-        (job,),
         (HostfileError,),
         (b" 4 ", b"\n", b"all.q@h1", b"UNDEFINED"),
         most_bytes=1 << 18,
@@ -102,7 +99,6 @@ TARGETS = (
             "JOB_ID=1\nSGE_TASK_ID=undefined\nPE=tf\nNSLOTS=4",
             "JOB_ID=1\nSGE_TASK_ID=1\nNSLOTS=1\nHOSTNAME=h1\nSGE_HGR_gpu=0 1",
         ),
-        (job, sge_gpus),
         (ConfigError, StartError),
     ),
     Target(
@@ -113,7 +109,6 @@ TARGETS = (
             "motd\ntfcluster-gpus unset|0 1|unset|unset\n",
             "tfcluster-gpus GPU-12-ab,MIG-3|unset|unset|unset\n",
         ),
-        (slurm_gpus, sge_gpus),
         (StartError,),
         (b"tfcluster-gpus ", b"|", b"unset", b"NoDevFiles"),
     ),

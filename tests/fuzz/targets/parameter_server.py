@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.fuzz.target import Target
 from tfcluster.runtime.net import buffer_pool
-from tfcluster.runtime.parameter_server import messages, server_socket, service
+from tfcluster.runtime.parameter_server import messages
 from tfcluster.runtime.parameter_server.messages import MessageError, PsMessage
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import Service
@@ -170,8 +170,8 @@ _ERRORS = (MessageError, EOFError, OSError)
 _WORDS = (b'"arrays":[[', b'"float32"', b'"O"', b'"V0"', b'"S0"', b'"f4,f4"', b"[2,-3]")
 
 TARGETS = (
-    Target("ps-bytes", _receive, _seeds, (messages, buffer_pool), _ERRORS, _WORDS),
-    Target("ps-headers", _headers, _header_seeds, (messages,), _ERRORS, _WORDS),
+    Target("ps-bytes", _receive, _seeds, _ERRORS, _WORDS),
+    Target("ps-headers", _headers, _header_seeds, _ERRORS, _WORDS),
     Target(
         "ps-service",
         _serve,
@@ -179,7 +179,6 @@ TARGETS = (
             b"\n".join(json.dumps(request).encode() for request in _REQUESTS),
             *(json.dumps(request).encode() for request in _REQUESTS),
         ],
-        (messages, service, server_socket),
         (),
         (*_WORDS, b'{"op":"', b'"model":"m"'),
     ),

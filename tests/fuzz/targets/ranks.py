@@ -13,7 +13,6 @@ from tfcluster.protocol import wire
 from tfcluster.protocol.wire import WireError, encode
 from tfcluster.runtime.collective import (
     peer_reports,
-    rank_divergence,
     signature,
 )
 from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress
@@ -145,7 +144,6 @@ TARGETS = (
         "accept",
         _accept,
         lambda: [_HELLO, _HELLO + bytes(32)],
-        (rendezvous,),
         (HandshakeError, OSError),
         (b"TFC1",),
         most_bytes=4096,
@@ -154,7 +152,6 @@ TARGETS = (
         "dial",
         _dial,
         lambda: [bytes(64), bytes(64) + b"\x01"],
-        (rendezvous,),
         (HandshakeError, OSError),
         most_bytes=4096,
     ),
@@ -162,7 +159,6 @@ TARGETS = (
         "address",
         _address,
         lambda: bytes_of("node1:40000", "[::1]:40001", "10.0.0.1:1"),
-        (rendezvous,),
         (CollectiveError,),
         (b"[", b"]", b":"),
     ),
@@ -170,7 +166,6 @@ TARGETS = (
         "swap",
         _swap,
         lambda: [multiplexed_sockets.framed(b"x" * n) for n in (0, 1, 100, 40000)],
-        (multiplexed_sockets,),
         (CollectiveError,),
         most_bytes=1 << 17,
     ),
@@ -178,7 +173,6 @@ TARGETS = (
         "monitor",
         _monitor,
         _reports,
-        (wire, peer_reports, rank_divergence),
         (WireError, KeyError, TypeError, ValueError),
         (b'{"type":"', b'"number":', b'"state":{'),
     ),
@@ -186,7 +180,6 @@ TARGETS = (
         "signatures",
         _signatures,
         lambda: [Signature("sum", ("a float32 (3)", "b int32 ()")).encoded()],
-        (signature,),
         (TypeError, ValueError),
         most_bytes=1 << 18,
     ),
@@ -199,7 +192,6 @@ TARGETS = (
             b"cmd=get kvsname=job key=a\ncmd=get_universe_size\ncmd=finalize\n",
             b"cmd=abort exitcode=1\n",
         ],
-        (pmi_server, wire),
         (),
         (b"cmd=", b"key=", b"value=", b" ", b"cmd=put ", b"cmd=barrier_in\n"),
         most_bytes=1 << 15,

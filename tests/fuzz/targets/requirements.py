@@ -51,7 +51,6 @@ TARGETS = [
         name=f"requirements.{kind}",
         run=partial(_bundle, name),
         seeds=partial(_one, seed),
-        modules=(requirements,),
         errors=(RequirementsError,),
         most_bytes=1 << 14,
         words=words,

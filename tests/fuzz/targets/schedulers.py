@@ -13,7 +13,6 @@ from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerEr
 from tfcluster.schedulers.sge import qmaster
 from tfcluster.schedulers.sge import queue as sge_queue
 from tfcluster.schedulers.slurm import controller
-from tfcluster.schedulers.slurm import queue as slurm_queue
 
 _TESTS = Path(__file__).parents[2] / "schedulers"
 
@@ -99,7 +98,6 @@ TARGETS = (
         "slurm-answers",
         _slurm,
         lambda: bytes_of(*_SCONTROL),
-        (controller, times),
         (),
         (b" Restarts=", b" JobState=", b"KillWait = ", b":", b"-"),
     ),
@@ -110,7 +108,6 @@ TARGETS = (
             *bytes_of("0\n12;cluster\n", "0\nPENDING|(Resources)\n", "1\n\n---\nno"),
             *(b"0\n" + answer for answer in _recorded("slurm/answers")),
         ],
-        (slurm_queue,),
         (SchedulerError,),
         (b"|", b"\n---\n", b"RUNNING", b"sbatch: error: "),
     ),
@@ -121,7 +118,6 @@ TARGETS = (
             *bytes_of("0\n" + _QSTAT, '0\nYour job 12 ("x") has been submitted\n'),
             *(b"0\n" + answer for answer in _recorded("sge/answers")),
         ],
-        (sge_queue,),
         (SchedulerError,),
         (*_XML, b"exit_status 1\n", b"=====\n", b"failed 25\n"),
     ),
@@ -131,7 +127,6 @@ TARGETS = (
         lambda: [
             *bytes_of(_QSTAT, "qname all.q\nnotify 00:00:60,[node1=00:01:30]\n"),
         ],
-        (qmaster,),
         (),
         (*_XML, b"notify ", b":", b"<CE_doubleval>", b"00:00:60"),
     ),

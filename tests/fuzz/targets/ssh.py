@@ -103,7 +103,6 @@ TARGETS = (
             + "\n---\nHost x\nPort 1\n---\nUser c\n",
             "Match !canonical all\nPort = 22\n",
         ),
-        (config, route),
         (HostError,),
         (b"Host ", b"\nMatch ", b"Include x\n", b"\n---\n", b"*a", b"?", b"!", b'"'),
     ),
@@ -116,7 +115,6 @@ TARGETS = (
             f"{_hashed('gpu7')} ssh-ed25519 {_KEY}\n[gpu7]:2222 ssh-rsa {_KEY}\n",
             f"*.org,!x ssh-ed25519 {_KEY}\n# a comment\n",
         ),
-        (known_hosts, config),
         (),
         (b"|1|", b"@revoked ", b"*a", b"?", _KEY.encode(), b" ssh-rsa "),
     ),
@@ -128,7 +126,6 @@ TARGETS = (
             '{"user":null,"identity_file":"/x","config_file":null,"known_hosts":null}'
             ',"python":"p","timeout_given":true}'
         ),
-        (saved_settings,),
         (ContactLostError, ValueError, RecursionError),
     ),
 )

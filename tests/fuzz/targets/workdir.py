@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.fuzz.target import Target
-from tfcluster.agent import workdir_receiver
 from tfcluster.agent.workdir_receiver import WorkdirReceiver
 from tfcluster.protocol import frames, requests
 from tfcluster.protocol.messages import Message, Synced, Unsynced
@@ -74,7 +73,6 @@ TARGETS = (
         "workdir",
         _receive,
         _seeds,
-        (workdir_receiver, frames),
         (WireError,),
         (b'"../x"', b'"/etc/x"', b"..", b'"type":"part"', b'"data":null'),
         most_bytes=1 << 16,
