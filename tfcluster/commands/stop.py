@@ -102,7 +102,8 @@ def _stopped(
         view = _await(paths, lambda v: v.state is RunState.STOPPING, _HEARD_S)
         # And a third one would make the launcher exit without cleaning up.
         if not view.state.final and _first(paths.plan, stack):
-            _signal(launcher)
+            # Not SIGTERM again: two of them in a moment count as one.
+            _signal(launcher, signal.SIGINT)
         view = _await(paths, lambda _: False, patience_s)
     if view.state.final:
         return view
@@ -174,11 +175,11 @@ def _within_reach(view: RunView) -> LauncherView:
     return launcher
 
 
-def _signal(launcher: LauncherView) -> None:
-    """Send SIGTERM, and SIGCONT in case the launcher was suspended (Ctrl-Z)."""
+def _signal(launcher: LauncherView, number: int = signal.SIGTERM) -> None:
+    """Send a signal, and SIGCONT in case the launcher was suspended (Ctrl-Z)."""
     with _handle(launcher) as handle:
         if handle is not None:
-            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            signal.pidfd_send_signal(handle, number)
             signal.pidfd_send_signal(handle, signal.SIGCONT)
 
 
