@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all test-rest test-exhaustive rig-packages check docs package compat chaos soak fuzz bench clean
+.PHONY: help demo test test-runtime test-launcher test-all test-rest test-exhaustive rig-packages check docs package compat chaos soak fuzz bench clean
 
 # More processes than cores: many tests wait for something most of the time. Files begin
 # in the order of tests/conftest.py, not by how many tests they have.
@@ -14,6 +14,8 @@ PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope
 help:
 	@echo "make demo      train the digits example on three tasks of this machine"
 	@echo "make test      run the tests: each feature once"
+	@echo "make test-runtime   the rules of the runtime, on simulated ranks: two minutes"
+	@echo "make test-launcher  the launcher without launches: two minutes"
 	@echo "make test-all  run all tests but test-exhaustive; as root, install what they need"
 	@echo "make test-exhaustive  variants that test-all leaves out, for more than an hour"
 	@echo "make check     formatting, lint, types"
@@ -30,6 +32,16 @@ demo: $(VENV)/.ready-demo
 
 test: $(VENV)/.ready-test
 	$(PYTEST)
+
+# Its files are not kept together: each test is a process of its own.
+test-runtime: $(VENV)/.ready-test
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal \
+		tests/runtime/test_partition.py tests/runtime/test_keras_inputs.py
+
+test-launcher: $(VENV)/.ready-test
+	$(PYTEST) --ignore tests/runtime --ignore tests/launch --ignore tests/verify \
+		--ignore tests/interruptions --ignore tests/chaos --ignore tests/soak \
+		--ignore tests/api tests
 
 # The packages come first: some tests of the default tier use sshd where there is one.
 test-all: rig-packages

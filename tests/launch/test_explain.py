@@ -105,6 +105,7 @@ except Exception:
 """
 
 
+@pytest.mark.slow
 def test_a_table_for_fit(cluster: Cluster, tmp_path: Path) -> None:
     (cluster.folder / "train.py").write_text(KERAS)
     file = cluster.folder / "cluster.yaml"

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.launch.cluster import Cluster
 from tests.time_limits import allow_s
 from tfcluster.record.metrics import read_metrics
@@ -22,6 +24,7 @@ model.fit(x, x[:, :1] * 2, batch_size=2, epochs=1)
 LOSS = re.compile(r"20/20.*loss: ([0-9.]+)")
 
 
+@pytest.mark.slow
 def test_the_progress_of_batches_with_fewer_rows_than_ranks(cluster: Cluster) -> None:
     (cluster.folder / "train.py").write_text(PROGRAM)
     alone = subprocess.run(

@@ -7,6 +7,7 @@ To run one directly, set TFCLUSTER_TESTS_IMPORT_TENSORFLOW=1 and call
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,16 +15,21 @@ from tests.runtime.ranks import Job, run_jobs
 
 FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600
+SLOW = ("op_coverage", "op_coverage_layers", "loops_that_take_batches")
 
 
-def _files() -> list[Path]:
+def _files() -> list[Any]:
     texts = {path: path.read_text() for path in sorted(FOLDER.glob("*.py"))}
-    return [path for path, text in texts.items() if "\ndef test_" in text]
+    files = [path for path, text in texts.items() if "\ndef test_" in text]
+    return [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in SLOW))
+        for path in files
+    ]
 
 
 @pytest.mark.tensorflow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("path", _files(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", _files())
 def test_of_partition(path: Path, tmp_path: Path) -> None:
     job = Job("tests", 1, "pytest_file.py", (str(path),))
     done = run_jobs(tmp_path, [job], LIMIT_S)["tests"]

@@ -191,6 +191,7 @@ def test_fit_is_equal_to_its_end(cluster: Cluster) -> None:
     assert not (cluster.folder / "model.keras").exists(), "it ran in its own folder"
 
 
+@pytest.mark.slow
 def test_a_wrapped_program_is_recorded_alone_as_on_the_ranks(cluster: Cluster) -> None:
     wrapped = ("sh", "-c", f"exec {sys.executable} train.py")
     code, found = verified(cluster, DATA + MODEL + FIT, command=wrapped)
