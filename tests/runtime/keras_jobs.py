@@ -4,7 +4,7 @@ The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism o
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
 others, and ``make test-exhaustive`` those of ``VARIANTS``. To keep that quick as well,
 each case runs on only one of these numbers of ranks, chosen in turn from ``TURNS``;
-cases in ``ON_ALL_SIZES`` run on all of them, on four in ``make test-exhaustive``.
+cases in ``ON_ALL_SIZES`` run on all of them in ``make test-exhaustive``.
 TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on all of them. Each theme has jobs of its
 own, which run when a test first needs them, so themes can be tested at the same time,
 each by its own ``test_keras_THEME.py``.
@@ -208,9 +208,7 @@ def _tier(case: str, size: int) -> Tier:
         tier, is_first = tier_of(theme, case), size in (1, first)
     else:
         tier, is_first = tier_of("per_worker", case), size == 2
-    if is_first or tier is Tier.EXHAUSTIVE:
-        return tier
-    return Tier.SLOW if size < max(SIZES) else Tier.EXHAUSTIVE
+    return tier if is_first else Tier.EXHAUSTIVE
 
 
 def job_of(case: str, size: int) -> str:

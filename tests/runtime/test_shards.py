@@ -71,7 +71,7 @@ CASES = [
     "size",
     [
         2,
-        pytest.param(3, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.exhaustive),
         pytest.param(4, marks=pytest.mark.exhaustive),
     ],
 )

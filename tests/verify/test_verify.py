@@ -207,10 +207,17 @@ model.fit(x, y, batch_size=20, epochs=2, validation_split=0.2, verbose=2)
 model.save("model.keras")
 """
 HALF = 'keras.mixed_precision.set_global_policy("mixed_float16")\n'
+POLICIES = pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("", id="float32"),
+        pytest.param(HALF, id="float16", marks=pytest.mark.exhaustive),
+    ],
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["", HALF], ids=["float32", "float16"])
+@POLICIES
 def test_a_bias_before_a_normalisation_is_equal(cluster: Cluster, policy: str) -> None:
     """Adam moves it by rounding only, alone as on the ranks."""
     code, found = verified(cluster, DATA + policy + NORMALISED)
@@ -220,7 +227,7 @@ def test_a_bias_before_a_normalisation_is_equal(cluster: Cluster, policy: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["", HALF], ids=["float32", "float16"])
+@POLICIES
 def test_a_real_difference_exceeds_the_noise(cluster: Cluster, policy: str) -> None:
     other = (
         'import os\ny = y + (0.05 if os.environ.get("TFCLUSTER_SIZE") == "2" else 0)\n'
@@ -381,6 +388,7 @@ PLANTED = {
 VARIANTS = {
     "unseeded data in a loop",
     "a rate by the number of ranks",
+    "a rate by the rank, later",
 }
 """They find what others of PLANTED find in another kind of program."""
 
@@ -429,7 +437,7 @@ _SYNCHRONOUS = (
     [
         pytest.param(_THREE, "0", id="three", marks=pytest.mark.exhaustive),
         pytest.param(_REPLICATED, "4", id="replicated", marks=pytest.mark.slow),
-        pytest.param(_SYNCHRONOUS, "0", id="synchronous", marks=pytest.mark.slow),
+        pytest.param(_SYNCHRONOUS, "0", id="synchronous", marks=pytest.mark.exhaustive),
         pytest.param(_THREE, "4", id="three-4", marks=pytest.mark.exhaustive),
         pytest.param(_REPLICATED, "0", id="replicated-0", marks=pytest.mark.exhaustive),
         pytest.param(

@@ -184,7 +184,8 @@ def test_scancel_lets_the_run_stop_and_leaves_nothing(
     ended, output = site.finish(follower)
     assert ended == code, output
     assert site.status()["state"] == "stopped"
-    assert {task["state"] for task in site.status()["tasks"]} == {"stopped"}
+    tasks = site.status()["tasks"]
+    assert {task["state"] for task in tasks} == {"stopped"}, tasks
     site.nothing_is_left()
 
 
@@ -346,7 +347,8 @@ def test_the_time_limit_is_announced_before_it_is_reached(site: SlurmSite) -> No
     site.wait_for_tasks(4)
     code, output = site.finish(follower, 150.0)
     assert code == 124, output
-    assert {task["state"] for task in site.status()["tasks"]} == {"stopped"}
+    tasks = site.status()["tasks"]
+    assert {task["state"] for task in tasks} == {"stopped"}, tasks
     site.nothing_is_left()
 
 
