@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.config.files import ENVIRON, SMALLEST, write
@@ -177,6 +177,7 @@ def test_there_is_a_key_for_every_section() -> None:
 
 @_fuzz
 @given(st.lists(st.tuples(st.sampled_from(KEYS), _values), min_size=1, max_size=6))
+@example(pairs=[("slurm", "{\ud7fc}")])
 def test_odd_values_in_every_key(folder: Path, pairs: list[tuple[str, str]]) -> None:
     lines = [SMALLEST]
     for key, value in pairs:

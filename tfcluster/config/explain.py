@@ -57,6 +57,7 @@ def explain(wrong: Wrong, findings: Findings, cluster: type[ClusterSection]) -> 
     findings.report.error(place, message, hint)
 
 
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
 _Words = tuple[str, str | None]
 
 
@@ -97,7 +98,8 @@ def _unknown_key(path: Path, cluster: type[ClusterSection]) -> _Words:
     scheduler = _scheduler_of(_dotted(parent), cluster)
     if scheduler and scheduler.option_hint and not hint.startswith("did"):
         option = key.removeprefix(f"{scheduler.name}_").replace("_", "-")
-        hint += f"; {scheduler.option_hint.format(option)}"
+        if _OPTION.fullmatch(option):
+            hint += f"; {scheduler.option_hint.format(option)}"
     return message, hint
 
 
