@@ -25,7 +25,7 @@ ROOT = Path(tfcluster.__file__).parent
 # their own package; they may import from each other only if the line ends in "+".
 LAYERS = [
     "errors states vocabulary light_dataclasses isolated_import process_title versions "
-    "durations import_variables peer_filter plain_data",
+    "durations import_variables peer_filter plain_data state_folder",
     "protocol",
     "documents",
     "host_patterns task_id file_patterns",

@@ -75,3 +75,9 @@ def test_a_path_that_would_have_to_be_quoted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="cannot be passed to other hosts"):
         shared_folder({"TFCLUSTER_STATE_DIR": str(tmp_path / "a b")})
     assert not list((tmp_path / "a b").iterdir())
+
+
+def test_files_are_in_the_state_folder_of_all_commands(tmp_path: Path) -> None:
+    folder = shared_folder({"XDG_STATE_HOME": str(tmp_path)})
+    assert folder.parent == tmp_path / "tfcluster"
+    assert folder.stat().st_mode & 0o077 == 0

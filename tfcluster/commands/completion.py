@@ -16,7 +16,8 @@ from tfcluster.commands.completion_scripts import SCRIPTS
 from tfcluster.errors import ConfigError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.record.files import read_json
-from tfcluster.record.paths import find, runs, state_path
+from tfcluster.record.paths import find, runs
+from tfcluster.state_folder import state_path
 from tfcluster.task_id import TaskId
 
 _NEWEST_RUNS = 50

@@ -23,9 +23,10 @@ from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_fi
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
-from tfcluster.record.paths import RunPaths, state_path
+from tfcluster.record.paths import RunPaths
 from tfcluster.schedulers.base import BatchScheduler
 from tfcluster.schedulers.queries import asker
+from tfcluster.state_folder import state_path
 from tfcluster.task_id import TaskId
 
 _SHOWN_TASKS = 12

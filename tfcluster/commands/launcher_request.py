@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from tfcluster.errors import ContactLostError
@@ -13,8 +12,6 @@ from tfcluster.record.requests import ask, withdraw
 
 ASKED_S = 15.0
 """How long the launcher may take to see the request; the folder may be on NFS."""
-
-
 _POLL_S = 0.05
 
 
@@ -30,7 +27,7 @@ class LauncherRequest:
 
     def wait(self) -> list[Event]:
         """The events since the last call, after a short while."""
-        threading.Event().wait(_POLL_S)
+        time.sleep(_POLL_S)  # another process writes them
         return self._events.read()
 
     def require_answer(self) -> None:

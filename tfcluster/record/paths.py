@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tfcluster.errors import ConfigError, Problem, ResourceError
 from tfcluster.light_dataclasses import dataclass
+from tfcluster.state_folder import state_path
 from tfcluster.task_id import TaskId
 
 FOLDER_MODE = 0o700
@@ -158,16 +159,6 @@ def _is_ours_and_empty(path: Path, found: os.stat_result) -> bool:
 def names_dir(state: Path) -> Path:
     """The folder of the locks of run names; creates it. Raises OSError."""
     return _private_folder(state / "names")
-
-
-def state_path(environ: Mapping[str, str]) -> Path:
-    if given := environ.get("TFCLUSTER_STATE_DIR"):
-        return Path(os.path.abspath(given))  # noqa: PTH100 - resolve() follows links
-    # XDG Base Directory Specification: a relative path is invalid and is ignored.
-    if (given := environ.get("XDG_STATE_HOME", "")).startswith("/"):
-        return Path(given) / "tfcluster"
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-    return home.absolute() / ".local" / "state" / "tfcluster"
 
 
 def _make_folders(path: Path) -> bool:

@@ -27,6 +27,7 @@ from tfcluster.schedulers.connected_channel import ConnectedChannel
 from tfcluster.schedulers.own_host import is_one_of
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.starting import AgentChannel
+from tfcluster.state_folder import state_path
 
 START_S = 60.0
 """How long a process on another host may take to connect."""
@@ -131,8 +132,7 @@ class FileStarter:
 
 def shared_folder(env: Mapping[str, str]) -> Path:
     """A new private folder in the state folder. Raises StartError."""
-    state = env.get("TFCLUSTER_STATE_DIR")
-    root = Path(state) if state else Path.home() / ".local/state/tfcluster"
+    root = state_path(env)
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = Path(tempfile.mkdtemp(prefix="start-", dir=root))

@@ -35,6 +35,13 @@ class Mistake:
     """Whether it is an error, or only a warning."""
 
 
+def set_twice(section: str, index: int, option: str, key: str) -> Mistake:
+    """The option at this index sets what ``key`` of the section sets, too."""
+    message = f"option {option} is also set by '{section}.{key}'"
+    place = f"{section}.options.{index}"
+    return Mistake(place, message, "keep one of them", f"{section}.{key}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTable:
     """The options of one command, such as sbatch."""

@@ -18,6 +18,7 @@ from tfcluster.schedulers.options import (
     Mistake,
     OptionTable,
     lines,
+    set_twice,
 )
 from tfcluster.schedulers.script import into_log
 from tfcluster.schedulers.times import seconds
@@ -147,9 +148,7 @@ def mistakes(description: Description, lsf: LsfSettings) -> Iterator[Mistake]:
     """What the section says twice."""
     for index, word in enumerate(lsf.options):
         if (name := _KEYS.get(word)) and getattr(lsf, name) is not None:
-            message = f"option {word} is also set by 'lsf.{name}'"
-            key = f"lsf.options.{index}"
-            yield Mistake(key, message, "keep one of them", f"lsf.{name}")
+            yield set_twice("lsf", index, word, name)
     tasks, each = len(description.task_ids()), lsf.tasks_per_node
     if each is not None and each > tasks:
         message = f"{each} tasks on each host are more than {tasks}"

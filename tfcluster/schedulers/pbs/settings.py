@@ -17,6 +17,7 @@ from tfcluster.schedulers.options import (
     Mistake,
     OptionTable,
     lines,
+    set_twice,
 )
 from tfcluster.schedulers.script import into_log
 from tfcluster.schedulers.times import clock, seconds
@@ -160,8 +161,7 @@ def mistakes(description: Description, pbs: PbsSettings) -> Iterator[Mistake]:
     for index, word in enumerate(pbs.options):
         key = f"pbs.options.{index}"
         if (name := _KEYS.get(word[:2])) and getattr(pbs, name) is not None:
-            message = f"option {word[:2]} is also set by 'pbs.{name}'"
-            yield Mistake(key, message, "keep one of them", f"pbs.{name}")
+            yield set_twice("pbs", index, word[:2], name)
         if word.startswith(("block=", "-Wblock=")):
             yield Mistake(key, "option -W block is not allowed", FOLLOWS)
         size = word.removeprefix("-l").startswith(_SIZES)

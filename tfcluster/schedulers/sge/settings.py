@@ -23,6 +23,7 @@ from tfcluster.schedulers.options import (
     Mistake,
     OptionTable,
     lines,
+    set_twice,
 )
 from tfcluster.schedulers.script import require_plain
 
@@ -89,10 +90,7 @@ def contradictions(description: Description, sge: SgeSettings) -> Iterator[Mista
     for index, word in enumerate(sge.options):
         key = _KEYS.get(word)
         if key is not None and getattr(sge, key) is not None:
-            message = f"option {word} is also set by 'sge.{key}'"
-            yield Mistake(
-                f"sge.options.{index}", message, "keep one of them", f"sge.{key}"
-            )
+            yield set_twice("sge", index, word, key)
         number = sge.options[index + 2 :][:1]
         if word == "-pe" and number and number[0].isdecimal():
             yield from _too_few_slots(int(number[0]), tasks, f"sge.options.{index + 2}")

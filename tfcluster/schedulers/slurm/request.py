@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.placement import place
-from tfcluster.schedulers.options import Mistake
+from tfcluster.schedulers.options import Mistake, set_twice
 from tfcluster.schedulers.slurm.settings import SlurmSettings
 
 SLURM_KEYS = {
@@ -127,10 +127,7 @@ def contradictions(description: Description, slurm: SlurmSettings) -> Iterator[M
     for option, key in SLURM_KEYS.items():
         if option in options and getattr(slurm, key) is not None:
             index, _ = options[option]
-            message = f"option {option} is also set by 'slurm.{key}'"
-            yield Mistake(
-                f"slurm.options.{index}", message, "keep one of them", f"slurm.{key}"
-            )
+            yield set_twice("slurm", index, option, key)
     tasks, where = len(description.task_ids()), _where(options)
     nodes = slurm.nodes or _number(options, "--nodes")
     each = slurm.tasks_per_node or _number(options, "--ntasks-per-node")
