@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,17 @@ def pytest_runtest_call() -> Generator[None, None, None]:
             "that runs pytest: use a program in tests/runtime/programs instead",
             pytrace=False,
         )
+
+
+@pytest.fixture(autouse=True)
+def _handlers_of_signals_stay() -> Iterator[None]:
+    """Fail the test that leaves a handler of a signal to the tests after it."""
+    before = _handlers()
+    yield
+    assert _handlers() == before
+
+
+def _handlers() -> dict[signal.Signals, object]:
+    """By signal."""
+    shared = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    return {number: signal.getsignal(number) for number in shared}

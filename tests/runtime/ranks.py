@@ -22,6 +22,7 @@ from tests.runtime.baselines import Baselines, digest_of
 from tfcluster.runtime.collective import Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.rendezvous import Member
+from tfcluster.runtime.signals import SHARED, Signals
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -42,6 +43,24 @@ def held_addresses(count: int) -> Iterator[list[str]]:
             holder.bind(("127.0.0.1", 0))
             addresses.append(f"127.0.0.1:{holder.getsockname()[1]}")
         yield addresses
+
+
+@contextmanager
+def installed_signals() -> Iterator[Signals]:
+    """Handlers of signals as a task has them; afterwards all are as before."""
+    before = {number: signal.getsignal(number) for number in SHARED}
+    functions = signal.signal, signal.getsignal
+    installed = Signals()
+    installed.install()
+    try:
+        yield installed
+    finally:
+        signal.signal, signal.getsignal = functions
+        # A thread may still send one of them to this process.
+        for number in SHARED:
+            signal.signal(number, signal.SIG_IGN)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def as_threads(

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import DEADLINE_S, TOKEN, held_addresses, in_threads, results
+from tests.runtime.ranks import (
+    DEADLINE_S,
+    TOKEN,
+    held_addresses,
+    in_threads,
+    installed_signals,
+    results,
+)
 from tests.time_limits import allow_s
 from tfcluster.runtime.errors import (
     CollectiveError,
@@ -36,7 +43,6 @@ from tfcluster.runtime.parameter_server.client import (
 from tfcluster.runtime.parameter_server.connections import Connections
 from tfcluster.runtime.parameter_server.server_socket import ServerSocket
 from tfcluster.runtime.parameter_server.service import MakeEngine, Service
-from tfcluster.runtime.signals import Signals
 
 Array = NDArray[Any]
 
@@ -165,11 +171,8 @@ def ones(factor: float = 1.0) -> list[Array]:
 def test_a_handler_of_a_signal_may_exchange_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours = Signals()
-    monkeypatch.setattr(client, "SIGNALS", ours)
-    monkeypatch.setattr(signal, "signal", signal.signal)
-    monkeypatch.setattr(signal, "getsignal", signal.getsignal)
-    before, found = signal.getsignal(signal.SIGUSR1), []
+    found: list[Any] = []
+    sent: list[bool] = []
     original = Connections.exchange
 
     def interrupted(connections: Connections, requests: Any) -> Any:
@@ -178,20 +181,13 @@ def test_a_handler_of_a_signal_may_exchange_too(
             signal.raise_signal(signal.SIGUSR1)
         return original(connections, requests)
 
-    sent: list[bool] = []
-    with cluster() as running:
+    with cluster() as running, installed_signals() as ours:
+        monkeypatch.setattr(client, "SIGNALS", ours)
         servers = running.connect(0)
-        ours.install()
-        try:
-            signal.signal(
-                signal.SIGUSR1, lambda *_: found.append(servers.get("a note"))
-            )
-            monkeypatch.setattr(Connections, "exchange", interrupted)
-            servers.put("a note", "text")
-            assert found == ["text"]
-        finally:
-            monkeypatch.undo()
-            signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, lambda *_: found.append(servers.get("a note")))
+        monkeypatch.setattr(Connections, "exchange", interrupted)
+        servers.put("a note", "text")
+        assert found == ["text"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

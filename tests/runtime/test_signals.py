@@ -11,10 +11,10 @@ from types import FrameType
 
 import pytest
 
-from tests.runtime.ranks import as_threads, results
+from tests.runtime.ranks import as_threads, installed_signals, results
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.collectives import meet
-from tfcluster.runtime.signals import SHARED, Nearness, Signals
+from tfcluster.runtime.signals import Nearness, Signals
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
@@ -61,15 +61,8 @@ def is_gone(note: bytes) -> list[bytes]:
 
 @pytest.fixture
 def signals() -> Iterator[Signals]:
-    before = signal.signal, signal.getsignal, {n: signal.getsignal(n) for n in SHARED}
-    found = Signals()
-    found.install()
-    yield found
-    for number in before[2]:
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal, signal.getsignal = before[:2]
-    for number, handler in before[2].items():
-        signal.signal(number, handler)
+    with installed_signals() as installed:
+        yield installed
 
 
 @pytest.fixture
