@@ -53,6 +53,8 @@ test-rest: $(VENV)/.ready-test
 
 test-exhaustive: $(VENV)/.ready-test
 	$(PYTEST) -m exhaustive
+	TFCLUSTER_PARTITION_EXAMPLES=10 $(BIN)/python -m pytest --numprocesses 3 \
+		--dist worksteal -m "" tests/runtime/test_partition.py
 
 rig-packages: $(VENV)/.ready-test
 	$(BIN)/python -m tests.testbed install

@@ -192,6 +192,7 @@ def test_the_horovod_program_runs_unchanged(tmp_path: Path) -> None:
         cluster.end()
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_the_first_tutorial_has_the_result_of_one_machine(tmp_path: Path) -> None:
     page = ROOT / "docs" / "tutorials" / "first-script.md"

@@ -209,7 +209,10 @@ def _script(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [("script.py",), pytest.param(("-m", "script"), marks=pytest.mark.slow)],
+    [
+        pytest.param(("script.py",), marks=pytest.mark.slow),
+        pytest.param(("-m", "script"), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_function_of_the_script_itself(
     cluster: Cluster, words: tuple[str, ...]

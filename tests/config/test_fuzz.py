@@ -22,7 +22,7 @@ from tfcluster.errors import ConfigError
 from tfcluster.schedulers import names
 
 _fuzz = settings(
-    max_examples=int(os.environ.get("TFCLUSTER_FUZZ_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("TFCLUSTER_FUZZ_EXAMPLES", "50")),
     deadline=1000,
     suppress_health_check=[HealthCheck.too_slow],
 )

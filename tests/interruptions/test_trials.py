@@ -43,7 +43,7 @@ def passes(chosen: Interruption, folder: Path, strategy: str = "collective") -> 
 @pytest.mark.parametrize(
     ("idiom", "number", "whom"),
     [
-        ("except", signal.SIGINT, "launcher"),
+        pytest.param("except", signal.SIGINT, "launcher", marks=pytest.mark.slow),
         ("handler", signal.SIGTERM, "worker:1"),
     ],
 )
@@ -54,7 +54,13 @@ def test_saved_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("idiom", [*IDIOMS, *MORE_IDIOMS])
+@pytest.mark.parametrize(
+    "idiom",
+    [
+        *IDIOMS,
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in MORE_IDIOMS),
+    ],
+)
 def test_saved_once_by_every_idiom(tmp_path: Path, idiom: str) -> None:
     passes(drawn(7, idiom), tmp_path)
 
@@ -69,7 +75,9 @@ def test_saved_once_with_parameter_servers(tmp_path: Path, strategy: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["launcher", "worker:1"])
+@pytest.mark.parametrize(
+    "whom", ["launcher", pytest.param("worker:1", marks=pytest.mark.exhaustive)]
+)
 def test_process_sets(tmp_path: Path, whom: str) -> None:
     tasks = [f"worker:{rank}" for rank in range(3)]
     cluster = Cluster(tmp_path)

@@ -126,7 +126,12 @@ def test_a_table_for_fit(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "code", "said"),
     [
-        ("import tensorflow as tf\ntf.ones(3) + 1\n", 1, ["no tf.function ran"]),
+        pytest.param(
+            "import tensorflow as tf\ntf.ones(3) + 1\n",
+            1,
+            ["no tf.function ran"],
+            marks=pytest.mark.slow,
+        ),
         ("print('hi')\n", 1, ["hi", "nothing to divide: no tf.function ran"]),
         (
             "import sys\ndef f(): raise ValueError('mine')\nf()\n",

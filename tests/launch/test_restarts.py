@@ -147,6 +147,7 @@ sys.exit(3 if os.environ['TFCLUSTER_ATTEMPT'] == '0' else 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_task_that_needs_a_fresh_interpreter_gets_it_from_then_on(
     cluster: Cluster,

@@ -2,8 +2,8 @@
 
 The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism of the
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
-others, and ``make test-exhaustive`` those of ``VARIANTS``. To keep that quick as well,
-each case runs on only one of these numbers of ranks, chosen in turn from ``TURNS``;
+those of ``IN_TEST_ALL``, and ``make test-exhaustive`` all others. To keep that quick as
+well, each case runs on only one of these numbers of ranks, chosen in turn from ``TURNS``;
 cases in ``ON_ALL_SIZES`` run on all of them in ``make test-exhaustive``.
 TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on all of them. Each theme has jobs of its
 own, which run when a test first needs them, so themes can be tested at the same time,
@@ -56,79 +56,82 @@ IN_DEFAULT_TIER = {
         *("one_rank_stops", "files", "checkpoints", "unwritable", "downloads"),
         *("own_folders", "checkpoints_in_own_folders", "summaries"),
     ],
-    "changed_gradients": ["step_that_clips"],
+    "changed_gradients": [],
     "coupled_rows": ["mask"],
-    "inputs": ["fit", "cached_in_files"],
+    "inputs": ["fit"],
     "loops": ["tape_graph", "tape_on_arrays", "tape_takes_batches"],
-    "losses": ["mean_by_weights"],
-    "metrics": ["metrics"],
+    "losses": [],
+    "metrics": [],
     "models": ["batch_normalization", "several_steps_per_execution"],
-    "optimizers": ["clipped"],
-    "own_layers": ["added_losses"],
+    "optimizers": [],
+    "own_layers": [],
     "own_loops": [
         *("rate_by_the_loss", "unlike_data", "function_between_tapes"),
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
         *("errors_that_a_loop_catches", "one_replica"),
     ],
-    "states": ["kept_by_a_layer"],
+    "states": [],
     "step_metrics": ["as_in_the_guide"],
 }
 """Cases by theme. Themes that are not named here run all of their cases."""
-VARIANTS = {
+IN_TEST_ALL = {
     "callbacks": [
-        *("averages_swapped_in_by_epochs", "goes_on_from_a_model"),
-        *("checkpoints_are_known", "reduced_rate", "callback_list"),
-        *("restored", "written"),
+        *("averages_swapped_in", "backed_up", "early_stopping"),
+        *("folders_that_others_do_not_see", "goes_on_from_a_checkpoint"),
+        *("slots_assigned", "stopped_by_nan"),
     ],
     "changed_gradients": [
-        *("clipped_by_value", "clipped_later", "with_decay_and_centred"),
-        *("step_that_clips_scaled_losses", "step_with_keras_noise"),
-        "clipped_by_global_norm_eagerly",
-        *("computed_in_one_function_and_applied_in_another", "clipped_by_rows"),
-        *("clipped_where_too_large", "step_that_clips_adaptively_and_eagerly"),
+        *("applied_in_a_conditional", "clipped_by_global_norm_in_a_graph"),
+        *("penalty_of_gradients", "step_that_clips"),
+    ],
+    "coupled_rows": [
+        *("adversary", "clipped_gradients_of_a_graph", "function_under_an_eager_tape"),
+        *("missing_targets", "shuffled_rows", "similarities"),
+        "sum_of_ragged_and_sparse",
     ],
     "inputs": [
-        *("batches_of_two", "batches_of_seven", "workers", "several_fits"),
-        *("sparse_graph_as_a_batch", "augmented", "different_beginnings"),
+        *("augmented_for_a_loop", "batches_of_one", "cached_in_files", "endless"),
+        *("sources", "without_a_fixed_order"),
     ],
     "loops": [
-        *("tape_with_batch_normalization_eagerly", "tape_with_noise_eagerly"),
-        *("tape_that_gathers_eagerly", "tape_that_draws_eagerly", "tape_with_weights"),
-        *("tape_with_a_divisor", "two_datasets_of_other_batches"),
-        *("two_datasets_in_one_of_tensorflow", "gan_with_noise_of_a_fixed_size"),
-        *("two_optimizers", "tape_with_metrics_around_it", "train_on_batch_of_dataset"),
-        *("tape_accumulates", "tape_with_noise"),
-        *("two_datasets_divided_alike", "tape_that_draws_from_any_distribution"),
-        "tape_takes_batches_until_it_has_four",
+        *("gan", "on_batch", "session_of_tensorflow_1", "several_batches_in_a_step"),
+        *("tape_compiled_by_xla", "tape_on_ragged_rows"),
+        *("tape_that_draws_for_batches_of_two_sizes", "tape_that_gathers"),
     ],
     "losses": [
-        *("class_weights_and_validation", "function_of_a_batch", "correlation_eagerly"),
-        "regularized",
+        *("computed_by_the_model", "masked_sum", "mean_by_weights", "sample_weights"),
+        "similarity",
     ],
     "metrics": [
-        *("functions_of_a_batch_eagerly", "numbers_of_batches_eagerly"),
-        *("mean_of_means", "numbers_of_batches_in_a_loop"),
+        *("functions_of_a_batch", "metrics", "read_by_callbacks"),
     ],
     "models": [
-        *("structures", "autoencoder", "random_layers_eagerly", "own_logs"),
-        *("functional", "convolution", "custom_step_that_draws_with_a_state"),
-        *("gru_tags", "frozen", "eager", "random_layers"),
+        *("attention", "compiled_by_xla", "dropout", "embedding", "lstm_masked"),
+        *("own_train_step", "positions_of_any_length", "segments"),
     ],
     "optimizers": [
-        *("clipnorm", "clipvalue", "weight_decay", "weights_that_decay_fast"),
-        *("accumulated_in_many", "loss_scaled_float32"),
+        *("accumulated", "averaged_weights", "clipped", "mixed_precision", "others"),
+        "overflow",
+    ],
+    "own_layers": [
+        *("added_losses", "attention_over_the_batch", "changed_backwards"),
+        *("queue_in_variables", "states_of_rows", "transformer_layer"),
+    ],
+    "own_loops": [
+        *("eagerly_with_an_unused_weight", "experimental_strategies"),
+        *("learned_classes", "loss_averaged_by_an_eager_step", "momentum_by_the_loss"),
+        *("noise_of_numpy", "noise_of_numpy_in_a_step", "rate_by_the_loss_eagerly"),
+        *("variable_without_an_optimizer", "weights_by_the_loss"),
     ],
     "states": [
-        *("kept_by_a_layer_eagerly", "kept_by_recurrent_layers_eagerly"),
-        "kept_by_a_metric_in_a_loop",
+        *("kept_by_recurrent_layers", "kept_in_a_loop"),
     ],
     "step_metrics": [
-        *("as_in_the_guide_eagerly", "derived_eagerly"),
-        *("as_in_the_guide_in_a_function", "custom_results"),
-        *("as_in_the_guide_several_steps", "derived"),
+        *("adversaries", "looked_at_batch_by_batch", "only_some", "resets_itself"),
     ],
 }
-"""Cases whose mechanism another case of the theme shows, by theme."""
+"""More cases by theme, for ``make test-all``. All others are exhaustive: one of these
+shows their mechanism, and each rule of the partition has tests of its own."""
 STRICT = {"TFCLUSTER_PARTITION": "strict"}
 """A function that cannot be divided is an error of its case."""
 PER_WORKER = {"TFCLUSTER_RUNTIME": '{"batch": "per_worker"}'}
@@ -172,7 +175,7 @@ def sizes_of(theme: str, case: str, place: int) -> tuple[int, ...]:
 def tier_of(theme: str, case: str) -> Tier:
     if theme not in IN_DEFAULT_TIER or case in IN_DEFAULT_TIER[theme]:
         return Tier.DEFAULT
-    return Tier.EXHAUSTIVE if case in VARIANTS.get(theme, ()) else Tier.SLOW
+    return Tier.SLOW if case in IN_TEST_ALL.get(theme, ()) else Tier.EXHAUSTIVE
 
 
 CASES = {

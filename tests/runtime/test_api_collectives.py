@@ -26,7 +26,12 @@ SIZES = {
     "api_differing.py": (3,),
 }
 EXAMPLE_SIZES = {"ranks.py": (2, 1, 4), "linear_regression.py": (2, 1, 4)}
-SLOW_SIZES = {"api_tensors.py": 1, "api_graph.py": 2, "linear_regression.py": 1}
+SLOW_SIZES = {
+    "api_tensors.py": 1,
+    "api_training.py": 2,
+    "api_graph.py": 2,
+    "linear_regression.py": 1,
+}
 # The servers of TF1 sessions listen on the ports that the ranks use.
 ENVIRONMENT = {"TF_GRPC_REUSE_PORT": "true"}
 
@@ -267,7 +272,7 @@ def test_operations(
     passed(jobs, script, check, size)
 
 
-@pytest.mark.slow  # it waits for every program
+@pytest.mark.exhaustive  # it waits for every program
 def test_no_check_is_left_out(jobs: Mapping[str, Ranks]) -> None:
     for script, items in CHECKS.items():
         (found, *_) = outcomes(jobs[f"{script}-{SIZES[script][0]}"])
@@ -283,6 +288,7 @@ print(type(model.optimizer).__name__, int(model.optimizer.iterations))
 """
 
 
+@pytest.mark.slow
 def test_files_are_loaded_where_there_is_no_tfcluster(
     jobs: Mapping[str, Ranks],
 ) -> None:

@@ -43,14 +43,10 @@ TIERS: dict[Tier, dict[str, list[str]]] = {
     Tier.DEFAULT: {"models": ["batch_normalization_of_all_rows"]},
     Tier.SLOW: {
         "inputs": ["batches_of_one"],
-        "models": [
-            *("frozen", "several_steps_per_execution", "own_train_step"),
-            *("positions", "positions_of_any_length", "segments"),
-        ],
+        "models": ["several_steps_per_execution", "positions_of_any_length"],
         "optimizers": ["clipped", "mixed_precision"],
         "loops": [
-            *("tape_builds_its_model", "tape_with_batch_normalization"),
-            *("tape_compiled_by_xla", "two_optimizers", "on_batch"),
+            *("tape_with_batch_normalization", "tape_compiled_by_xla"),
             "several_batches_in_a_step",
         ],
         "changed_gradients": ["clipped_by_global_norm_in_a_graph"],
@@ -58,9 +54,14 @@ TIERS: dict[Tier, dict[str, list[str]]] = {
     },
     Tier.EXHAUSTIVE: {
         "inputs": ["fit"],
-        "models": ["embedding"],
+        "models": [
+            *("embedding", "frozen", "own_train_step", "positions", "segments"),
+        ],
         "optimizers": ["averaged_weights"],
-        "loops": ["tape_in_one_function", "gan"],
+        "loops": [
+            *("tape_in_one_function", "gan", "tape_builds_its_model"),
+            *("two_optimizers", "on_batch"),
+        ],
         "changed_gradients": ["with_noise"],
     },
 }

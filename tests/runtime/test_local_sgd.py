@@ -138,6 +138,7 @@ def test_validation_is_of_the_average(found: Written) -> None:
     assert_alike(ranks)
 
 
+@pytest.mark.slow
 def test_batches_are_normalised_over_own_rows(found: Written) -> None:
     local = found.of("more-every-step", "batch_normalization")
     (collective, *_) = found.of("more-collective", "batch_normalization")
@@ -148,6 +149,7 @@ def test_batches_are_normalised_over_own_rows(found: Written) -> None:
         np.testing.assert_allclose(local[0][key], value, rtol=0, atol=limit)
 
 
+@pytest.mark.slow
 def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(found: Written) -> None:
     ranks = found.of("intervals", "tape_graph")
     # Ten batches and the end of each pass.
@@ -158,12 +160,14 @@ def test_loops_are_averaged_on_the_way_and_at_the_end_of_a_pass(found: Written) 
     assert differ([values["steps"][11] for values in ranks])
 
 
+@pytest.mark.slow
 def test_eager_steps_are_computed_whole_and_reported(found: Written) -> None:
     assert_alike(found.of("intervals", "tape_eager"))
     chief, *_ = found.jobs["intervals"].outputs
     assert chief.count("a training step runs eagerly") == 1
 
 
+@pytest.mark.slow
 def test_sparse_gradients_and_ranks_without_rows(found: Written) -> None:
     ranks = found.of("intervals", "embedding")
     assert_alike(ranks)
@@ -179,6 +183,7 @@ def test_mixed_precision_trains(found: Written) -> None:
     assert ranks[0]["history_loss"][-1] < ranks[0]["history_loss"][0]
 
 
+@pytest.mark.slow
 def test_replicas_that_drift_are_reported_once(found: Written) -> None:
     chief, *others = found.jobs["intervals"].outputs
     assert chief.count("the replicas drift: after") == 1

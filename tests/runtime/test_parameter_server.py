@@ -63,6 +63,8 @@ IN_DEFAULT_TIER = {"built_in_the_first_step"}
 VARIANTS = {
     *("averages_swapped_in", "averages_swapped_in_by_epochs", "averaged_weights"),
     *("gan", "restored", "frozen", "schedule", "early_stopping"),
+    *("clipped", "goes_on_from_a_checkpoint", "overflow", "reduced_rate"),
+    *("segments", "step_that_clips"),
 }
 """Cases of the exhaustive tier; those that are in neither are slow."""
 HALF_PRECISION = {"mixed_precision": 0.02, "overflow": 0.02}
@@ -195,6 +197,7 @@ def test_what_the_program_assigns_reaches_the_servers(found: Written) -> None:
         np.testing.assert_allclose(values["w0"], [5.0 - 1.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["eagerly", "in_graphs", "of_tensorflow", "rows"])
 def test_whatever_is_assigned_is_as_on_one_machine(found: Written, case: str) -> None:
     (one,) = found.of("assigned-one", case)

@@ -232,12 +232,12 @@ def weights(ranks: Ranks, name: str) -> list[Mapping[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("own-eager-2", 6),
-        ("own-eager-3", 4),
-        ("own-function-2", 6),
+        pytest.param("own-eager-2", 6, marks=pytest.mark.slow),
+        pytest.param("own-eager-3", 4, marks=pytest.mark.exhaustive),
+        pytest.param("own-function-2", 6, marks=pytest.mark.slow),
         # Every rank sees the whole batch.
-        ("printed-eager-2", 12),
-        ("printed-function-2", 12),
+        pytest.param("printed-eager-2", 12, marks=pytest.mark.exhaustive),
+        pytest.param("printed-function-2", 12, marks=pytest.mark.slow),
     ],
 )
 def test_no_row_is_lost(jobs: Mapping[str, Ranks], name: str, rows: int) -> None:
@@ -250,6 +250,7 @@ def test_no_row_is_lost(jobs: Mapping[str, Ranks], name: str, rows: int) -> None
             np.testing.assert_allclose(found[key], value, 1e-5, 1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["part-eager-2", "part-fit-2"])

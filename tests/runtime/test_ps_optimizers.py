@@ -32,6 +32,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: rest for name, _, rest in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ps_does_what_the_optimizer_does(said: dict[str, str], name: str) -> None:
     assert float(said[name]) < 2e-6, said[name]

@@ -242,6 +242,7 @@ def test_no_thread_starts_before_the_signals_are_blocked() -> None:
     assert found.stdout == "set()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_cold_server_stops_even_while_it_starts(tmp_path: Path) -> None:
     with cluster_of(ps=1) as cluster:

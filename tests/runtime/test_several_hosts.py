@@ -63,8 +63,9 @@ def test_three_hosts_of_which_two_may_have_no_row(found: Written) -> None:
     assert_near(found.of("three", "fit"), found.by(0, "alone", "fit"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", ["bf16", pytest.param("feedback", marks=pytest.mark.slow)]
+    "job", ["bf16", pytest.param("feedback", marks=pytest.mark.exhaustive)]
 )
 def test_rounded_gradients_train_nearly_the_same(found: Written, job: str) -> None:
     ranks, alone = found.of(job, "fit"), found.by(0, "alone", "fit")

@@ -15,18 +15,21 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 SHARDS = 4
 SOME = ("fit", "clips", "loop", "masked_loss")
 OTHERS = (
-    *("own_step", "own_loss", "eagerly", "accumulates", "adversaries", "sharp"),
-    *("on_batch", "loop_of_adversaries", "loop_with_noise", "undivided_loop"),
+    *("own_step", "eagerly", "accumulates", "adversaries", "on_batch"),
+    *("loop_with_noise", "layer_that_draws", "half_precision", "stateful", "attention"),
+)
+MORE = (
+    *("own_loss", "sharp", "loop_of_adversaries", "undivided_loop"),
     *("scaled_by_the_loss", "kept_loss", "applied_by_its_loss", "step_that_draws"),
-    *("layer_that_draws", "built_by_its_first_step", "loop_that_sums"),
-    *("loop_of_similarities", "loop_with_the_largest", "loop_that_counts"),
-    *("loss_that_sums", "loss_of_the_batch", "half_precision", "stateful"),
-    *("drawn_with_a_state", "kept_by_a_layer", "synchronized"),
-    *("attention", "images", "tape_around_a_function"),
+    *("built_by_its_first_step", "loop_that_sums", "loop_of_similarities"),
+    *("loop_with_the_largest", "loop_that_counts", "loss_that_sums"),
+    *("loss_of_the_batch", "drawn_with_a_state", "kept_by_a_layer", "synchronized"),
+    *("images", "tape_around_a_function"),
 )
 TOLERANCE = {"half_precision": 2e-2}
 """Where it is not 1e-4, relative to an array's largest value."""
-GROUPS = {"some": SOME, "others": OTHERS}
+GROUPS = {"some": SOME, "others": OTHERS, "more": MORE}
+MARKS = {"some": [], "others": [pytest.mark.slow], "more": [pytest.mark.exhaustive]}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,7 @@ def assert_same_bits(one: Values, other: Values) -> None:
 
 
 CASES = [
-    pytest.param(name, case, id=case, marks=[pytest.mark.slow][: name != "some"])
+    pytest.param(name, case, id=case, marks=MARKS[name])
     for name, cases in GROUPS.items()
     for case in cases
 ]

@@ -216,7 +216,7 @@ POLICIES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @POLICIES
 def test_a_bias_before_a_normalisation_is_equal(cluster: Cluster, policy: str) -> None:
     """Adam moves it by rounding only, alone as on the ranks."""
@@ -238,7 +238,7 @@ def test_a_real_difference_exceeds_the_noise(cluster: Cluster, policy: str) -> N
     assert found["causes"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_the_chief_prints_is_equal(cluster: Cluster) -> None:
     printed = DATA + MODEL + LOOP.replace("LOSS", MEAN) + "print(float(step(a, b)))\n"
     code, found = verified(cluster, printed)
@@ -263,7 +263,7 @@ def test_steps_of_tensorflow_1(cluster: Cluster) -> None:
     assert "kernel/ExponentialMovingAverage" in found["not_compared"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_graph_that_needs_servers(cluster: Cluster) -> None:
     """Its baseline is one worker, and the chief's loss is that of the chief's rows."""
     code, found = verified(cluster, V1 + V1_TOWERS, "-n", "2", "--ps", "1")
@@ -309,7 +309,7 @@ def test_what_differs_in_tensorflow_1(
         assert cause in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_equal_by_now(cluster: Cluster) -> None:
     """Clipping by hand, a rate by the rank, layers that keep states of their rows."""
     rank = 'import os\nrank = int(os.environ.get("TFCLUSTER_RANK", "0"))\n'
@@ -319,7 +319,7 @@ def test_what_is_equal_by_now(cluster: Cluster) -> None:
     assert (found["steps"], found["to_the_end"]) == (15, True)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "strategy",
     ["collective", pytest.param("replicated", marks=pytest.mark.exhaustive)],
@@ -333,7 +333,7 @@ def test_several_models(cluster: Cluster, strategy: str) -> None:
     assert {"learning_rate", "weight", "slot", "logs"} == found["compared"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "words",
     [
@@ -393,7 +393,7 @@ VARIANTS = {
 """They find what others of PLANTED find in another kind of program."""
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sum_over_the_rows_is_equal(cluster: Cluster) -> None:
     summed = DATA + MODEL + LOOP.replace("LOSS", MEAN.replace("mean", "sum"))
     code, found = verified(cluster, summed)
