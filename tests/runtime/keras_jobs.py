@@ -3,7 +3,7 @@
 The default tier runs the cases of ``IN_DEFAULT_TIER``, one for each mechanism of the
 runtime, on two ranks, or three where a test looks at the third. ``make test-all`` adds
 those of ``IN_TEST_ALL``, and ``make test-exhaustive`` all others. To keep that quick as
-well, each case runs on only one of these numbers of ranks, chosen in turn from ``TURNS``;
+well, each case runs on only one of these numbers of ranks, in turn from ``TURNS``;
 cases in ``ON_ALL_SIZES`` run on all of them in ``make test-exhaustive``.
 TFCLUSTER_TEST_ALL_SIZES=1 runs all cases on all of them. Each theme has jobs of its
 own, which run when a test first needs them, so themes can be tested at the same time,
