@@ -511,20 +511,26 @@ def test_a_restart_under_way_gives_way_to_an_interrupt() -> None:
     "event",
     [AgentAskedToStop("h2"), HostClosed("h2"), Interrupted(ExitCode.TERMINATED)],
 )
-def test_what_a_scheduler_has_ended_has_not_failed(event: Event) -> None:
+@pytest.mark.parametrize("first", [W0, W1, W2])
+def test_what_a_scheduler_has_ended_has_not_failed(event: Event, first: TaskId) -> None:
     """A scheduler signals tasks, agents and the launcher in any order."""
-    history = History(plan(CHIEF, W0, W1, hosts=("h1", "h2", "h1"), max_restarts=3))
+    hosts = ("h1", "h2", "h1", "h1")
+    history = History(plan(CHIEF, W0, W1, W2, hosts=hosts, max_restarts=3))
     history.up()
-    history.feed(TaskExited(task=W0, attempt=0, code=None, signal="SIGTERM"))
-    history.feed(event)
-    history.feed(TaskExited(task=W1, attempt=0, code=None, signal="SIGTERM"))
+    exits = {
+        W0: TaskExited(task=W0, attempt=0, code=None, signal="SIGTERM"),
+        W1: TaskExited(task=W1, attempt=0, code=None, signal="SIGTERM"),
+        # Its exchange with one of those has failed.
+        W2: TaskExited(task=W2, attempt=0, code=1, cause="lost", victim=True),
+    }
+    history.feed(exits.pop(first), event, *exits.values())
     history.obey(CHIEF)
     history.closed()
     assert history.code is ExitCode.TERMINATED
     assert history.verdict is None
-    for task in (W0, W1, CHIEF):
+    for task in (W0, W1, W2, CHIEF):
         assert history.task_states(task)[-1] is TaskState.STOPPED
-    assert started(history.actions) == [CHIEF, W0, W1]
+    assert started(history.actions) == [CHIEF, W0, W1, W2]
 
 
 def test_what_fails_by_itself_is_blamed_also_when_a_scheduler_ends_all() -> None:

@@ -89,10 +89,13 @@ def excuse(state: State) -> Result:
     """Drop pending failures by SIGTERM, because the run was told to end.
 
     Schedulers signal agents, tasks and the launcher, and any of them may end first. So
-    a task that has just died of SIGTERM counts as stopped, not as failed.
+    a task that has just died of SIGTERM counts as stopped, not as failed, and so do its
+    peers that cannot go on without it, unless something else has failed as well.
     """
     stopped = [each for each in state.pending if each.signal == "SIGTERM"]
     rest = tuple(each for each in state.pending if each not in stopped)
+    if all(each.secondary for each in rest):
+        stopped, rest = [*state.pending], ()
     state = replace(state, pending=rest)
     actions: list[Action] = []
     for each in stopped:

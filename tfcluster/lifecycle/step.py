@@ -250,7 +250,9 @@ def _(event: TaskExited, state: State) -> Result:
     in_vain = in_vain and event.task not in state.exchanged and not event.stopped
     good = event.code == 0 and (role is not Role.SERVER or event.stopped)
     good = good and not in_vain
-    told = state.interrupted is not None and event.signal == "SIGTERM"
+    told = state.interrupted is not None and (
+        event.signal == "SIGTERM" or (event.victim and state.verdict is None)
+    )
     if event.stopped or told or (good and event.task in state.restarting):
         word = TaskState.STOPPED
     else:
