@@ -533,6 +533,16 @@ def test_what_a_scheduler_has_ended_has_not_failed(event: Event, first: TaskId) 
     assert started(history.actions) == [CHIEF, W0, W1, W2]
 
 
+def test_what_cannot_start_any_more_has_not_failed() -> None:
+    history = History(plan(W0))
+    history.feed(HostReady("h1"), Interrupted(ExitCode.TERMINATED))
+    history.feed(TaskUnstartable(W0, 0, "its interpreter has ended"))
+    history.closed()
+    assert history.code is ExitCode.TERMINATED
+    assert history.verdict is None
+    assert history.task_states(W0)[-1] is TaskState.STOPPED
+
+
 def test_what_fails_by_itself_is_blamed_also_when_a_scheduler_ends_all() -> None:
     history = History(plan(CHIEF, W0, W1))
     history.up()

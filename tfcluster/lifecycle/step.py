@@ -227,6 +227,9 @@ def _(event: TaskUnstartable, state: State) -> Result:
     if status.attempt != event.attempt or status.state.final:
         return state, []
     host = state.plan.tasks[event.task]
+    if state.interrupted is not None and state.verdict is None:
+        # What would have started it may have been told to end, too.
+        return set_task(state, event.task, TaskState.STOPPED, cause=event.cause)
     state, actions = set_task(state, event.task, TaskState.FAILED, cause=event.cause)
     failure = Failure(
         task=event.task,
