@@ -1,4 +1,4 @@
-"""Draws a trial from its seed. Pure.
+"""Draws a trial from its seed.
 
 Each choice has random numbers of its own: a seed gives the same trial whether the site,
 the fault and the program were given or drawn.
@@ -6,6 +6,7 @@ the fault and the program were given or drawn.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,16 @@ PROGRAMS = (STUB, *TRAINING)
 _SHARES = {"local": 4, "ssh": 3, "slurm": 2, "sge": 2}
 _OF_TRAINING = 0.1
 _OF_SECOND = 0.2
+
+
+def seeds(trials: int) -> range:
+    """The seeds to try: ``trials``, unless TFCLUSTER_CHAOS_TRIALS is set.
+
+    TFCLUSTER_CHAOS_SEED is the first seed.
+    """
+    first = int(os.environ.get("TFCLUSTER_CHAOS_SEED", "0"))
+    count = int(os.environ.get("TFCLUSTER_CHAOS_TRIALS", str(trials)))
+    return range(first, first + count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

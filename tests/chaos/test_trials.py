@@ -17,10 +17,9 @@ import pytest
 from tests.chaos import strikes
 from tests.chaos import trial as trials
 from tests.chaos.faults import LOCAL, SGE, SLURM, SSH, Fault
-from tests.chaos.plan import STUB, Trial, Wanted, draw
+from tests.chaos.plan import STUB, Trial, Wanted, draw, seeds
 from tests.chaos.sites import LocalSite, RigSite, Site
 from tests.chaos.strikes import Scene, Struck
-from tests.launch.chaos import seeds
 from tests.launch.machine import eventually
 from tests.testbed.commands import Unavailable
 
@@ -33,7 +32,7 @@ def passes(trial: Trial, site: Site, folder: Path) -> None:
     assert not result.violations, told
 
 
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_on_this_machine(tmp_path: Path, seed: int) -> None:
     trial = draw(seed, Wanted(site=LOCAL, program=STUB, hosts=2))
     if trial.fault.name == "full-state" and os.geteuid():

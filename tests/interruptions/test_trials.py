@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.plan import seeds
 from tests.interruptions.trial import (
     DEADLINE_S,
     IDIOMS,
@@ -21,7 +22,6 @@ from tests.interruptions.trial import (
     drawn,
     run,
 )
-from tests.launch.chaos import seeds
 from tests.launch.cluster import Cluster
 
 PROGRAMS = Path(__file__).parents[1] / "runtime" / "programs"
