@@ -6,13 +6,12 @@ import signal
 import pytest
 
 from tfcluster.agent import proc
-from tfcluster.agent.listening_sockets import Listener, parse
-from tfcluster.agent.oom import counter_files, parse_count
-from tfcluster.agent.ports import candidates, parse_reserved, shuffled
+from tfcluster.agent.children import counter_files, parse_count
+from tfcluster.agent.host_network import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.process_membership import Identity, members
 from tfcluster.agent.sweep import belongings
-from tfcluster.agent.task import signal_name, signal_number
+from tfcluster.agent.task import Identity, members, signal_name, signal_number
+from tfcluster.agent.tcp_sockets import Listener, parse
 from tfcluster.protocol.frames import ProtocolError
 
 STAT = b"4711 (a) b\n (c) S 12 13 14 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 99887 1 2\n"

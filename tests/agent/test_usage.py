@@ -15,7 +15,7 @@ import pytest
 from tests.agent.client import Agent
 from tests.launch.machine import eventually
 from tfcluster.agent import proc
-from tfcluster.agent.gpu_usage import GpuUsage
+from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.usage import UsageReports, interval_s

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from tfcluster.agent.console_queue import ConsoleQueue
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.constants import EVENT_QUEUE_BYTES
 from tfcluster.agent.loop import Loop
 from tfcluster.protocol import messages, requests

@@ -2,6 +2,7 @@
 
 It forks the agent before anything else, and adopts its tasks if it dies. It knows no
 frames; the agent tells it the run's id, and whether its exit is intended.
+``docs/protocols.md`` explains the exit codes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent import exit_codes, open_files
+from tfcluster.agent import proc
 from tfcluster.agent.constants import OPEN_FILES
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.sweep import clear_away, sweep
@@ -22,6 +23,14 @@ from tfcluster.process_title import set_title
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import NoReturn
+
+
+EXIT_CLOSED = 0
+EXIT_LEASE_ENDED = 10
+EXIT_FAULT = 11
+EXIT_AGENT_DIED = 12
+EXIT_TERMINATED = 143
+
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 AWAITED = (*FORWARDED, signal.SIGCHLD)
@@ -68,7 +77,7 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     """Run ``serve`` in a child process. Returns the child's exit code, or
     ``AGENT_DIED`` after killing everything that the child left."""
     adopt_orphans()
-    open_files.allow(OPEN_FILES)  # a task takes five descriptors, a port two
+    proc.allow_open_files(OPEN_FILES)  # a task takes five descriptors, a port two
     # A signal that comes before its handler exists would end the guard alone.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*AWAITED, *IGNORED})
@@ -86,7 +95,7 @@ def _become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
 ) -> NoReturn:
     """Run ``serve`` and exit with what it returns."""
-    code = exit_codes.FAULT
+    code = EXIT_FAULT
     set_title("tfcluster: agent", "tfcluster-agent")
     try:
         _own_session()
@@ -130,7 +139,7 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
     sys.stderr.write(
         f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
     )
-    return exit_codes.AGENT_DIED
+    return EXIT_AGENT_DIED
 
 
 def _wait_for(agent: int) -> int:

@@ -17,10 +17,9 @@ from tfcluster.agent.constants import (
     LISTEN_POLL_MAX_S,
     LISTEN_POLL_S,
 )
-from tfcluster.agent.listening_sockets import Listener, listeners
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
-from tfcluster.agent.task_sockets import descriptors_of
+from tfcluster.agent.tcp_sockets import Listener, descriptors_of, listeners
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages
 from tfcluster.protocol.messages import Intruder, Note

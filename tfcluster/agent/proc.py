@@ -1,4 +1,4 @@
-"""Reads processes, their parents, environments and listening sockets from /proc.
+"""Reads processes, their parents and environments from /proc.
 
 Formats as in proc(5). The parsers are pure; the readers return nothing for a process
 that is gone or that we may not inspect. Sends no signals.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
@@ -204,3 +205,11 @@ def boot_id() -> str:
         return text_of(f"{PROC}/sys/kernel/random/boot_id").strip()
     except _GONE:
         return ""
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the soft limit to ``count``, as far as the hard limit allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -25,14 +25,15 @@ from tfcluster.agent.constants import (
     RESULT_SHOWN,
     RESULT_TOLD_S,
 )
-from tfcluster.agent.os_encoding import local_path, raw
-from tfcluster.agent.workdir_patterns import (
+from tfcluster.agent.file_names import (
     BY_HOST,
     ENVIRONMENT,
     NEVER,
     is_excluded,
     is_inside,
     is_wanted,
+    local_path,
+    raw,
 )
 from tfcluster.agent.workdir_receiver import remember_returned, same_files
 from tfcluster.protocol import messages, requests

@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from tfcluster.agent import proc
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.children import Children
-from tfcluster.agent.console_queue import ConsoleQueue
-from tfcluster.agent.death_order import Deaths
+from tfcluster.agent.children import Children, Deaths
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.listening import ListenerWatch
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (

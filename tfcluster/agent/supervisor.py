@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 
 from tfcluster import __version__
-from tfcluster.agent import exit_codes, proc
-from tfcluster.agent.addresses import local_addresses, way_in
+from tfcluster.agent import guard, proc
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.console_queue import ConsoleQueue
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.constants import (
     CAPTURE_CLOSE_S,
     CLOSE_LOOK_S,
@@ -25,15 +24,19 @@ from tfcluster.agent.constants import (
     OTHERS_LOOK_S,
     SWEEP_S,
 )
-from tfcluster.agent.devices import gpus
+from tfcluster.agent.file_names import local_name
+from tfcluster.agent.gpus import gpus
 from tfcluster.agent.guard import FORWARDED, IGNORED, GuardSocket
-from tfcluster.agent.kill_loop import kill_until_gone
+from tfcluster.agent.host_network import Ports, local_addresses, way_in
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.os_encoding import local_name
-from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.run import AgentRun
-from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
+from tfcluster.agent.sweep import (
+    belongings,
+    clear_away,
+    kill_until_gone,
+    other_agents_remain,
+)
 from tfcluster.agent.tasks import swept
 from tfcluster.process_title import set_title
 from tfcluster.protocol import messages, requests
@@ -77,7 +80,7 @@ class Supervisor:
         backlog: ConsoleQueue,
         guard_socket: GuardSocket,
     ) -> None:
-        self.code = exit_codes.CLOSED
+        self.code = guard.EXIT_CLOSED
         self.closing = False
         self.ended = False
         self._loop = loop
@@ -125,7 +128,7 @@ class Supervisor:
             case requests.OfResults():
                 self._results().obey(request)
             case requests.Close(grace_s, others_s):
-                self.close(grace_s, exit_codes.CLOSED, others_s)
+                self.close(grace_s, guard.EXIT_CLOSED, others_s)
             case _:
                 self._run.obey(request, closing=self.closing)
 
@@ -216,7 +219,7 @@ class Supervisor:
     def _lease_over(self, cause: str) -> None:
         if not self.closing:
             self._channel.send(messages.Note(f"stopping all tasks: {cause}"))
-            self.close(self._grace_s, exit_codes.LEASE_ENDED)
+            self.close(self._grace_s, guard.EXIT_LEASE_ENDED)
 
     def _signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
@@ -227,7 +230,7 @@ class Supervisor:
             text = f"the agent received {name}"
             self._channel.send(messages.Note(text, signal=name.removeprefix("SIG")))
             if signum == signal.SIGTERM and not self.closing:
-                self.close(self._grace_s, exit_codes.TERMINATED)
+                self.close(self._grace_s, guard.EXIT_TERMINATED)
 
     def _guard_died(self) -> None:
         # The tasks are unharmed, so the run continues, only without this safety net.
@@ -247,7 +250,7 @@ class Supervisor:
         """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
         self._channel.send(messages.Fault(cause))
-        self.close(self._grace_s, exit_codes.FAULT)
+        self.close(self._grace_s, guard.EXIT_FAULT)
 
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
         """Stop everything and exit with ``code``; a second call shortens the grace.
@@ -327,7 +330,7 @@ class Supervisor:
         read = self._channel.idle  # otherwise nobody reads it
         # Nobody asked for the end of a lease: it must look like a lost host, even to a
         # launcher that was only suspended for a while.
-        if self.code != exit_codes.LEASE_ENDED:
+        if self.code != guard.EXIT_LEASE_ENDED:
             self._channel.send(messages.Bye(self._swept, self._others))
         self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
 

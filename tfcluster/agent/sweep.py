@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import GUARD_SWEEP_S, SWEEP_INTERVAL_S
+from tfcluster.agent.constants import GUARD_SWEEP_S, SWEEP_INTERVAL_S, SWEEP_S
+from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import send
 
@@ -117,3 +118,29 @@ def reap_children() -> None:
             pass
     except ChildProcessError:
         pass
+
+
+def kill_until_gone(
+    loop: Loop,
+    find: Callable[[], list[ProcessEntry]],
+    done: Callable[[list[ProcessEntry], list[ProcessEntry]], None],
+) -> None:
+    """SIGKILL what ``find`` returns until it returns nothing, for at most ``SWEEP_S``.
+
+    ``done`` is called with all killed processes and with those that are still alive.
+    Killing is repeated because a process may fork between ``find`` and the signal.
+    """
+    deadline = loop.now() + SWEEP_S
+    killed: dict[int, ProcessEntry] = {}
+
+    def step() -> None:
+        alive = find()
+        for process in alive:
+            send(process, signal.SIGKILL)
+            killed[process.pid] = process
+        if alive and loop.now() < deadline:
+            loop.later(SWEEP_INTERVAL_S, step)
+        else:
+            done(list(killed.values()), alive)
+
+    step()

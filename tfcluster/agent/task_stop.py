@@ -11,12 +11,11 @@ from functools import partial
 
 from tfcluster.agent import proc
 from tfcluster.agent.constants import LEFTOVER_TERM_S, SETTLE_S
-from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
-from tfcluster.agent.process_membership import members
 from tfcluster.agent.signals import send, send_group
-from tfcluster.agent.task import AgentTask
+from tfcluster.agent.sweep import kill_until_gone
+from tfcluster.agent.task import AgentTask, members
 
 _LOOK_S = 0.1
 

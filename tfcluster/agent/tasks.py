@@ -15,26 +15,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
-from tfcluster.agent.children import Ended
-from tfcluster.agent.claims import ADDRESS, Claims, listen
+from tfcluster.agent.children import Deaths, Ended, OomCounter
 from tfcluster.agent.constants import EXIT_REPORT_S
-from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.events import EventSocket
-from tfcluster.agent.host_variables import adapted
+from tfcluster.agent.events import ADDRESS, Claims, EventSocket, listen
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.oom import OomCounter
 from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.process_membership import ATTEMPT, TASK
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
+    adapted,
     environment,
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import AgentTask, signal_number
+from tfcluster.agent.task import ATTEMPT, TASK, AgentTask, signal_number
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.light_dataclasses import dataclass

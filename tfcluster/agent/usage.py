@@ -16,7 +16,7 @@ from tfcluster.agent.constants import (
     USAGE_LOOKS,
     USAGE_MAX_S,
 )
-from tfcluster.agent.gpu_usage import GpuUsage
+from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage

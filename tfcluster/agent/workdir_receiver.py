@@ -26,7 +26,7 @@ from tfcluster.agent.constants import (
     SYNC_STALE_S,
     SYNC_WINDOW_BYTES,
 )
-from tfcluster.agent.os_encoding import local_path
+from tfcluster.agent.file_names import local_path
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import WireError, loads

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster import config
-from tfcluster.agent.devices import gpus
+from tfcluster.agent.gpus import gpus
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
 from tfcluster.console.display import DEFAULT, Display

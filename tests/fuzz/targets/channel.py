@@ -17,7 +17,7 @@ from tests.planning.descriptions import hosts as some_hosts
 from tests.protocol.kinds import example, examples
 from tfcluster import __version__, exit_causes
 from tfcluster.agent import channel, events, loop
-from tfcluster.agent.console_queue import ConsoleQueue
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.compose import compose
 from tfcluster.console.screen import Screen
 from tfcluster.launcher import hosts as launcher_hosts
