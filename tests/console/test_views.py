@@ -12,9 +12,9 @@ import pytest
 
 from tests.console.test_sanitise import HOSTILE
 from tests.time_limits import allow_s
+from tfcluster.console.display import Style
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.style import Style
-from tfcluster.console.views import failures, outcome, plan, progress, results, status
+from tfcluster.console.views import failures, plan, progress, results, status
 from tfcluster.record.replay import replay
 from tfcluster.record.run_status import (
     FailureView,
@@ -153,7 +153,7 @@ def test_what_all_ranks_failed_of_is_said_once() -> None:
     ]
     *_, last = failures.failure(_all_failed("ValueError: no", "ValueError: yes"))
     assert last == "then also failed: worker:1 (exit 1)"
-    assert outcome.outcome(view)[-1].split(None, 1) == ["ps:0", "not started"]
+    assert failures.outcome(view)[-1].split(None, 1) == ["ps:0", "not started"]
 
 
 def test_a_race_says_that_all_ranks_run_the_script() -> None:
@@ -342,7 +342,7 @@ def test_stopping_says_who_is_left() -> None:
 
 def test_the_outcome() -> None:
     assert (
-        _text(outcome.outcome(FAILED))
+        _text(failures.outcome(FAILED))
         == """\
 task      host   end                    time
 chief:0   node1  failed, exit 1   4 min 55 s
@@ -361,7 +361,7 @@ def test_the_outcome_of_very_many_tasks_is_what_went_wrong() -> None:
     first = replace(FAILED.first_failure, task="worker:1999")
     view = replace(FAILED, tasks=tuple(tasks), first_failure=first)
     assert (
-        _text(outcome.outcome(view))
+        _text(failures.outcome(view))
         == """\
 task         host  end               time
 worker:1999  h     failed, exit 3   1.0 s  <- first failure
@@ -644,7 +644,7 @@ def test_no_view_lets_anything_through(evil: str) -> None:
     }
     shown = [
         *failures.failure(view),
-        *outcome.outcome(view),
+        *failures.outcome(view),
         *status.status(view, T),
         status.status_line(view, T),
         progress.starting(view, T),
@@ -665,7 +665,7 @@ def test_colours_change_nothing_but_colours() -> None:
     style = Style(colours=True)
     for plain, coloured in (
         (failures.failure(FAILED), failures.failure(FAILED, style)),
-        (outcome.outcome(FAILED), outcome.outcome(FAILED, style)),
+        (failures.outcome(FAILED), failures.outcome(FAILED, style)),
         (status.status(FAILED, T), status.status(FAILED, T, style)),
         (plan.plan(PLAN), plan.plan(PLAN, None, style)),
     ):

@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 
 from tfcluster.model import Runtime, Strategy
-from tfcluster.verify import determinism
 from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, compare, noise_of
-from tfcluster.verify.noise import MARGIN, Noise
+from tfcluster.verify.noise import (
+    MARGIN,
+    Noise,
+    deterministic_variables,
+    is_nondeterministic,
+    tolerance,
+)
 from tfcluster.verify.outputs import Outputs, compare_outputs
 from tfcluster.verify.recorded import Devices, Recorded, read
-from tfcluster.verify.tolerance import tolerance
 from tfcluster.verify.verdict import failure
 
 TOLERANCE = 1e-5
@@ -263,13 +267,13 @@ def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
 
 
 def test_operations_are_deterministic_on_gpus() -> None:
-    assert determinism.variables(["0"], {}) == {"TF_DETERMINISTIC_OPS": "1"}
-    assert determinism.variables([], {}) == {}
-    assert determinism.variables(["0"], {"TF_DETERMINISTIC_OPS": "0"}) == {}
-    assert determinism.prevents(
+    assert deterministic_variables(["0"], {}) == {"TF_DETERMINISTIC_OPS": "1"}
+    assert deterministic_variables([], {}) == {}
+    assert deterministic_variables(["0"], {"TF_DETERMINISTIC_OPS": "0"}) == {}
+    assert is_nondeterministic(
         "UnimplementedError: a deterministic GPU implementation is not available", ()
     )
-    assert not determinism.prevents("ValueError: no", ("Traceback",))
+    assert not is_nondeterministic("ValueError: no", ("Traceback",))
 
 
 def test_a_program_that_differs_from_itself(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.record.events import read_ends
+from tfcluster.record.events import integer, number, read_ends, text
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths, runs
-from tfcluster.record.values import integer, number, text
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 

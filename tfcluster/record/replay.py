@@ -11,6 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from tfcluster.light_dataclasses import replace
+from tfcluster.record.events import Json, metric_values
+from tfcluster.record.events import integer as _integer
+from tfcluster.record.events import number as _number
+from tfcluster.record.events import objects as _objects
+from tfcluster.record.events import text as _text
 from tfcluster.record.run_status import (
     FailureView,
     FitView,
@@ -21,11 +26,6 @@ from tfcluster.record.run_status import (
     ServingView,
     TaskView,
 )
-from tfcluster.record.values import Json, metric_values
-from tfcluster.record.values import integer as _integer
-from tfcluster.record.values import number as _number
-from tfcluster.record.values import objects as _objects
-from tfcluster.record.values import text as _text
 from tfcluster.states import RunState, TaskState
 
 _State = TypeVar("_State", RunState, TaskState)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.report.theme import COLOURS
+from tfcluster.report.html import COLOURS
 
 MUTED = -1
 """The colour of lines that are not distinguished."""

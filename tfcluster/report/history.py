@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.record.events import integer, number, text
 from tfcluster.record.metrics import Metrics, Sample
 from tfcluster.record.run_status import RunView
-from tfcluster.record.values import integer, number, text
 from tfcluster.states import TaskState
 
 _NOW = ("starting", "running", "stopping")

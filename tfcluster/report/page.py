@@ -15,8 +15,15 @@ from tfcluster.record.metrics import Sample
 from tfcluster.record.run_status import FailureView, TaskView, iso_time
 from tfcluster.report import pictures
 from tfcluster.report.history import History
-from tfcluster.report.html import Content, document, element, lines, table
-from tfcluster.report.theme import POLICY, STYLE
+from tfcluster.report.html import (
+    POLICY,
+    STYLE,
+    Content,
+    document,
+    element,
+    lines,
+    table,
+)
 from tfcluster.states import RunState
 
 _MOST_METRICS = 12

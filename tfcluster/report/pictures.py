@@ -12,8 +12,7 @@ from tfcluster.record.metrics import EpochEnd, Sample
 from tfcluster.report import charts
 from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
-from tfcluster.report.html import Content, element, table
-from tfcluster.report.theme import COLOURS
+from tfcluster.report.html import COLOURS, Content, element, table
 
 _MOST_ROWS = 40
 _MOST_LINES = 64

@@ -31,9 +31,9 @@ from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
-from tfcluster.record.metrics_writer import MetricsWriter
+from tfcluster.record.events import Writer
+from tfcluster.record.metrics import MetricsWriter
 from tfcluster.record.paths import create_run
-from tfcluster.record.writer import Writer
 
 _PORTION = 1 << 15
 _CLOSING_S = 10.0

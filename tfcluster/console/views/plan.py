@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import plural, table
 from tfcluster.host_patterns import fold
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import clock, fold_tasks, plural
-from tfcluster.console.views.training import epoch_text, loss_text, step_text
+from tfcluster.console.views.status import epoch_text, loss_text, step_text
 from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import HostView, RunView, TaskView
 from tfcluster.states import TaskState
