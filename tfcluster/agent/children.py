@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import KIB
 from tfcluster.agent.proc import text_of
 from tfcluster.light_dataclasses import dataclass
 
@@ -204,5 +203,5 @@ def _waited_for(pid: int) -> Ended | None:
         status=status,
         start_time=process.start_time if process else 0,
         cpu_s=used.ru_utime + used.ru_stime,
-        max_rss_bytes=used.ru_maxrss * KIB,  # getrusage(2)
+        max_rss_bytes=used.ru_maxrss * 1024,  # getrusage(2)
     )

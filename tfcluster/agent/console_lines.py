@@ -9,17 +9,16 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from tfcluster.agent.constants import (
-    CONSOLE_BYTES_PER_S,
-    LINE_BYTES,
-    LINES_PER_S,
-    LOG_FRAME_BYTES,
-    LOG_QUEUE_BYTES,
-    TAIL_CHARS,
-    TAIL_LINES,
-    UPDATE_INTERVAL_S,
-)
 from tfcluster.light_dataclasses import dataclass, field
+
+_LINE_BYTES = 16 << 10
+_LINES_PER_S = 2000
+_CONSOLE_BYTES_PER_S = 1 << 20
+UPDATE_INTERVAL_S = 0.5  # between two updates of a progress bar (lines that end in \r)
+_LOG_QUEUE_BYTES = 4 << 20
+_LOG_FRAME_BYTES = 48 << 10  # before JSON escapes of up to 12 bytes per character
+_TAIL_LINES = 20
+_TAIL_CHARS = 2000
 
 
 @dataclass
@@ -65,7 +64,7 @@ class ConsoleLines:
     """
 
     def __init__(
-        self, limit: int = LINE_BYTES, interval_s: float = UPDATE_INTERVAL_S
+        self, limit: int = _LINE_BYTES, interval_s: float = UPDATE_INTERVAL_S
     ) -> None:
         self._limit = limit
         self._interval_s = interval_s
@@ -122,7 +121,7 @@ class ConsoleLines:
 class Tail:
     """The last lines of a stream, as a terminal shows them, in bounded memory."""
 
-    def __init__(self, count: int = TAIL_LINES, chars: int = TAIL_CHARS) -> None:
+    def __init__(self, count: int = _TAIL_LINES, chars: int = _TAIL_CHARS) -> None:
         self._chars = chars
         self._limit = 4 * chars  # a character has at most four bytes
         self._lines: deque[bytes] = deque(maxlen=count)
@@ -151,7 +150,9 @@ class Budget:
     """Limits the rates of lines and of bytes, both with a burst of one second."""
 
     def __init__(
-        self, lines_per_s: float = LINES_PER_S, bytes_per_s: float = CONSOLE_BYTES_PER_S
+        self,
+        lines_per_s: float = _LINES_PER_S,
+        bytes_per_s: float = _CONSOLE_BYTES_PER_S,
     ) -> None:
         self._rates = (lines_per_s, bytes_per_s)
         self._lines, self._bytes = self._rates
@@ -194,7 +195,7 @@ class ConsoleQueue:
     The capture thread fills it, the loop's thread empties it.
     """
 
-    def __init__(self, limit: int = LOG_QUEUE_BYTES) -> None:
+    def __init__(self, limit: int = _LOG_QUEUE_BYTES) -> None:
         self._limit = limit
         self._lock = threading.Lock()
         self._chunks: deque[Chunk] = deque()
@@ -243,7 +244,7 @@ class ConsoleQueue:
 
     @staticmethod
     def _full(chunk: Chunk) -> bool:
-        return chunk.cost >= LOG_FRAME_BYTES
+        return chunk.cost >= _LOG_FRAME_BYTES
 
     def _begin(self, source: Source) -> Chunk:
         dropped, dropped_bytes = self._drops.pop(source, (0, 0))

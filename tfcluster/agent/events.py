@@ -15,12 +15,14 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent.constants import EVENT_BYTES
 from tfcluster.agent.loop import Loop
 from tfcluster.light_dataclasses import Struct
 from tfcluster.protocol import local
 from tfcluster.protocol.frames import encode, type_of
 from tfcluster.protocol.wire import Frame, LineBuffer, WireError, parse
+
+EVENT_BYTES = 256 << 10
+
 
 _READ_BYTES = 64 << 10
 _LAST_READS = 64

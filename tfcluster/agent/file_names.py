@@ -45,6 +45,11 @@ NEVER = (
 """Names that are never copied in either direction."""
 BY_HOST = "results-by-host"
 """The folder in which the results of several hosts are kept, in one folder per host."""
+RESULT_FILES = 10_000
+"""The largest number of files in a listing of results."""
+RESULT_PIECE_BYTES = 64 << 10
+"""Pieces are small, so that a slow line still passes some frame every few seconds: a
+host that sends no complete frame counts as silent."""
 ENVIRONMENT = "pyvenv.cfg"
 """Marks a virtual environment, which is of no use on another host."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import OPEN_FILES
+from tfcluster.agent.proc import OPEN_FILES
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.process_title import set_title

@@ -12,11 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import (
-    LISTEN_POLL_IDLE_S,
-    LISTEN_POLL_MAX_S,
-    LISTEN_POLL_S,
-)
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import Listener, descriptors_of, listeners
@@ -27,6 +22,11 @@ from tfcluster.protocol.messages import Intruder, Note
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from tfcluster.agent.tasks import Reports
+
+_POLL_S = 0.05
+_POLL_MAX_S = 2.0
+_POLL_IDLE_S = 10.0  # if no task has to listen, and perhaps none ever will
+
 
 _SLOWER = 1.4
 
@@ -57,7 +57,7 @@ class ListenerWatch:
         self._reports = reports
         self._tree = tree
         self._watches: list[_Watch] = []
-        self._delay_s = LISTEN_POLL_S
+        self._delay_s = _POLL_S
         self._timer: Timer | None = None
 
     def expect(self, task: AgentTask) -> None:
@@ -72,7 +72,7 @@ class ListenerWatch:
             wanted.append(_Watch(task, request.port, awaited=awaited))
         if wanted:
             self._watches += wanted
-            self._delay_s = LISTEN_POLL_S
+            self._delay_s = _POLL_S
             self._again()
 
     def _again(self) -> None:
@@ -90,7 +90,7 @@ class ListenerWatch:
         ]
         if self._watches:
             awaited = any(watch.awaited for watch in self._watches)
-            slowest_s = LISTEN_POLL_MAX_S if awaited else LISTEN_POLL_IDLE_S
+            slowest_s = _POLL_MAX_S if awaited else _POLL_IDLE_S
             self._delay_s = min(self._delay_s * _SLOWER, slowest_s)
             self._again()
 

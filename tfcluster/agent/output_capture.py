@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tfcluster.agent.console_lines import (
+    UPDATE_INTERVAL_S,
     Budget,
     ConsoleLines,
     ConsoleQueue,
@@ -24,19 +25,18 @@ from tfcluster.agent.console_lines import (
     Tail,
     decoded,
 )
-from tfcluster.agent.constants import (
-    DRAIN_S,
-    LOG_CHECK_S,
-    LOG_RETRY_S,
-    PIPE_BYTES,
-    QUIET_S,
-    READ_BYTES,
-    READ_PAUSE_S,
-    SMALL_READ_BYTES,
-    UPDATE_INTERVAL_S,
-)
 from tfcluster.agent.file_names import local_name
 from tfcluster.light_dataclasses import dataclass, field
+
+_READ_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20
+_SMALL_READ_BYTES = 64 << 10  # after a smaller read, pause for _READ_PAUSE_S
+_READ_PAUSE_S = 0.02
+_DRAIN_S = 2.0  # how long output may still arrive after the exit
+_QUIET_S = 0.2  # a pipe that is silent for this long after the exit is drained
+_LOG_RETRY_S = 2.0
+_LOG_CHECK_S = 1.0
+
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK
@@ -67,7 +67,7 @@ class LogFile:
 
     def write(self, data: bytes, now: float) -> None:
         """Append all of ``data``, or count the bytes that could not be written."""
-        if now - self._checked_at >= LOG_CHECK_S:
+        if now - self._checked_at >= _LOG_CHECK_S:
             self.check(now)
         if self._fd is None and now < self._retry_at:
             self._lose(len(data))
@@ -82,7 +82,7 @@ class LogFile:
             self._close()
             self._lose(len(rest))
             self._set_cause(f"{self.path}: {error.strerror}")
-            self._retry_at = now + LOG_RETRY_S
+            self._retry_at = now + _LOG_RETRY_S
         self._unchecked_bytes += len(data) - len(rest)
 
     def write_header(self, line: str, now: float) -> None:
@@ -115,7 +115,7 @@ class LogFile:
         """Retry or check the file while nothing is written."""
         if self._fd is None and now >= self._retry_at:
             self.write(b"", now)
-        elif now - self._checked_at >= LOG_CHECK_S:
+        elif now - self._checked_at >= _LOG_CHECK_S:
             self.check(now)
 
     def close(self, now: float) -> None:
@@ -246,7 +246,7 @@ class OutputCapture:
 
     def drain(self, stream: int) -> None:
         """Read the rest of an ended process's output: ``Drained`` follows at its end,
-        or when none comes for ``QUIET_S``, or after ``DRAIN_S``. Later output still
+        or when none comes for ``_QUIET_S``, or after ``_DRAIN_S``. Later output still
         goes to the file."""
         self._call(lambda: self._drain(stream))
 
@@ -282,11 +282,11 @@ class OutputCapture:
             if key.fd == self._wake_out:
                 os.read(self._wake_out, 4096)
             elif (stream := self._streams.get(key.data)) is not None:
-                small = 0 < self._read(stream) < SMALL_READ_BYTES
+                small = 0 < self._read(stream) < _SMALL_READ_BYTES
         if small:
             # Programs write line by line: waking up for each line would cost them more
             # time than their own work. The pipe buffers output in the meantime.
-            self._calls_only.poll(READ_PAUSE_S * 1000)
+            self._calls_only.poll(_READ_PAUSE_S * 1000)
         while self._calls:
             self._calls.popleft()()
         now = time.monotonic()
@@ -295,7 +295,7 @@ class OutputCapture:
 
     def _add(self, stream: _Stream, header: str | None) -> None:
         with suppress(OSError):  # above the user's limit; the default size works, too
-            fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._streams[stream.id] = stream
         self._selector.register(stream.fd, selectors.EVENT_READ, stream.id)
         now = time.monotonic()
@@ -307,7 +307,7 @@ class OutputCapture:
     def _read(self, stream: _Stream) -> int:
         """Read once; returns the number of bytes, 0 if there are none (now or ever)."""
         try:
-            data = os.read(stream.fd, READ_BYTES)
+            data = os.read(stream.fd, _READ_BYTES)
         except BlockingIOError:
             return 0
         now = time.monotonic()
@@ -337,7 +337,7 @@ class OutputCapture:
             self._notify(LogTrouble(stream.id, cause, dropped_bytes))
         stream.log.changes.clear()
         waited = stream.deadline is not None and not stream.drained
-        quiet = now - stream.active >= QUIET_S
+        quiet = now - stream.active >= _QUIET_S
         if waited and (stream.fd < 0 or quiet or now >= (stream.deadline or now)):
             stream.drained = True
             self._notify(Drained(stream.id, stream.tail.lines()))
@@ -358,7 +358,7 @@ class OutputCapture:
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.active = time.monotonic()
-            stream.deadline = stream.active + DRAIN_S
+            stream.deadline = stream.active + _DRAIN_S
 
     def _drop(self, stream_id: int) -> None:
         stream = self._streams.get(stream_id)

@@ -17,13 +17,6 @@ from collections.abc import Callable, Iterator
 
 from tfcluster import peer_filter
 from tfcluster.agent import tcp_sockets
-from tfcluster.agent.constants import (
-    ACCEPT_RETRY_S,
-    GUARD_FRESH_S,
-    GUARD_POLL_S,
-    GUARD_POLL_SHARE,
-    GUARD_POLL_SLOW_S,
-)
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import listeners
@@ -37,6 +30,12 @@ if TYPE_CHECKING:
 
     from tfcluster.agent.tasks import Reports
     from tfcluster.peer_filter import Network
+
+_POLL_S = 0.2  # for how long strangers may reach a server that was just started
+_POLL_SLOW_S = 1.0  # once each task's server is guarded
+_POLL_SHARE = 0.02  # the largest share of the agent's time that polling may take
+_FRESH_S = 3.0  # for how long after a change more listeners may follow
+_ACCEPT_RETRY_S = 0.5
 
 
 _SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
@@ -128,7 +127,7 @@ class RejectingListener:
             return
         except OSError:  # such as no free descriptor: a retry must not follow at once
             self._loop.unwatch(self._socket.fileno())
-            self._loop.later(ACCEPT_RETRY_S, self._watch)
+            self._loop.later(_ACCEPT_RETRY_S, self._watch)
 
 
 @dataclass(eq=False)
@@ -165,7 +164,7 @@ class PortGuard:
         """Look from now on for a server of the task's program, if it may start one."""
         self._forget_ended()
         if task.request.watched and task.request.port is not None:
-            self._add(task, task.request.port, GUARD_POLL_S)
+            self._add(task, task.request.port, _POLL_S)
 
     def serves(self, task: AgentTask, port: int) -> None:
         """Guard a server that the task has just started on ``port``."""
@@ -213,18 +212,18 @@ class PortGuard:
                 by_port.setdefault(listener.port, set()).add(listener.inode)
         now_s = self._loop.now()
         for watch in list(self._watches):
-            fresh = now_s - watch.changed_s < GUARD_FRESH_S
+            fresh = now_s - watch.changed_s < _FRESH_S
             found = by_port.get(watch.port, set())
             if found != watch.listeners or (found and fresh):
                 self._guard(watch, found, now_s)
         # A program may start a server at any time. Once it has one, it hardly ever
         # starts another one.
         quiet = all(
-            each.listeners and now_s - each.changed_s >= GUARD_FRESH_S
+            each.listeners and now_s - each.changed_s >= _FRESH_S
             for each in self._watches
         )
-        pause_s = max((time.monotonic() - began_s) / GUARD_POLL_SHARE, GUARD_POLL_S)
-        self._look_after(GUARD_POLL_SLOW_S if quiet else pause_s)
+        pause_s = max((time.monotonic() - began_s) / _POLL_SHARE, _POLL_S)
+        self._look_after(_POLL_SLOW_S if quiet else pause_s)
 
     def _guard(self, watch: _Watch, listening: set[int], now_s: float) -> None:
         held = tcp_sockets.descriptors_of(self._tree(watch.task))

@@ -15,6 +15,8 @@ from contextlib import suppress
 from tfcluster.light_dataclasses import dataclass
 
 PROC = "/proc"
+OPEN_FILES = 8192
+"""The number of files that an agent opens at most."""
 _LISTEN = "0A"
 _PART_BYTES = 1 << 17
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

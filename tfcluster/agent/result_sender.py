@@ -16,19 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tfcluster.agent.constants import (
-    RESULT_FILES,
-    RESULT_LOOKS,
-    RESULT_PIECE_BYTES,
-    RESULT_ROW_BYTES,
-    RESULT_ROWS,
-    RESULT_SHOWN,
-    RESULT_TOLD_S,
-)
 from tfcluster.agent.file_names import (
     BY_HOST,
     ENVIRONMENT,
     NEVER,
+    RESULT_FILES,
+    RESULT_PIECE_BYTES,
     is_excluded,
     is_inside,
     is_wanted,
@@ -42,6 +35,13 @@ from tfcluster.protocol.frames import ProtocolError
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+_TOLD_S = 2.0  # between two signs of life in a long step
+_LOOKS = 500  # entries of a folder that are looked at between other work
+_ROWS = 1_000  # per frame; a path has at most 4096 bytes, mostly far fewer
+_ROW_BYTES = 512 << 10
+_SHOWN = 100  # refused files that are named; the rest is only counted
+
 
 OUTSIDE = "it is a link that leads out of the working directory"
 NO_FILE = "it is not a regular file"
@@ -162,7 +162,7 @@ class ResultSender:
     def _show_life(self, number: int) -> None:
         """Tell the launcher now and then that a long step is still running."""
         now = time.monotonic()
-        if now - self._told_s > RESULT_TOLD_S:
+        if now - self._told_s > _TOLD_S:
             self._told_s = now
             self._send(messages.Working(number))
 
@@ -217,7 +217,7 @@ class _Listing:
         """Add files; False if there are too many, which has been reported."""
         for each in found:
             if isinstance(each, tuple):
-                if len(self._refused) < RESULT_SHOWN:
+                if len(self._refused) < _SHOWN:
                     self._refused.append(each)
                 else:
                     self._unshown += 1
@@ -231,7 +231,7 @@ class _Listing:
                 return False
             self._rows.append(each)
             self._bytes += 6 * len(each.path) + 128
-            if len(self._rows) >= RESULT_ROWS or self._bytes > RESULT_ROW_BYTES:
+            if len(self._rows) >= _ROWS or self._bytes > _ROW_BYTES:
                 self._flush(last=False)
         return True
 
@@ -322,7 +322,7 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
             elif is_wanted(text, patterns):
                 found += _found(root, path, text)
             seen += 1
-            if seen % RESULT_LOOKS == 0:
+            if seen % _LOOKS == 0:
                 yield found
                 found = []
         folders += reversed(inner)

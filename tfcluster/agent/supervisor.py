@@ -16,14 +16,6 @@ from tfcluster import __version__
 from tfcluster.agent import guard, proc
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.console_lines import ConsoleQueue
-from tfcluster.agent.constants import (
-    CAPTURE_CLOSE_S,
-    CLOSE_LOOK_S,
-    FLUSH_S,
-    OPEN_S,
-    OTHERS_LOOK_S,
-    SWEEP_S,
-)
 from tfcluster.agent.file_names import local_name
 from tfcluster.agent.gpus import gpus
 from tfcluster.agent.guard import FORWARDED, IGNORED, GuardSocket
@@ -32,12 +24,13 @@ from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.run import AgentRun
 from tfcluster.agent.sweep import (
+    SWEEP_S,
     belongings,
     clear_away,
     kill_until_gone,
     other_agents_remain,
 )
-from tfcluster.agent.tasks import swept
+from tfcluster.agent.tasks import CLOSE_LOOK_S, swept
 from tfcluster.process_title import set_title
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -47,6 +40,11 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from tfcluster.agent.result_sender import ResultSender
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
+
+_OPEN_S = 120.0  # until `open` must have arrived
+_FLUSH_S = 3.0  # to send the last frames to a launcher that does not read
+_OTHERS_LOOK_S = 0.1  # each look reads the environment of every process of the user
+_CAPTURE_CLOSE_S = 2.0
 
 
 def serve(guard_socket: GuardSocket) -> int:
@@ -100,7 +98,7 @@ class Supervisor:
         channel.on_garbage = self.fault
         loop.on_signals((signal.SIGCHLD, *FORWARDED, *IGNORED), self._signal)
         loop.watch(guard_socket.fileno(), self._guard_died)
-        loop.later(OPEN_S, self._expect_open)
+        loop.later(_OPEN_S, self._expect_open)
 
     # --- input ----------------------------------------------------------------------
 
@@ -280,7 +278,7 @@ class Supervisor:
             )
             return not self._others
 
-        self._await(over, others_s, self._sweep, every_s=OTHERS_LOOK_S)
+        self._await(over, others_s, self._sweep, every_s=_OTHERS_LOOK_S)
 
     def _await(
         self,
@@ -322,9 +320,9 @@ class Supervisor:
         if not self._others:
             clear_away(self._opened.run if self._opened else None)
         if self._run is not None:
-            self._run.capture.close(CAPTURE_CLOSE_S)
+            self._run.capture.close(_CAPTURE_CLOSE_S)
         self._channel.flush()
-        self._await(lambda: self._channel.idle, FLUSH_S, self._say_bye)
+        self._await(lambda: self._channel.idle, _FLUSH_S, self._say_bye)
 
     def _say_bye(self) -> None:
         read = self._channel.idle  # otherwise nobody reads it
@@ -332,7 +330,7 @@ class Supervisor:
         # launcher that was only suspended for a while.
         if self.code != guard.EXIT_LEASE_ENDED:
             self._channel.send(messages.Bye(self._swept, self._others))
-        self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
+        self._await(lambda: self._channel.idle, _FLUSH_S if read else 0.0, self._end)
 
     def _end(self) -> None:
         self.ended = True

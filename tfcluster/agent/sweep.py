@@ -14,10 +14,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import GUARD_SWEEP_S, SWEEP_INTERVAL_S, SWEEP_S
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import send
+
+SWEEP_S = 5.0  # after that, processes that survive SIGKILL are reported
+_SWEEP_INTERVAL_S = 0.02
+_GUARD_SWEEP_S = 5.0
+
 
 RUN = "TFCLUSTER_RUN"
 AGENT = "TFCLUSTER_AGENT"
@@ -80,7 +84,7 @@ def _mark(
     return marks.get(AGENT, "") if marks.get(RUN) == run else None
 
 
-def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[ProcessEntry]:
+def sweep(run: str | None, *, patience_s: float = _GUARD_SWEEP_S) -> list[ProcessEntry]:
     """SIGKILL the run's processes, wait for their end, and return them."""
     killed: dict[int, ProcessEntry] = {}
     deadline = time.monotonic() + patience_s
@@ -91,7 +95,7 @@ def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process
         if time.monotonic() > deadline:
             break
         reap_children()
-        time.sleep(SWEEP_INTERVAL_S)
+        time.sleep(_SWEEP_INTERVAL_S)
     reap_children()
     return list(killed.values())
 
@@ -139,7 +143,7 @@ def kill_until_gone(
             send(process, signal.SIGKILL)
             killed[process.pid] = process
         if alive and loop.now() < deadline:
-            loop.later(SWEEP_INTERVAL_S, step)
+            loop.later(_SWEEP_INTERVAL_S, step)
         else:
             done(list(killed.values()), alive)
 

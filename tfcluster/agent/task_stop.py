@@ -10,12 +10,15 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import LEFTOVER_TERM_S, SETTLE_S
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import send, send_group
 from tfcluster.agent.sweep import kill_until_gone
 from tfcluster.agent.task import AgentTask, members
+
+_SETTLE_S = 0.1  # helpers that end within this time after their task are not leftovers
+_LEFTOVER_TERM_S = 1.0
+
 
 _LOOK_S = 0.1
 
@@ -83,7 +86,7 @@ class Stopping:
         table = proc.snapshot()
         for task in ended:
             if self._members(task, table):
-                self._loop.later(SETTLE_S, partial(self._look, task))
+                self._loop.later(_SETTLE_S, partial(self._look, task))
             else:
                 self._settle(task)
 
@@ -178,7 +181,7 @@ class Stopping:
                 send(process, signal.SIGTERM)
                 send(process, signal.SIGCONT)
             task.leftovers.update({p.pid: p for p in alive})
-            self._kill_in(task, LEFTOVER_TERM_S)
+            self._kill_in(task, _LEFTOVER_TERM_S)
         self._loop.later(_LOOK_S, lambda: self._look(task))
 
     def _settle(self, task: AgentTask) -> None:

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 
 from tfcluster.agent import proc
 from tfcluster.agent.children import Deaths, Ended, OomCounter
-from tfcluster.agent.constants import EXIT_REPORT_S
 from tfcluster.agent.events import ADDRESS, Claims, EventSocket, listen
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.loop import Loop
@@ -48,6 +47,10 @@ if TYPE_CHECKING:
         def send(self, message: messages.Message) -> None: ...
 
         def send_event(self, message: messages.Message) -> None: ...
+
+
+CLOSE_LOOK_S = 0.02
+_EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
 
 
 _EVENTS = "TFCLUSTER_EVENTS"
@@ -195,7 +198,7 @@ class TaskTable:
         task.events.finish()
         task.claims.finish()
         self._shared.capture.drain(task.stream)
-        self._shared.loop.later(EXIT_REPORT_S, lambda: self._report(task))
+        self._shared.loop.later(_EXIT_REPORT_S, lambda: self._report(task))
         self._stopping.ended(task)
         return True
 

@@ -10,16 +10,16 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import (
-    USAGE_COST_SHARE,
-    USAGE_FIRST_S,
-    USAGE_LOOKS,
-    USAGE_MAX_S,
-)
 from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage
+
+_FIRST_S = 1.0  # between two measurements of what tasks use, at first
+_MAX_S = 10.0  # and later
+_LOOKS = 300  # measurements; after twice as many, the interval doubles, and so on
+_COST_SHARE = 0.005  # of one CPU
+
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -46,7 +46,7 @@ class UsageReports:
         """Measure from now on, as long as any task runs."""
         if not self._due:
             self._due = True
-            self._loop.later(USAGE_FIRST_S, self._look)
+            self._loop.later(_FIRST_S, self._look)
 
     def _look(self) -> None:
         self._due = False
@@ -88,5 +88,5 @@ class UsageReports:
 
 def interval_s(looks: int, cost_s: float) -> float:
     """Seconds until the next measurement; the last one took ``cost_s``."""
-    wanted_s = min(USAGE_MAX_S, USAGE_FIRST_S * max(1.0, looks / USAGE_LOOKS))
-    return max(wanted_s, cost_s / USAGE_COST_SHARE)
+    wanted_s = min(_MAX_S, _FIRST_S * max(1.0, looks / _LOOKS))
+    return max(wanted_s, cost_s / _COST_SHARE)

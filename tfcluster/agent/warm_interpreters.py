@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from tfcluster.agent.children import Children
-from tfcluster.agent.constants import CLOSE_LOOK_S, EVENT_BYTES
+from tfcluster.agent.events import EVENT_BYTES
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import (
     SpawnedProgram,
@@ -26,7 +26,7 @@ from tfcluster.agent.spawn import (
     with_folders_first,
 )
 from tfcluster.agent.task import AgentTask, signal_name
-from tfcluster.agent.tasks import Ends, RunServices, TaskTable
+from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, RunServices, TaskTable
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode

@@ -21,15 +21,15 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import BinaryIO
 
-from tfcluster.agent.constants import (
-    SYNC_PART_BYTES,
-    SYNC_STALE_S,
-    SYNC_WINDOW_BYTES,
-)
 from tfcluster.agent.file_names import local_path
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import WireError, loads
+
+_PART_BYTES = 256 << 10
+_WINDOW_BYTES = 1 << 20  # of file contents, requested at a time
+_STALE_S = 3600.0  # the age at which a killed agent's incomplete files are removed
+
 
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"
@@ -193,9 +193,9 @@ class _Taking:
         self._files = {i: each for i, each in enumerate(files) if each.path in taken}
         # Not a list: the launcher determines the sizes.
         self._queue = (
-            (index, offset, min(SYNC_PART_BYTES, each.size - offset))
+            (index, offset, min(_PART_BYTES, each.size - offset))
             for index, each in self._files.items()
-            for offset in range(0, max(each.size, 1), SYNC_PART_BYTES)
+            for offset in range(0, max(each.size, 1), _PART_BYTES)
         )
         self._ahead = next(self._queue, None)
         self._awaited: list[tuple[int, int, int]] = []
@@ -210,10 +210,10 @@ class _Taking:
         if self._awaited:
             return ()
         size = 0
-        while self._ahead is not None and size < SYNC_WINDOW_BYTES:
+        while self._ahead is not None and size < _WINDOW_BYTES:
             self._awaited.append(self._ahead)
             self._ahead = next(self._queue, None)
-            size += max(self._awaited[-1][2], SYNC_WINDOW_BYTES // 256)
+            size += max(self._awaited[-1][2], _WINDOW_BYTES // 256)
         parts = tuple(self._awaited)
         self._awaited.reverse()
         return parts
@@ -336,7 +336,7 @@ def _incoming(root: Path) -> Path:
     """A new folder for arriving files; removes old ones that dead agents left."""
     for stale in root.glob(f"{_INCOMING}*"):
         with suppress(OSError):
-            if time.time() - stale.stat().st_mtime > SYNC_STALE_S:
+            if time.time() - stale.stat().st_mtime > _STALE_S:
                 shutil.rmtree(stale, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_INCOMING, dir=root))
 

@@ -16,8 +16,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from tfcluster.agent.constants import RESULT_FILES, RESULT_PIECE_BYTES
-from tfcluster.agent.file_names import BY_HOST, is_inside, is_never, is_wanted
+from tfcluster.agent.file_names import (
+    BY_HOST,
+    RESULT_FILES,
+    RESULT_PIECE_BYTES,
+    is_inside,
+    is_never,
+    is_wanted,
+)
 from tfcluster.launcher.result_placement import (
     PartialFile,
     PlacementError,

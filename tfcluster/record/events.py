@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,29 @@ def number(source: Json, key: str) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:  # an integer beyond the range of floats
         return None
+
+
+_READERS = {"str": text, "int": integer, "float": number}
+
+
+@cache
+def _fields_with_readers(kind: type) -> dict[str, Callable[[Json, str], Any]]:
+    return {
+        name: _READERS[annotation.removesuffix(" | None")]
+        for name, annotation in kind.__annotations__.items()
+        if annotation.removesuffix(" | None") in _READERS
+    }
+
+
+def facts(kind: type, source: Json) -> dict[str, Any]:
+    """What ``source`` has for the fields of a class that are texts or numbers.
+
+    A key that is missing or has a value of another type is left out.
+    """
+    found = {
+        name: read(source, name) for name, read in _fields_with_readers(kind).items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def objects(source: Json, key: str) -> list[Json]:

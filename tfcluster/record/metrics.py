@@ -22,6 +22,7 @@ from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.record import events
 from tfcluster.record.events import (
     Event,
+    facts,
     integer,
     metric_values,
     number,
@@ -44,7 +45,7 @@ _WHAT_CHARS = 200
 class GpuUse:
     """One GPU that a task may use; None: the driver does not report it."""
 
-    gpu: int
+    gpu: int = 0
     busy: float | None = None
     """The share of time, 0..1, in which the GPU computed."""
     memory_bytes: int | None = None
@@ -91,9 +92,9 @@ class ExchangeTotal:
     """The total cost of a task's exchanges for one purpose."""
 
     what: str
-    count: int
-    seconds: float
-    bytes: int
+    count: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +117,16 @@ def metrics_of(lines: Iterable[Mapping[str, Any]]) -> Metrics:
     samples, epochs = [], []
     exchanges: dict[str, tuple[ExchangeTotal, ...]] = {}
     for line in lines:
-        task, t = text(line, "task"), number(line, "t")
-        if task is None or t is None:
+        task = text(line, "task")
+        if task is None or number(line, "t") is None:
             continue
         match line.get("type"):
             case "sample":
-                samples.append(_sample(task, t, line))
-            case "epoch" if (epoch := integer(line, "epoch")) is not None:
+                samples.append(_sample(line))
+            case "epoch" if integer(line, "epoch") is not None:
                 epochs.append(
                     EpochEnd(
-                        t=t,
-                        task=task,
-                        attempt=integer(line, "attempt") or 0,
-                        step=integer(line, "step"),
-                        epoch=epoch,
+                        **facts(EpochEnd, line),
                         metrics=metric_values(line.get("metrics")),
                     )
                 )
@@ -170,38 +167,18 @@ def exchange_totals(source: Mapping[str, Any]) -> list[ExchangeTotal]:
     """The valid entries of ``totals``."""
     return [
         ExchangeTotal(
-            what=(text(entry, "what") or "?")[:_WHAT_CHARS],
-            count=integer(entry, "count") or 0,
-            seconds=number(entry, "seconds") or 0.0,
-            bytes=integer(entry, "bytes") or 0,
+            **facts(ExchangeTotal, entry)
+            | {"what": (text(entry, "what") or "?")[:_WHAT_CHARS]}
         )
         for entry in objects(source, "totals")
     ]
 
 
-def _sample(task: str, t: float, line: Mapping[str, Any]) -> Sample:
+def _sample(line: Mapping[str, Any]) -> Sample:
     return Sample(
-        t=t,
-        task=task,
-        attempt=integer(line, "attempt") or 0,
-        step=integer(line, "step"),
-        steps_per_s=number(line, "steps_per_s"),
-        wait_share=number(line, "wait_share"),
-        exchanged_bytes=integer(line, "bytes"),
-        epoch=integer(line, "epoch"),
+        **facts(Sample, line) | {"exchanged_bytes": integer(line, "bytes")},
         metrics=metric_values(line.get("metrics")),
-        rss_bytes=integer(line, "rss_bytes"),
-        max_rss_bytes=integer(line, "max_rss_bytes"),
-        cpu_s=number(line, "cpu_s"),
-        gpus=tuple(
-            GpuUse(
-                gpu=integer(entry, "gpu") or 0,
-                busy=number(entry, "busy"),
-                memory_bytes=integer(entry, "memory_bytes"),
-                memory_total_bytes=integer(entry, "memory_total_bytes"),
-            )
-            for entry in objects(line, "gpus")
-        ),
+        gpus=tuple(GpuUse(**facts(GpuUse, entry)) for entry in objects(line, "gpus")),
     )
 
 
