@@ -35,7 +35,9 @@ def table(*processes: ProcessEntry) -> dict[int, ProcessEntry]:
 
 def test_stat_of_a_name_with_parentheses_and_newlines() -> None:
     parsed = proc.parse_stat(STAT)
-    assert parsed == ProcessEntry(4711, "a) b\n (c", "S", 12, 13, 14, 99887)
+    assert parsed == ProcessEntry(
+        4711, "a) b\n (c", "S", 12, 13, 14, 99887, 8192, parsed.cpu_s
+    )
 
 
 def test_our_own_stat() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -464,10 +463,6 @@ def _planned(task: str, rank: int | None, **env: str) -> dict[str, Any]:
             "TFCLUSTER_TASK": task,
             **env,
         },
-        "tf_config": {
-            "cluster": {"worker": ["node1:auto", "node2:auto"], "ps": ["node1:auto"]},
-            "task": {"type": kind, "index": int(index)},
-        },
         "device_filters": ["/job:ps", f"/job:{kind}/task:{index}"]
         if kind != "ps"
         else [],
@@ -488,6 +483,7 @@ PLAN: dict[str, Any] = {
         _planned("worker:1", 1, CUDA_VISIBLE_DEVICES="1"),
         {**_planned("ps:0", None), "argv": ["python", "-m", "ps"], "address": None},
     ],
+    "cluster": {"worker": ["node1:auto", "node2:auto"], "ps": ["node1:auto"]},
 }
 
 
@@ -535,14 +531,6 @@ where values came from
   tasks.worker  --set
 """
     )
-
-
-def test_the_plan_is_the_same_with_the_cluster_once() -> None:
-    tasks = [{k: v for k, v in t.items() if k != "tf_config"} for t in PLAN["tasks"]]
-    cluster = PLAN["tasks"][0]["tf_config"]["cluster"]
-    assert plan.plan({**PLAN, "tasks": tasks, "cluster": cluster}) == plan.plan(PLAN)
-    text = [{**t, "tf_config": json.dumps(t["tf_config"])} for t in PLAN["tasks"]]
-    assert plan.plan({**PLAN, "tasks": text}) == plan.plan(PLAN)
 
 
 def test_tasks_of_a_type_may_differ_in_everything() -> None:

@@ -37,6 +37,8 @@ class ProcessEntry:
     group: int
     session: int
     start_time: int
+    rss_bytes: int = 0  # resident memory, pages that it shares with others included
+    cpu_s: float = 0.0  # since its start, its children that were waited for included
 
     @property
     def dead(self) -> bool:
@@ -44,14 +46,6 @@ class ProcessEntry:
 
     def __str__(self) -> str:
         return f"{self.pid} {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """What a process uses."""
-
-    rss_bytes: int  # resident memory, pages that it shares with others included
-    cpu_s: float  # since its start, its children that were waited for included
 
 
 Table = Mapping[int, ProcessEntry]
@@ -70,14 +64,9 @@ def parse_stat(text: bytes) -> ProcessEntry:
         group=int(fields[2]),
         session=int(fields[3]),
         start_time=int(fields[19]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+        cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
     )
-
-
-def parse_usage(text: bytes) -> ProcessUsage:
-    """Parse /proc/PID/stat, as ``parse_stat`` does."""
-    fields = text.rpartition(b")")[2].split()
-    ticks = sum(map(int, fields[11:15]))
-    return ProcessUsage(int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
@@ -144,14 +133,6 @@ def catches(pid: int, signum: int) -> bool:
         match = _CAUGHT.search(_bytes_of(f"{PROC}/{pid}/status"))
         return match is not None and bool(int(match[1], 16) >> (signum - 1) & 1)
     return False
-
-
-def usage(pid: int) -> ProcessUsage | None:
-    """What a process uses; None if there is no such process."""
-    try:
-        return parse_usage(_bytes_of(f"{PROC}/{pid}/stat"))
-    except _GONE:
-        return None
 
 
 def snapshot() -> dict[int, ProcessEntry]:

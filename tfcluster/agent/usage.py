@@ -7,11 +7,12 @@ with so many processes that a measurement takes long.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tfcluster.agent import proc
 from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
+from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage
 
@@ -59,8 +60,8 @@ class UsageReports:
         for task in tasks:
             leader = task.process_id
             if leader is not None:
-                members = proc.family(table, [leader], [leader])
-                usage = self._usage(task, members)
+                pids = proc.family(table, [leader], [leader])
+                usage = self._usage(task, [table[pid] for pid in pids])
                 if usage.rss_bytes:  # otherwise all have ended, and wait to be reaped
                     self._send(usage)
         self._looks += 1
@@ -68,13 +69,12 @@ class UsageReports:
         self._due = True
         self._loop.later(interval_s(self._looks, cost_s), self._look)
 
-    def _usage(self, task: AgentTask, pids: Iterable[int]) -> Usage:
-        found = [used for pid in pids if (used := proc.usage(pid)) is not None]
+    def _usage(self, task: AgentTask, processes: Sequence[ProcessEntry]) -> Usage:
         return Usage(
             *task.key,
-            rss_bytes=sum(used.rss_bytes for used in found),
-            cpu_s=round(sum(used.cpu_s for used in found), 2),
-            processes=len(found),
+            rss_bytes=sum(process.rss_bytes for process in processes),
+            cpu_s=round(sum(process.cpu_s for process in processes), 2),
+            processes=len(processes),
             gpus=tuple(self._gpus.of(self._visible(task))),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 from tfcluster.model import Strategy
@@ -114,27 +114,16 @@ def as_json(verdict: Verdict) -> documents.Verification:
 def _failure(failure: TrialFailure | None) -> documents.FailedTrial | None:
     if failure is None:
         return None
-    return {
-        "reason": failure.reason,
-        "tail": list(failure.tail),
-        "refused": failure.refused,
-        "task": failure.task,
-        "hint": failure.hint,
-    }
+    found = asdict(failure) | {"tail": list(failure.tail)}
+    return cast("documents.FailedTrial", found)
 
 
 def _difference(first: Difference) -> documents.FirstDifference:
-    return {
-        "step": first.step,
-        "kind": cast("documents.QuantityKind", first.kind),
-        "name": first.name,
-        "alone": _finite(first.alone),
-        "ranks": _finite(first.ranks),
-        "relative": _finite(first.relative),
-        "of_noise": _finite(first.of_noise),
-        "factor": _finite(first.factor),
-        "text": first.words(),
+    found = {
+        key: _finite(value) if isinstance(value, float) else value
+        for key, value in asdict(first).items()
     }
+    return cast("documents.FirstDifference", found | {"text": first.words()})
 
 
 def _finite(value: float | None) -> float | None:
