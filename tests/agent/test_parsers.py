@@ -9,8 +9,9 @@ from tfcluster.agent import proc
 from tfcluster.agent.children import counter_files, parse_count
 from tfcluster.agent.host_network import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import ProcessEntry
+from tfcluster.agent.signals import signal_name, signal_number
 from tfcluster.agent.sweep import belongings
-from tfcluster.agent.task import Identity, members, signal_name, signal_number
+from tfcluster.agent.task import Identity, members
 from tfcluster.agent.tcp_sockets import Listener, parse
 from tfcluster.protocol.frames import ProtocolError
 

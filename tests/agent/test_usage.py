@@ -142,5 +142,6 @@ def test_without_a_driver_or_its_library_there_are_no_gpus() -> None:
     for driver in ("/nowhere", "/proc/version"):
         usage = GpuUsage(driver, "libnowhere.so.1")
         usage.start()
-        usage.join(10)
+        if usage._thread is not None:
+            usage._thread.join(10)
         assert usage.of(None) == []

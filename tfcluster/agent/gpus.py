@@ -61,11 +61,6 @@ class GpuUsage:
             )
             self._thread.start()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until the thread has found out that there is no library."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
     def of(self, visible: str | None) -> list[Gpu]:
         """The usage of the GPUs in CUDA_VISIBLE_DEVICES; of all GPUs if it is None."""
         latest = self.latest

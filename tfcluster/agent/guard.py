@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from tfcluster.agent import proc
 from tfcluster.agent.proc import OPEN_FILES
-from tfcluster.agent.signals import adopt_orphans
+from tfcluster.agent.signals import adopt_orphans, end_words
 from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.process_title import set_title
 
@@ -136,8 +136,10 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
         return os.WEXITSTATUS(status)
     killed = sweep(run)
     clear_away(run)
+    when = "" if os.WIFSIGNALED(status) else " before it had cleaned up"
     sys.stderr.write(
-        f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
+        f"tfcluster: the agent {end_words(status)}{when}; "
+        f"{len(killed)} processes were killed\n"
     )
     return EXIT_AGENT_DIED
 
@@ -173,9 +175,3 @@ def _heard(guard_socket: socket.socket) -> tuple[str | None, bool]:
             run = line[len(_RUN) :].decode("utf-8", "surrogateescape")
         clean = clean or line == _CLEAN
     return run, clean
-
-
-def _words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"ended with exit code {os.WEXITSTATUS(status)} before it had cleaned up"

@@ -11,9 +11,8 @@ import signal
 from collections.abc import Callable
 
 from tfcluster.agent.environments import hold, maker_argv
-from tfcluster.agent.signals import send_group
+from tfcluster.agent.signals import end_words, send_group
 from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment, spawn
-from tfcluster.agent.task import signal_name
 from tfcluster.agent.tasks import RunServices
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
@@ -81,8 +80,8 @@ def shell_input(text: str) -> bytes:
     return (text + _LAST_LINE).encode("utf-8", "surrogateescape")
 
 
-def parse_answer(answer: bytes, exit_words: str) -> Captured | LineFailed:
-    """What the shell wrote; ``exit_words`` says how it ended."""
+def parse_answer(answer: bytes, exit_status: int) -> Captured | LineFailed:
+    """What the shell wrote; ``exit_status`` is as in waitpid(2)."""
     kind, _, rest = answer.partition(b"\0")
     if kind == b"failed":
         line, status, _ = rest.split(b"\0", 2)
@@ -92,7 +91,8 @@ def parse_answer(answer: bytes, exit_words: str) -> Captured | LineFailed:
         return LineFailed(None, f"were not read to their end (status {int(status)})")
     if kind != b"done" or not rest.endswith(b"\0"):
         where = "the lines" if answer else "the lines or the login profile"
-        return LineFailed(None, f"ended early: {where} ended the shell, {exit_words}")
+        words = f"{where} ended the shell, which {end_words(exit_status)}"
+        return LineFailed(None, f"ended early: {words}")
     before, after, entries = rest.split(b"\0", 2)
     env = {
         name: value
@@ -160,7 +160,7 @@ class Preparation:
             os.close(lines)
 
     def _lines_ended(self, answer: bytes, status: int) -> None:
-        match parse_answer(answer, _words(status)):
+        match parse_answer(answer, status):
             case LineFailed() as failed:
                 self._failure = failed
             case Captured(env, python):
@@ -222,8 +222,9 @@ class Preparation:
             case local.Unmade(cause):
                 self._failure = LineFailed(None, cause)
             case _:
-                words = f"the maker of the environment ended early: {_words(status)}"
-                self._failure = LineFailed(None, words)
+                words = end_words(status)
+                cause = f"the maker of the environment ended early: it {words}"
+                self._failure = LineFailed(None, cause)
 
     def _hold(self, home: str) -> None:
         try:
@@ -252,7 +253,7 @@ class Preparation:
         except SpawnError as error:
             self._shared.capture.drop(stream)
             os.close(answer)
-            self._fail(error.cause)
+            self._fail(str(error))
             return
         finally:
             os.close(write_end)
@@ -315,9 +316,3 @@ def _file(content: bytes) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return descriptor
-
-
-def _words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"killed by SIG{signal_name(os.WTERMSIG(status))}"
-    return f"exit status {os.WEXITSTATUS(status)}"

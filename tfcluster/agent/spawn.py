@@ -86,11 +86,7 @@ IGNORED_AT_START = tuple(
 
 
 class SpawnError(Exception):
-    """The program was not started."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
+    """The program was not started; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ Has no effects.
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.agent import proc
 from tfcluster.agent.events import Claims, EventSocket
 from tfcluster.agent.loop import Timer
 from tfcluster.agent.proc import ProcessEntry, Table
+from tfcluster.agent.signals import signal_name
 from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Exited
 from tfcluster.protocol.requests import Start
 
@@ -143,19 +142,3 @@ class AgentTask:
             cpu_s=round(self.cpu_s, 3),
             max_rss_bytes=self.max_rss_bytes,
         )
-
-
-def signal_number(name: str) -> int:
-    """The opposite of ``signal_name``, for names. Raises ProtocolError."""
-    try:
-        return signal.Signals[f"SIG{name}"].value
-    except KeyError:
-        raise ProtocolError(f"no signal is called {name!r}") from None
-
-
-def signal_name(signum: int) -> str:
-    """A signal's name: ``KILL``; ``RTMIN+3`` for a real-time signal without a name."""
-    try:
-        return signal.Signals(signum).name.removeprefix("SIG")
-    except ValueError:
-        return f"RTMIN+{signum - signal.SIGRTMIN}"

@@ -21,6 +21,7 @@ from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.proc import ProcessEntry
+from tfcluster.agent.signals import signal_number
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
@@ -29,7 +30,7 @@ from tfcluster.agent.spawn import (
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import ATTEMPT, TASK, AgentTask, signal_number
+from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.light_dataclasses import dataclass
@@ -105,17 +106,17 @@ class TaskTable:
 
     def start(self, request: Start) -> AgentTask | None:
         """Execute a program. Returns None after a failure, which is reported."""
-        made = self.prepare(request)
-        if made is None:
+        prepared = self.prepare(request)
+        if prepared is None:
             return None
-        task, ends = made
+        task, ends = prepared
         env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
         program = SpawnedProgram(request.argv, env, request.cwd)
         try:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
-            self.failed(task, error.cause)
+            self.failed(task, str(error))
             return None
         finally:
             ends.close()
@@ -150,7 +151,8 @@ class TaskTable:
         stream = task.stream
         self._tasks[stream] = task
         self._layers.starts(task)
-        again = f"---- attempt {request.attempt}, {_utc_now()} ----"
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        again = f"---- attempt {request.attempt}, {now} ----"
         self._shared.capture.add(
             stream,
             read_end,
@@ -163,8 +165,8 @@ class TaskTable:
     def begun(self, task: AgentTask, pid: int) -> None:
         """Note that the task's process exists, as a child of ours."""
         self._shared.deaths.watch(pid)
-        known = proc.read(pid)
-        task.process = known or ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
+        gone = ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
+        task.process = proc.read(pid) or gone
         self._usage.begin()
         start_time = task.process.start_time
         started = messages.Started(*task.key, pid=pid, start_time=start_time)
@@ -254,10 +256,10 @@ class TaskTable:
         def say(event: Frame) -> None:
             if event["type"] == "exchanged":
                 task.exchanged = True
-            elif event["type"] == "server":
-                self._guard_server(task, event)
-            else:
+            elif event["type"] != "server":
                 reports.send_event(messages.Event(*task.key, event=event))
+            elif isinstance(port := event.get("port"), int):
+                self.on_server(task, port)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
@@ -272,11 +274,6 @@ class TaskTable:
             began=loop.now(),
         )
         return task
-
-    def _guard_server(self, task: AgentTask, event: Frame) -> None:
-        port = event.get("port")
-        if isinstance(port, int):
-            self.on_server(task, port)
 
     def _report(self, task: AgentTask) -> None:
         if not task.reported:
@@ -309,7 +306,3 @@ def swept(
     """The message, with the names of at most twenty processes."""
     names = [str(process) for process in processes][:_SHOWN_PROCESSES]
     return messages.Swept(len(processes), tuple(names), task, attempt)
-
-
-def _utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

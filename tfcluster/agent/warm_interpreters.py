@@ -1,6 +1,6 @@
 """Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
-TaskTable outlive them: the death of an interpreter only fails the forks it still owes.
+Tasks outlive them: the death of an interpreter only fails the forks it still owes.
 Knows the protocol of these interpreters, but not what they import.
 """
 
@@ -17,7 +17,7 @@ from functools import partial
 
 from tfcluster.agent.children import Children
 from tfcluster.agent.events import EVENT_BYTES
-from tfcluster.agent.signals import send_group
+from tfcluster.agent.signals import end_words, send_group
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
@@ -25,7 +25,7 @@ from tfcluster.agent.spawn import (
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import AgentTask, signal_name
+from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, RunServices, TaskTable
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import local, messages
@@ -115,7 +115,7 @@ class WarmInterpreters:
         try:
             interpreter = self._spawn(request)
         except SpawnError as error:
-            self._cold(request.key, error.cause, [])
+            self._cold(request.key, str(error), [])
             return
         self._interpreters[request.key] = interpreter
         self._tasks.foreign.add(interpreter.pid)
@@ -158,10 +158,10 @@ class WarmInterpreters:
     def fork(self, request: Start) -> None:
         """Fork a task once the imports are done. A failure is reported."""
         interpreter = self._interpreters.get(request.warm or "")
-        made = self._tasks.prepare(request)
-        if made is None:
+        prepared = self._tasks.prepare(request)
+        if prepared is None:
             return
-        task, ends = made
+        task, ends = prepared
         if interpreter is None or not interpreter.alive:
             ends.close()
             gone = "has ended" if interpreter else "was never started"
@@ -188,7 +188,7 @@ class WarmInterpreters:
                 self._close(interpreter)
                 self._tasks.foreign.discard(pid)
                 self._shared.capture.drain(interpreter.stream)
-                self._fail_all(interpreter, _words(status))
+                self._fail_all(interpreter, end_words(status))
                 return True
         return False
 
@@ -201,7 +201,7 @@ class WarmInterpreters:
             if not interpreter.closed:
                 self._cold(
                     interpreter.request.key,
-                    interpreter.unfit or _words(interpreter.status),
+                    interpreter.unfit or end_words(interpreter.status),
                     tail,
                     unfit=interpreter.unfit is not None,
                     wrapper=interpreter.blames_wrapper,
@@ -290,7 +290,7 @@ class WarmInterpreters:
             return False
         try:
             for line in interpreter.lines.feed(data):
-                self._take(interpreter, local.decode_of_interpreter(parse(line)))
+                self._obey(interpreter, local.decode_of_interpreter(parse(line)))
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
             self._shared.reports.send(messages.Note(note))
@@ -304,8 +304,8 @@ class WarmInterpreters:
         if interpreter.status is None:  # otherwise the pid may have been reused
             send_group(interpreter.pid, signal.SIGKILL)
 
-    def _take(self, interpreter: _Interpreter, said: local.OfInterpreter) -> None:
-        match said:
+    def _obey(self, interpreter: _Interpreter, answer: local.OfInterpreter) -> None:
+        match answer:
             case local.Ready():
                 self._ready(interpreter)
             case local.Unfit(cause):
@@ -371,9 +371,3 @@ class WarmInterpreters:
             self._shared.reports.send(messages.Note(text))
         cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
         self._shared.reports.send(cold)
-
-
-def _words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was killed by SIG{signal_name(os.WTERMSIG(status))}"
-    return f"ended with exit code {os.WEXITSTATUS(status)}"
