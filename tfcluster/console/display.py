@@ -83,6 +83,12 @@ class Style:
     def yellow(self, text: str) -> str:
         return self._paint(text, _YELLOW)
 
+    def by_state(self, state: object, text: str) -> str:
+        """``text`` in the colour of a state of a run or task."""
+        if str(state) in ("failed", "lost"):
+            return self.red(text)
+        return self.green(text) if str(state) == "succeeded" else text
+
     def _paint(self, text: str, colour: int) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self.colours and text else text
 
@@ -102,10 +108,7 @@ def style_of(
     """
     if colours is None:
         colours = is_terminal(stream, environ) and not environ.get("NO_COLOR")
-    return Style(
-        colours=colours,
-        width=max(map(len, tasks), default=0),
-    )
+    return Style(colours=colours, width=max(map(len, tasks), default=0))
 
 
 def is_terminal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tfcluster.agent.file_names import ENVIRONMENT, NEVER, is_excluded
 from tfcluster.errors import ConfigError, Problem, ResourceError
 from tfcluster.record.files import open_private
 
@@ -86,17 +87,6 @@ def _remove(folder: Path) -> None:
 
 MOST_BYTES = 2 << 30
 MOST_FILES = 50_000
-_SKIPPED = {
-    ".git",
-    ".hg",
-    ".mypy_cache",
-    ".pytest_cache",
-    ".ruff_cache",
-    ".svn",
-    ".tox",
-    "__pycache__",
-    "node_modules",
-}
 
 
 def require_small(folder: Path) -> None:
@@ -154,11 +144,11 @@ def _skipped(root: str, names: list[str]) -> set[str]:
     return {
         name
         for name in names
-        if name in _SKIPPED or name.startswith(PREFIX) or _special(Path(root, name))
+        if is_excluded(name, (*NEVER, f"{PREFIX}*")) or _special(Path(root, name))
     }
 
 
 def _special(path: Path) -> bool:
     if path.is_symlink() or path.is_file():
         return False
-    return not path.is_dir() or (path / "pyvenv.cfg").exists()
+    return not path.is_dir() or (path / ENVIRONMENT).exists()

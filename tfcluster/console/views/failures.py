@@ -156,7 +156,7 @@ def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
         if row < 0:
             return style.dim(cell)
         if column == 2:
-            return _coloured(shown[row], cell, style)
+            return style.by_state(shown[row].state, cell)
         return style.red(cell) if column == 4 else cell
 
     lines = table(rows, ("task", "host", "end", "time", ""), right=(3,), paint=paint)
@@ -189,12 +189,6 @@ def _end(task: TaskView) -> str:
     if task.state is TaskState.FAILED and fate:
         return f"{task.state}, {fate}"
     return task.state_words
-
-
-def _coloured(task: TaskView, cell: str, style: Style) -> str:
-    if task.state in (TaskState.FAILED, TaskState.LOST):
-        return style.red(cell)
-    return style.green(cell) if task.state is TaskState.SUCCEEDED else cell
 
 
 def _by_state(tasks: list[TaskView]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from tfcluster.console.text import byte_size, clock, duration, table, times
 from tfcluster.console.views.failures import failure, how_it_ended
 from tfcluster.console.views.results import result_summary
 from tfcluster.record.run_status import FitView, RunView, ServingView, TaskView
-from tfcluster.states import RunState, TaskState
+from tfcluster.states import RunState
 
 _LOSS = "loss"
 
@@ -41,18 +41,8 @@ def _of(part: int, whole: int | None) -> str:
 
 
 _HEADER = (
-    "task",
-    "state",
-    "host",
-    "pid",
-    "epoch",
-    "step",
-    "steps/s",
-    "loss",
-    "waiting",
-    "left",
-    "end",
-    "",
+    *("task", "state", "host", "pid", "epoch", "step", "steps/s", "loss", "waiting"),
+    *("left", "end", ""),
 )
 _NUMBERS = range(3, 10)
 _STATE = 1
@@ -86,11 +76,7 @@ def state_words(view: RunView, now_s: float, style: Style) -> str:
     if view.unknown_since_s is not None:
         seen = clock_time(view.unknown_since_s, now_s)
         return style.yellow(f"unknown since {seen}") + f" (was {view.state})"
-    word = str(view.state)
-    if view.state in (RunState.FAILED, RunState.LOST):
-        word = style.red(word)
-    elif view.state is RunState.SUCCEEDED:
-        word = style.green(word)
+    word = style.by_state(view.state, str(view.state))
     if view.exit_code is not None and view.state is not RunState.SUCCEEDED:
         word += f" (exit code {view.exit_code})"
     return word
@@ -147,12 +133,8 @@ def _tasks(view: RunView, style: Style) -> list[str]:
     def paint(row: int, column: int, cell: str) -> str:
         if row < 0:
             return style.dim(cell)
-        if column != _STATE:
-            return cell
         state = view.tasks[row].state
-        if state in (TaskState.FAILED, TaskState.LOST):
-            return style.red(cell)
-        return style.green(cell) if state is TaskState.SUCCEEDED else cell
+        return style.by_state(state, cell) if column == _STATE else cell
 
     return table(rows, _HEADER, right=_NUMBERS, paint=paint)
 
