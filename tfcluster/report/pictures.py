@@ -18,8 +18,9 @@ _MOST_ROWS = 40
 _MOST_LINES = 64
 _MOST_EPOCHS = 50
 _ENOUGH_WAITING = 0.05
-_PHASES = {"starting": 4, "running": 0, "stopping": 6}
 _ENDS = {"failed": 7, "lost": 7, "succeeded": 2, "stopped": 6}
+_STATES = {"starting": 4, "running": 0, "stopping": 6, **_ENDS}
+"""The colours of states, and of running until an end."""
 _VALIDATION = "val_"
 
 
@@ -54,7 +55,7 @@ def timeline(history: History) -> ET.Element | None:
                     row=rows[span.task],
                     start=span.start_s - began_s,
                     end=span.end_s - began_s,
-                    colour={**_PHASES, **_ENDS}[state],
+                    colour=_STATES[state],
                 )
             )
     svg = charts.timeline(
@@ -65,11 +66,9 @@ def timeline(history: History) -> ET.Element | None:
         alt=f"When {plural(len(shown), 'task')} started, ran and ended; "
         "the numbers are in the table below",
     )
-    words = {**dict.fromkeys(_PHASES), **dict.fromkeys(_ENDS)}
-    names = {"running": "running", **{s: f"ran, and {s}" for s in _ENDS}}
     keys = [
-        PictureKey(names.get(s, s), {**_PHASES, **_ENDS}[s], block=True)
-        for s in words
+        PictureKey(f"ran, and {s}" if s in _ENDS else s, colour, block=True)
+        for s, colour in _STATES.items()
         if s in used
     ]
     more = len(tasks) - len(shown)
@@ -149,9 +148,9 @@ def metric(history: History, name: str) -> ET.Element:
 def over_time(
     history: History,
     title: str,
-    y: str,
     value: Callable[[Sample], float | None],
     *,
+    y: str = "",
     text: Callable[[float], str] | None = None,
 ) -> ET.Element | None:
     """A value of each task over time, if any task has it."""

@@ -45,10 +45,10 @@ class Difference:
     kind: str
     """learning_rate | weight | state | slot | logs | run | course | file | printed"""
     name: str
-    alone: float | None
+    alone: float | None = None
     """The value of the element that differs most, or of the loss or metric."""
-    ranks: float | None
-    relative: float | None
+    ranks: float | None = None
+    relative: float | None = None
     """The difference, relative to the largest value of the array."""
     of_noise: float | None = None
     """The difference, divided by the noise of one process."""
@@ -196,14 +196,8 @@ class _Comparing:
             else:
                 if kind == "slot":
                     continue  # the array is on a ps
-                return Difference(
-                    step=step,
-                    kind="course",
-                    name=f"{_KINDS[kind]} {name} exists only alone",
-                    alone=None,
-                    ranks=None,
-                    relative=None,
-                )
+                text = f"{_KINDS[kind]} {name} exists only alone"
+                return Difference(step=step, kind="course", name=text)
             relative, at = array_difference(mine[index], array, floors.get(kind, 0.0))
             size = int(mine[index].size)
             part = self._of_noise(kind, (one.of, index), step, relative, size)
@@ -235,7 +229,6 @@ class _Comparing:
                     name=f"{words} exists only {where}",
                     alone=mine,
                     ranks=theirs,
-                    relative=None,
                 )
             relative = _relative(mine, theirs)
             kind = "run" if one.kind == "run" else "logs"
@@ -265,9 +258,7 @@ def _other_course(
         return f"model {event.of} reported {event.kind}"
 
     name = f"alone {words(one)}, but on the ranks {words(other)},"
-    return Difference(
-        step=steps, kind="course", name=name, alone=None, ranks=None, relative=None
-    )
+    return Difference(step=steps, kind="course", name=name)
 
 
 def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:

@@ -286,6 +286,4 @@ def _unit(number: str) -> float:
 
 
 def _output(kind: str, name: str) -> Difference:
-    return Difference(
-        step=-1, kind=kind, name=name, alone=None, ranks=None, relative=None
-    )
+    return Difference(step=-1, kind=kind, name=name)
