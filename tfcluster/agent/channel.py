@@ -19,8 +19,6 @@ from tfcluster.protocol.requests import Request
 from tfcluster.protocol.wire import Decoder, WireError
 
 _EVENT_QUEUE_BYTES = 4 << 20  # beyond that, events of tasks are dropped
-
-
 _READ_BYTES = 256 << 10
 
 

@@ -22,8 +22,6 @@ from tfcluster.protocol.frames import encode, type_of
 from tfcluster.protocol.wire import Frame, LineBuffer, WireError, parse
 
 EVENT_BYTES = 256 << 10
-
-
 _READ_BYTES = 64 << 10
 _LAST_READS = 64
 

@@ -30,12 +30,9 @@ EXIT_LEASE_ENDED = 10
 EXIT_FAULT = 11
 EXIT_AGENT_DIED = 12
 EXIT_TERMINATED = 143
-
-
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 AWAITED = (*FORWARDED, signal.SIGCHLD)
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
-
 _RUN = b"run "
 _CLEAN = b"clean"
 

@@ -36,8 +36,6 @@ _DRAIN_S = 2.0  # how long output may still arrive after the exit
 _QUIET_S = 0.2  # a pipe that is silent for this long after the exit is drained
 _LOG_RETRY_S = 2.0
 _LOG_CHECK_S = 1.0
-
-
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from tfcluster import peer_filter
 from tfcluster.agent import tcp_sockets
+from tfcluster.agent.channel import Channel
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import listeners
@@ -28,7 +29,6 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tfcluster.agent.tasks import Reports
     from tfcluster.peer_filter import Network
 
 _POLL_S = 0.2  # for how long strangers may reach a server that was just started
@@ -36,8 +36,6 @@ _POLL_SLOW_S = 1.0  # once each task's server is guarded
 _POLL_SHARE = 0.02  # the largest share of the agent's time that polling may take
 _FRESH_S = 3.0  # for how long after a change more listeners may follow
 _ACCEPT_RETRY_S = 0.5
-
-
 _SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
 
 
@@ -152,10 +150,10 @@ class PortGuard:
     """Polls as long as there is a task that has a server, or may have one."""
 
     def __init__(
-        self, loop: Loop, reports: Reports, tree: Callable[[AgentTask], set[int]]
+        self, loop: Loop, channel: Channel, tree: Callable[[AgentTask], set[int]]
     ) -> None:
         self._loop = loop
-        self._reports = reports
+        self._channel = channel
         self._tree = tree
         self._watches: list[_Watch] = []
         self._timer: Timer | None = None
@@ -260,7 +258,7 @@ class PortGuard:
             f"warning: port {port} of {task.name} is open to any client, because "
             f"connections to it cannot be filtered: {why} (see SECURITY.md)"
         )
-        self._reports.send(Note(text))
+        self._channel.send(Note(text))
 
 
 def _cut_strangers(watch: _Watch, found: Iterator[socket.socket]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfcluster.agent.environments import hold, maker_argv
 from tfcluster.agent.signals import end_words, send_group
@@ -66,18 +66,8 @@ class Captured:
 class LineFailed:
     """A line failed; ``line`` counts from 1, or is None if it is unknown."""
 
-    line: int | None
     cause: str
-
-
-def shell_argv(lines: int, answer: int) -> tuple[str, ...]:
-    """The login shell's command; the arguments are descriptors that it inherits."""
-    return ("bash", "--login", "-c", _DRIVER, "tfcluster", str(lines), str(answer))
-
-
-def shell_input(text: str) -> bytes:
-    """The content of the file with the lines."""
-    return (text + _LAST_LINE).encode("utf-8", "surrogateescape")
+    line: int | None = None
 
 
 def parse_answer(answer: bytes, exit_status: int) -> Captured | LineFailed:
@@ -85,14 +75,14 @@ def parse_answer(answer: bytes, exit_status: int) -> Captured | LineFailed:
     kind, _, rest = answer.partition(b"\0")
     if kind == b"failed":
         line, status, _ = rest.split(b"\0", 2)
-        return LineFailed(int(line), f"failed with exit status {int(status)}")
+        return LineFailed(f"failed with exit status {int(status)}", int(line))
     if kind == b"unread":
         status = rest.partition(b"\0")[0]
-        return LineFailed(None, f"were not read to their end (status {int(status)})")
+        return LineFailed(f"were not read to their end (status {int(status)})")
     if kind != b"done" or not rest.endswith(b"\0"):
         where = "the lines" if answer else "the lines or the login profile"
         words = f"{where} ended the shell, which {end_words(exit_status)}"
-        return LineFailed(None, f"ended early: {words}")
+        return LineFailed(f"ended early: {words}")
     before, after, entries = rest.split(b"\0", 2)
     env = {
         name: value
@@ -142,7 +132,7 @@ class Preparation:
     def start(self, request: Prepare) -> None:
         """Begin; `prepared` or `unprepared` is reported at the end."""
         if self._request is not None:
-            self._fail("a second 'prepare'")
+            self._fail(LineFailed("a second 'prepare'"))
             return
         self._request = request
         self._run_lines(request)
@@ -152,8 +142,10 @@ class Preparation:
         if request.setup is None:
             self._make_environment()
             return
-        lines, answer = _file(shell_input(request.setup)), _file(b"")
-        argv = shell_argv(lines, answer)
+        text = request.setup + _LAST_LINE
+        lines, answer = _file(text.encode("utf-8", "surrogateescape")), _file(b"")
+        words = ("tfcluster", str(lines), str(answer))
+        argv = ("bash", "--login", "-c", _DRIVER, *words)
         try:
             self._spawn(request, argv, answer, lines, self._lines_ended)
         finally:
@@ -194,7 +186,7 @@ class Preparation:
         """Report news, or at least that the maker is still at work."""
         if self._step is not step or step.status is not None or step.closed:
             return
-        self._shared.reports.send(messages.Making(None))
+        self._shared.channel.send(messages.Making(None))
         self._tell(os.pread(step.answer, _MAX_ANSWER_BYTES, 0))
         self._shared.loop.later(_LOOK_S, lambda: self._look(step))
 
@@ -210,7 +202,7 @@ class Preparation:
             due = each is last and now - self._told >= _LINE_S
             if isinstance(each, local.Say) or (isinstance(each, local.Line) and due):
                 self._told = now
-                self._shared.reports.send(messages.Making(each.text))
+                self._shared.channel.send(messages.Making(each.text))
 
     def _environment_ended(self, answer: bytes, status: int) -> None:
         self._tell(answer)
@@ -220,21 +212,21 @@ class Preparation:
                 self._environment = python
                 self._hold(home)
             case local.Unmade(cause):
-                self._failure = LineFailed(None, cause)
+                self._failure = LineFailed(cause)
             case _:
                 words = end_words(status)
                 cause = f"the maker of the environment ended early: it {words}"
-                self._failure = LineFailed(None, cause)
+                self._failure = LineFailed(cause)
 
     def _hold(self, home: str) -> None:
         try:
             self._held = hold(home)
         except OSError as error:
-            self._failure = LineFailed(None, f"{home}: {error.strerror}")
+            self._failure = LineFailed(f"{home}: {error.strerror}")
             return
         if self._held is None:
             cause = f"{home} is being removed at this moment: launch again"
-            self._failure = LineFailed(None, cause)
+            self._failure = LineFailed(cause)
 
     def _spawn(
         self,
@@ -253,7 +245,7 @@ class Preparation:
         except SpawnError as error:
             self._shared.capture.drop(stream)
             os.close(answer)
-            self._fail(str(error))
+            self._fail(LineFailed(str(error)))
             return
         finally:
             os.close(write_end)
@@ -283,19 +275,16 @@ class Preparation:
         if step.closed:
             return
         if self._failure is not None:
-            self._tell_failure(self._failure, tuple(tail))
+            self._fail(self._failure, tail)
         elif self._next is not None:
             self._next()
 
     def _done(self) -> None:
-        self._shared.reports.send(messages.Prepared(self._python, self._environment))
+        self._shared.channel.send(messages.Prepared(self._python, self._environment))
 
-    def _fail(self, cause: str) -> None:
-        self._tell_failure(LineFailed(None, cause), ())
-
-    def _tell_failure(self, failed: LineFailed, tail: tuple[str, ...]) -> None:
-        message = messages.Unprepared(failed.cause, failed.line, self._of, tail)
-        self._shared.reports.send(message)
+    def _fail(self, failed: LineFailed, tail: Sequence[str] = ()) -> None:
+        message = messages.Unprepared(failed.cause, failed.line, self._of, tuple(tail))
+        self._shared.channel.send(message)
 
     def close(self) -> None:
         """End the processes that still run; their answers are no longer needed."""

@@ -41,8 +41,6 @@ _LOOKS = 500  # entries of a folder that are looked at between other work
 _ROWS = 1_000  # per frame; a path has at most 4096 bytes, mostly far fewer
 _ROW_BYTES = 512 << 10
 _SHOWN = 100  # refused files that are named; the rest is only counted
-
-
 OUTSIDE = "it is a link that leads out of the working directory"
 NO_FILE = "it is not a regular file"
 SHORTER = "it became shorter while it was sent"

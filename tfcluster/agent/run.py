@@ -58,7 +58,7 @@ class AgentRun:
         deaths = Deaths()
         shared = RunServices(
             loop=loop,
-            reports=channel,
+            channel=channel,
             capture=self.capture,
             base=dict(environment(os.environb, marks)),
             streams=itertools.count(),

@@ -21,8 +21,6 @@ from tfcluster.agent.signals import send
 SWEEP_S = 5.0  # after that, processes that survive SIGKILL are reported
 _SWEEP_INTERVAL_S = 0.02
 _GUARD_SWEEP_S = 5.0
-
-
 RUN = "TFCLUSTER_RUN"
 AGENT = "TFCLUSTER_AGENT"
 

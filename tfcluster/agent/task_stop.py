@@ -18,8 +18,6 @@ from tfcluster.agent.task import AgentTask, members
 
 _SETTLE_S = 0.1  # helpers that end within this time after their task are not leftovers
 _LEFTOVER_TERM_S = 1.0
-
-
 _LOOK_S = 0.1
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
+from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Deaths, Ended, OomCounter
 from tfcluster.agent.events import ADDRESS, Claims, EventSocket, listen
 from tfcluster.agent.layers import LayerRemover
@@ -38,22 +39,8 @@ from tfcluster.protocol import messages
 from tfcluster.protocol.requests import Start, Stop
 from tfcluster.protocol.wire import Frame
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Reports(Protocol):
-        """Sends frames; the channel does."""
-
-        def send(self, message: messages.Message) -> None: ...
-
-        def send_event(self, message: messages.Message) -> None: ...
-
-
 CLOSE_LOOK_S = 0.02
 _EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
-
-
 _EVENTS = "TFCLUSTER_EVENTS"
 _SHOWN_PROCESSES = 20
 
@@ -63,7 +50,7 @@ class RunServices:
     """What all tasks of an agent have in common."""
 
     loop: Loop
-    reports: Reports
+    channel: Channel
     capture: OutputCapture
     base: dict[bytes, bytes]  # the environment of all processes, with the run's marks
     streams: Iterator[int]  # numbers for the capture
@@ -94,11 +81,11 @@ class TaskTable:
         self.on_server: Callable[[AgentTask, int], None] = lambda task, port: None
         self._layers = LayerRemover(
             shared.loop.post,
-            lambda text: shared.reports.send(messages.Note(text)),
+            lambda text: shared.channel.send(messages.Note(text)),
             self._tasks.values,
         )
         self._usage = UsageReports(
-            shared.loop, self._running, shared.reports.send_event, shared.base
+            shared.loop, self._running, shared.channel.send_event, shared.base
         )
         self._stopping = Stopping(
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
@@ -170,7 +157,7 @@ class TaskTable:
         self._usage.begin()
         start_time = task.process.start_time
         started = messages.Started(*task.key, pid=pid, start_time=start_time)
-        self._shared.reports.send(started)
+        self._shared.channel.send(started)
         self._stopping.begun(task)
 
     def failed(self, task: AgentTask, cause: str) -> None:
@@ -184,7 +171,7 @@ class TaskTable:
     def refuse(self, request: Start, cause: str) -> None:
         """Report that a task is not started."""
         failed = messages.Failed(request.task, request.attempt, cause)
-        self._shared.reports.send(failed)
+        self._shared.channel.send(failed)
 
     def ended(self, child: Ended) -> bool:
         """Note that a child was reaped; returns whether it was a task's process."""
@@ -251,19 +238,19 @@ class TaskTable:
         events: socket.socket,
         listener: socket.socket,
     ) -> AgentTask:
-        loop, reports = self._shared.loop, self._shared.reports
+        loop, channel = self._shared.loop, self._shared.channel
 
         def say(event: Frame) -> None:
             if event["type"] == "exchanged":
                 task.exchanged = True
             elif event["type"] != "server":
-                reports.send_event(messages.Event(*task.key, event=event))
+                channel.send_event(messages.Event(*task.key, event=event))
             elif isinstance(port := event.get("port"), int):
                 self.on_server(task, port)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
-            reports.send(messages.Note(text))
+            channel.send(messages.Note(text))
 
         task = AgentTask(
             request=request,
@@ -278,14 +265,14 @@ class TaskTable:
     def _report(self, task: AgentTask) -> None:
         if not task.reported:
             task.reported = True
-            self._shared.reports.send(task.outcome(self._shared.loop.now()))
+            self._shared.channel.send(task.outcome(self._shared.loop.now()))
             self._forget(task)
 
     def _settled(self, task: AgentTask) -> None:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
-            self._shared.reports.send(swept(task.leftovers.values(), *task.key))
-        self._shared.reports.send(messages.Settled(*task.key))
+            self._shared.channel.send(swept(task.leftovers.values(), *task.key))
+        self._shared.channel.send(messages.Settled(*task.key))
         self._layers.settled(task)
         self._forget(task)
 
@@ -295,7 +282,7 @@ class TaskTable:
             self._tasks.pop(task.stream, None)
 
     def _unkillable(self, left: list[ProcessEntry]) -> None:
-        self._shared.reports.send(messages.Unkillable(tuple(p.pid for p in left)))
+        self._shared.channel.send(messages.Unkillable(tuple(p.pid for p in left)))
 
 
 def swept(

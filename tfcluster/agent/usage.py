@@ -20,8 +20,6 @@ _FIRST_S = 1.0  # between two measurements of what tasks use, at first
 _MAX_S = 10.0  # and later
 _LOOKS = 300  # measurements; after twice as many, the interval doubles, and so on
 _COST_SHARE = 0.005  # of one CPU
-
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -293,7 +293,7 @@ class WarmInterpreters:
                 self._obey(interpreter, local.decode_of_interpreter(parse(line)))
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
-            self._shared.reports.send(messages.Note(note))
+            self._shared.channel.send(messages.Note(note))
             self._kill(interpreter)
             self._close(interpreter)
             return False
@@ -330,7 +330,7 @@ class WarmInterpreters:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
             key = interpreter.request.key
-            self._shared.reports.send(messages.Warmed(key, seconds))
+            self._shared.channel.send(messages.Warmed(key, seconds))
             self._write(interpreter)
 
     def _begun(self, task: AgentTask, pid: int) -> None:
@@ -368,6 +368,6 @@ class WarmInterpreters:
             why = tail[-1] if tail else "its wrapper does not permit forks"
             why = why.removeprefix("tfcluster: ")
             text = f"tasks are started one by one, which takes longer: {why}"
-            self._shared.reports.send(messages.Note(text))
+            self._shared.channel.send(messages.Note(text))
         cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
-        self._shared.reports.send(cold)
+        self._shared.channel.send(cold)

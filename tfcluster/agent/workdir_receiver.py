@@ -29,8 +29,6 @@ from tfcluster.protocol.wire import WireError, loads
 _PART_BYTES = 256 << 10
 _WINDOW_BYTES = 1 << 20  # of file contents, requested at a time
 _STALE_S = 3600.0  # the age at which a killed agent's incomplete files are removed
-
-
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"
 """Results that were returned to the launcher's folder, and count as known there."""
