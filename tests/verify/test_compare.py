@@ -22,7 +22,7 @@ from tfcluster.verify.noise import (
     tolerance,
 )
 from tfcluster.verify.outputs import Outputs, compare_outputs
-from tfcluster.verify.recorded import Devices, Recorded, read
+from tfcluster.verify.recorded import Recorded, read
 from tfcluster.verify.verdict import failure
 
 TOLERANCE = 1e-5
@@ -251,7 +251,7 @@ def test_how_graphs_combine_gradients(tmp_path: Path) -> None:
 
 def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
     def run(unit: float = 2.0**-24, **devices: Any) -> Recorded:
-        return Recorded(events=(), devices=Devices(**devices), unit=unit)
+        return Recorded(events=(), unit=unit, **devices)
 
     cpu, gpu, tf32 = run(), run(gpus=1), run(gpus=2, tf32=True)
     # TensorFlow says so on machines without a GPU, too.
@@ -263,7 +263,7 @@ def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
     notes = [{"kind": "devices", "gpus": 2, "tf32": True}]
     notes += [{"kind": "rounding", "unit": unit} for unit in (2.0**-24, 2.0**-11)]
     found = read(recording(tmp_path / "a", [*notes, weights(1)]))
-    assert (found.devices, found.unit) == (tf32.devices, 2.0**-11)
+    assert (found.gpus, found.tf32, found.unit) == (tf32.gpus, tf32.tf32, 2.0**-11)
 
 
 def test_operations_are_deterministic_on_gpus() -> None:

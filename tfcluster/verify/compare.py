@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.verify.noise import Noise
-from tfcluster.verify.recorded import Recorded, RecordedEvent, RecordedRun
+from tfcluster.verify.recorded import Recorded, RecordedEvent
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -151,7 +151,7 @@ class _Comparing:
         return None
 
     def _fetched(
-        self, alone: Sequence[RecordedRun], ranks: Sequence[RecordedRun]
+        self, alone: Sequence[RecordedEvent], ranks: Sequence[RecordedEvent]
     ) -> Difference | None:
         """The first difference in what sessions returned, as far as both runs went.
 
@@ -159,7 +159,7 @@ class _Comparing:
         although all weights are equal.
         """
         for one, other in zip(alone, ranks, strict=False):
-            found = self._logs(one.event, other.event, one.after_steps)
+            found = self._logs(one, other, one.after_steps)
             if found is not None:
                 return found
         return None

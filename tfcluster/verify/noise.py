@@ -94,11 +94,11 @@ def tolerance(given: float | None, alone: Recorded, ranks: Recorded) -> Toleranc
     if given is not None:
         return Tolerance(given, "as given with --tolerance", given=True)
     unit = max(alone.unit, ranks.unit)
-    if any(run.devices.gpus and run.devices.tf32 for run in (alone, ranks)):
+    if any(run.gpus and run.tf32 for run in (alone, ranks)):
         unit = max(unit, _TF32)
     if unit > _FLOAT32:
         return Tolerance(2 * unit, "twice the rounding error of the coarsest numbers")
-    if max(alone.devices.gpus, ranks.devices.gpus) > 0:
+    if max(alone.gpus, ranks.gpus) > 0:
         return Tolerance(
             ON_GPUS,
             "TensorFlow sees a GPU: smaller batches may get other kernels, and atomic "
