@@ -30,7 +30,7 @@ from tfcluster.record.events import (
     read_events,
     text,
 )
-from tfcluster.record.files import open_private, write_all
+from tfcluster.record.files import open_private, replace_file, write_all
 from tfcluster.record.paths import RunPaths
 
 SAMPLE, EPOCH, EXCHANGES = "sample", "epoch", "exchanges"
@@ -278,14 +278,7 @@ class MetricsWriter:
 
     def _thin(self) -> None:
         kept = thinned(events.read_events(self._path), self._most)
-        beside = self._path.with_name(f".{self._path.name}.new")
-        beside.unlink(missing_ok=True)
-        descriptor = open_private(beside, os.O_WRONLY | os.O_EXCL)
-        try:
-            write_all(descriptor, b"".join(map(events.encode, kept)))
-        finally:
-            os.close(descriptor)
-        beside.replace(self._path)
+        replace_file(self._path, b"".join(map(events.encode, kept)), durable=False)
         before, self._lengths = self._lengths, Counter(map(series_of, kept))
         if any(
             series[0] == SAMPLE and self._lengths[series] < length
