@@ -151,7 +151,7 @@ class WorkdirReceiver:
 
     def _take(self, transfer: _Transfer, part: requests.Part) -> None:
         transfer.write(part)
-        self._ask(taking)
+        self._ask(transfer)
 
     def _ask(self, transfer: _Transfer) -> None:
         if parts := transfer.wanted():

@@ -21,7 +21,7 @@ _HOST_STARTED = {"ready", "failed", "lost", "closed"}
 
 def launcher_items(events: Events, now_us: int) -> list[Item]:
     """The states of the run, failures, and the launcher's messages."""
-    states = [("starting", _began_us(events))] if events else []
+    states = [("starting", _us(events[0], "started"))] if events else []
     items: list[Item] = []
     for event in events:
         at_us = _us(event)
@@ -134,10 +134,6 @@ def _is_start(event: Mapping[str, Any]) -> bool:
 def _attempt(event: Mapping[str, Any]) -> int:
     attempt = event.get("attempt")
     return attempt if isinstance(attempt, int) else 0
-
-
-def _began_us(events: Events) -> int:
-    return _us(events[0], "started")
 
 
 def _us(event: Mapping[str, Any], key: str = "t") -> int:
