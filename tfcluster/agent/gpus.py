@@ -28,9 +28,9 @@ def gpus(
 
     Finds no GPU in containers that lack the driver's folder.
     """
-    given = environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return tuple(word.strip() for word in given.split(",") if word.strip())
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(word.strip() for word in visible.split(",") if word.strip())
     try:
         count = len(os.listdir(folder))
     except OSError:
@@ -78,8 +78,8 @@ class GpuUsage:
         pause = threading.Event()
         try:
             nvml = _Nvml(self._library)
-            while (found := nvml.read()) is not None:
-                self.latest = found
+            while (usage := nvml.read()) is not None:
+                self.latest = usage
                 pause.wait(_INTERVAL_S)
         except (OSError, AttributeError):
             self.latest = []  # no library, or an old one that lacks a function

@@ -33,10 +33,10 @@ def source_towards(address: str) -> str | None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
-            found = str(probe.getsockname()[0])
+            source = str(probe.getsockname()[0])
     except OSError:
         return None
-    return None if _is_local(found) else found
+    return None if _is_local(source) else source
 
 
 def local_addresses() -> list[str]:
@@ -50,38 +50,38 @@ def local_addresses() -> list[str]:
         v6 = text_of(f"{PROC}/net/if_inet6")
     except OSError:
         v6 = ""
-    found = ipv4_addresses(trie)
-    names = interfaces(found, routes)
-    found.sort(key=lambda a: names.get(a, "").startswith(_VIRTUAL))
-    return found + ipv6_addresses(v6)
+    addresses = ipv4_addresses(trie)
+    names = interfaces(addresses, routes)
+    addresses.sort(key=lambda a: names.get(a, "").startswith(_VIRTUAL))
+    return addresses + ipv6_addresses(v6)
 
 
 def ipv4_addresses(trie: str) -> list[str]:
     """Addresses in ``/proc/net/fib_trie``: leaves ``|-- A`` above ``host LOCAL``."""
-    found: list[str] = []
+    addresses: list[str] = []
     leaf = ""
     for line in trie.splitlines():
         words = line.split()
         if words[:1] == ["|--"]:
             leaf = words[1]
-        elif "host LOCAL" in line and leaf not in found and not _is_local(leaf):
-            found.append(leaf)
-    return found
+        elif "host LOCAL" in line and leaf not in addresses and not _is_local(leaf):
+            addresses.append(leaf)
+    return addresses
 
 
 def ipv6_addresses(table: str) -> list[str]:
     """Global addresses in ``/proc/net/if_inet6``: hex digits, ..., scope, ..., name."""
-    found = []
+    addresses = []
     for line in table.splitlines():
         words = line.split()
         if len(words) == 6 and words[3] == "00" and not words[5].startswith(_VIRTUAL):
-            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0])))
-    return found
+            addresses.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[0])))
+    return addresses
 
 
 def interfaces(addresses: list[str], routes: str) -> dict[str, str]:
     """Address -> interface, by the networks in ``/proc/net/route``."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for line in routes.splitlines()[1:]:
         words = line.split()
         if len(words) < 8 or words[7] == "00000000":
@@ -89,8 +89,8 @@ def interfaces(addresses: list[str], routes: str) -> dict[str, str]:
         network, mask = _number(words[1]), _number(words[7])
         for address in addresses:
             if _packed(address) & mask == network:
-                found.setdefault(address, words[0])
-    return found
+                names.setdefault(address, words[0])
+    return names
 
 
 def _number(text: str) -> int:
@@ -123,12 +123,12 @@ _SYSCTL = "/proc/sys/net/ipv4"
 
 def parse_reserved(text: str) -> set[int]:
     """Parse ip_local_reserved_ports: ``8080,9148-9150``."""
-    found: set[int] = set()
+    ports: set[int] = set()
     for part in text.split(","):
         low, _, high = part.strip().partition("-")
         if low:
-            found.update(range(int(low), int(high or low) + 1))
-    return found
+            ports.update(range(int(low), int(high or low) + 1))
+    return ports
 
 
 def candidates(ephemeral: tuple[int, int], reserved: set[int]) -> list[int]:
@@ -168,23 +168,23 @@ class Ports:
         self, count: int, low: int | None, high: int | None
     ) -> tuple[list[int], str | None]:
         """Hold ``count`` ports. Returns those held, and a cause if there are fewer."""
-        given = low is not None and high is not None
-        wanted = range(low or 0, (high or 0) + 1) if given else _default_ports()
-        found: list[int] = []
+        limited = low is not None and high is not None
+        wanted = range(low or 0, (high or 0) + 1) if limited else _default_ports()
+        held: list[int] = []
         cause: str | None = None
         for port in shuffled(list(wanted)):
-            if len(found) == count:
+            if len(held) == count:
                 break
             try:
                 if port not in self._held and self._bind(port):
-                    found.append(port)
+                    held.append(port)
             except OSError as error:
                 cause = error.strerror
                 break
-        if len(found) < count and cause is None:
-            where = f"between {low} and {high}" if given else "on this host"
-            cause = f"only {len(found)} of {count} ports {where} are free"
-        return found, cause
+        if len(held) < count and cause is None:
+            where = f"between {low} and {high}" if limited else "on this host"
+            cause = f"only {len(held)} of {count} ports {where} are free"
+        return held, cause
 
     def _bind(self, port: int) -> bool:
         """Whether the port could be bound. Raises OSError for other problems."""

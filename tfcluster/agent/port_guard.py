@@ -211,9 +211,9 @@ class PortGuard:
         now_s = self._loop.now()
         for watch in list(self._watches):
             fresh = now_s - watch.changed_s < _FRESH_S
-            found = by_port.get(watch.port, set())
-            if found != watch.listeners or (found and fresh):
-                self._guard(watch, found, now_s)
+            inodes = by_port.get(watch.port, set())
+            if inodes != watch.listeners or (inodes and fresh):
+                self._guard(watch, inodes, now_s)
         # A program may start a server at any time. Once it has one, it hardly ever
         # starts another one.
         quiet = all(

@@ -170,15 +170,15 @@ class Preparation:
             self._done()
             return
         wanted = request.environment
-        found = self._python is not None and not wanted.configured
-        python = (str(self._python),) if found else wanted.python
-        given = _file(encode(local.Make(wanted, python, request.cwd)))
+        changed = self._python is not None and not wanted.configured
+        python = (str(self._python),) if changed else wanted.python
+        task = _file(encode(local.Make(wanted, python, request.cwd)))
         answer = _file(b"")
         try:
-            argv = maker_argv(given, answer)
-            self._spawn(request, argv, answer, given, self._environment_ended)
+            argv = maker_argv(task, answer)
+            self._spawn(request, argv, answer, task, self._environment_ended)
         finally:
-            os.close(given)
+            os.close(task)
         if self._step is not None:
             self._look(self._step)
 

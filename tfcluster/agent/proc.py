@@ -82,24 +82,24 @@ def family(
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.ppid, []).append(process.pid)
-    found: set[int] = set()
+    members: set[int] = set()
     todo = [pid for pid in roots if pid in table]
     todo += [p.pid for p in table.values() if p.session in sessions]
     while todo:
         pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in members:
+            members.add(pid)
             todo += children.get(pid, ())
-    return found
+    return members
 
 
 def ancestors(table: Table, pid: int) -> set[int]:
     """The process and all its ancestors."""
-    found: set[int] = set()
-    while pid in table and pid not in found:
-        found.add(pid)
+    members: set[int] = set()
+    while pid in table and pid not in members:
+        members.add(pid)
         pid = table[pid].ppid
-    return found
+    return members
 
 
 def text_of(path: str) -> str:
@@ -137,11 +137,11 @@ def catches(pid: int, signum: int) -> bool:
 
 def snapshot() -> dict[int, ProcessEntry]:
     """All visible processes, by pid."""
-    found: dict[int, ProcessEntry] = {}
+    table: dict[int, ProcessEntry] = {}
     for name in os.listdir(PROC):
         if name.isdecimal() and (process := read(int(name))) is not None:
-            found[process.pid] = process
-    return found
+            table[process.pid] = process
+    return table
 
 
 def uid_of(pid: int) -> int | None:
@@ -166,12 +166,12 @@ def environ(pid: int) -> dict[str, str]:
 
 def descriptors(pid: int) -> set[str]:
     """The targets of a process's descriptors: ``socket:[INODE]`` or a path."""
-    found: set[str] = set()
+    targets: set[str] = set()
     with suppress(*_GONE):
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
             with suppress(*_GONE):
-                found.add(os.readlink(entry.path))
-    return found
+                targets.add(os.readlink(entry.path))
+    return targets
 
 
 def network() -> str:

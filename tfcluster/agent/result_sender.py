@@ -131,15 +131,15 @@ class ResultSender:
         if self._closed or self._listing is not listing:
             return
         try:
-            found = next(folders, None)
+            results = next(folders, None)
         except OSError as error:
             name = os.fsdecode(error.filename or b"a folder")
             cause = f"{name} cannot be read: {error.strerror}"
             self._send(messages.Unlisted(listing.number, cause))
             return
-        if found is None:
+        if results is None:
             listing.end()
-        elif listing.add(found):
+        elif listing.add(results):
             self._show_life(listing.number)
             self._post(lambda: self._walk(listing, folders))
 
@@ -296,7 +296,7 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
     while folders:
         below = folders.pop()
         inner: list[bytes] = []
-        found: list[Found] = []
+        results: list[Found] = []
         seen = 0
         try:
             with os.scandir(os.path.join(root, below)) as entries:
@@ -318,13 +318,13 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
                 if not os.path.exists(os.path.join(entry.path, raw(ENVIRONMENT))):
                     inner.append(path)
             elif is_wanted(text, patterns):
-                found += _found(root, path, text)
+                results += _found(root, path, text)
             seen += 1
             if seen % _LOOKS == 0:
-                yield found
-                found = []
+                yield results
+                results = []
         folders += reversed(inner)
-        yield found
+        yield results
 
 
 def _found(root: bytes, path: bytes, text: str) -> list[Found]:

@@ -31,30 +31,30 @@ Changes = Mapping[str, str | None]
 
 def adapted(base: Mapping[bytes, bytes], changes: Changes) -> dict[str, str | None]:
     """``changes`` of the environment ``base``, with what follows from both."""
-    found = dict(changes)
+    adapted_changes = dict(changes)
 
     def value(name: str) -> str:
-        if name in found:
-            return found[name] or ""
+        if name in adapted_changes:
+            return adapted_changes[name] or ""
         return os.fsdecode(base.get(raw(name), b""))
 
     threads = value(INTRA_OP_THREADS)
     if threads and not value(_THREADS):
-        found[_THREADS] = threads
+        adapted_changes[_THREADS] = threads
     proxies = (*_PROXIES, *map(str.upper, _PROXIES))
     if not any(map(value, proxies)):
-        return found
+        return adapted_changes
     # TensorFlow's servers use gRPC, which would ask the proxy for the other tasks.
-    hosts = [*_hosts(found.get("TF_CONFIG")), *_OWN]
+    hosts = [*_hosts(adapted_changes.get("TF_CONFIG")), *_OWN]
     listed = value(_ALL) or value(_UPPER)
     everything = listed.strip() == "*"
     if value(_GRPC) or everything:  # gRPC prefers it, and knows no '*'
-        found[_GRPC] = _with(value(_GRPC), hosts)
+        adapted_changes[_GRPC] = _with(value(_GRPC), hosts)
     if not everything:
-        found[_ALL] = _with(listed, hosts)
+        adapted_changes[_ALL] = _with(listed, hosts)
         if value(_UPPER):
-            found[_UPPER] = _with(value(_UPPER), hosts)
-    return found
+            adapted_changes[_UPPER] = _with(value(_UPPER), hosts)
+    return adapted_changes
 
 
 def _with(listed: str, hosts: Iterable[str]) -> str:
@@ -113,12 +113,14 @@ def with_folders_first(
     base: Environment, changes: Mapping[str, str | None], folders: Mapping[str, str]
 ) -> dict[str, str | None]:
     """``changes``, with a folder prepended to each of these search path variables."""
-    found = dict(changes)
+    changed = dict(changes)
     for name, folder in folders.items():
-        before = found[name] if name in found else os.fsdecode(base.get(raw(name), b""))
+        before = (
+            changed[name] if name in changed else os.fsdecode(base.get(raw(name), b""))
+        )
         # No empty entry: it would stand for the working directory.
-        found[name] = f"{folder}{os.pathsep}{before}" if before else folder
-    return found
+        changed[name] = f"{folder}{os.pathsep}{before}" if before else folder
+    return changed
 
 
 def spawn(

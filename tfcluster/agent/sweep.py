@@ -50,17 +50,17 @@ def belongings(
     own agent is dead. Never ``agent`` itself or its ancestors."""
     spared = proc.ancestors(table, agent)
     descendants = proc.family(table, [agent])
-    found = []
+    belonging = []
     for process in table.values():
         if process.dead or process.pid in spared:
             continue
         if process.pid in descendants:
-            found.append(process)
+            belonging.append(process)
         elif run:
             mark = _mark(process, run, environ)
             if mark is not None and not supervised(mark, table, but=agent):
-                found.append(process)
-    return found
+                belonging.append(process)
+    return belonging
 
 
 def other_agents_remain(table: Table, run: str, agent: int) -> bool:

@@ -61,10 +61,10 @@ def members(
             identity.output in descriptors(pid)
         ):
             roots.add(pid)
-    found = proc.family(table, roots, leader)
+    processes = proc.family(table, roots, leader)
     return [
         table[pid]
-        for pid in found & descendants - of_other_tasks
+        for pid in processes & descendants - of_other_tasks
         if not table[pid].dead
     ]
 

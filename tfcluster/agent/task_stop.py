@@ -132,11 +132,11 @@ class Stopping:
         return True
 
     def _send_to_handlers(self, tree: Iterable[ProcessEntry], signum: int) -> bool:
-        found = [each for each in tree if proc.catches(each.pid, signum)]
-        for process in found:
+        handling = [each for each in tree if proc.catches(each.pid, signum)]
+        for process in handling:
             send(process, signum)
             send(process, signal.SIGCONT)
-        return bool(found)
+        return bool(handling)
 
     def _kill_in(self, task: AgentTask, delay_s: float) -> None:
         at = self._loop.now() + delay_s
@@ -154,10 +154,10 @@ class Stopping:
 
         def find() -> list[ProcessEntry]:
             # A leader that has ended but has not been reaped yet counts as gone.
-            found = self._members(task)
+            alive = self._members(task)
             if task.status is not None:
-                task.leftovers.update({p.pid: p for p in found})
-            return found
+                task.leftovers.update({p.pid: p for p in alive})
+            return alive
 
         def done(_killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
             if left:

@@ -47,9 +47,9 @@ def listeners() -> list[Listener]:
             socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
         ) as link:
             return [
-                found
+                listener
                 for family in (socket.AF_INET, socket.AF_INET6)
-                for found in _asked(link, family)
+                for listener in _asked(link, family)
             ]
     except OSError:
         return from_proc()
@@ -57,11 +57,11 @@ def listeners() -> list[Listener]:
 
 def from_proc() -> list[Listener]:
     """All listening TCP sockets, from /proc."""
-    found: list[Listener] = []
+    rows: list[Listener] = []
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"{PROC}/net/{name}") as lines:
-            found += parse(lines)
-    return found
+            rows += parse(lines)
+    return rows
 
 
 def parse(lines: Iterable[str]) -> Iterator[Listener]:
@@ -111,7 +111,7 @@ class Descriptor:
 
 def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
     """The sockets that these processes have open."""
-    found: list[Descriptor] = []
+    sockets: list[Descriptor] = []
     for pid in pids:
         folder = f"{PROC}/{pid}/fd"
         try:
@@ -125,8 +125,8 @@ def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
                 continue  # closed in the meantime
             if target.startswith(_SOCKET):
                 inode = int(target.removeprefix(_SOCKET).rstrip("]"))
-                found.append(Descriptor(pid, int(name), inode))
-    return found
+                sockets.append(Descriptor(pid, int(name), inode))
+    return sockets
 
 
 def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
@@ -154,7 +154,7 @@ def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
         else:
             copy, code = -1, ctypes.get_errno()
         if copy >= 0:
-            with socket.socket(fileno=copy) as found:
-                yield found
+            with socket.socket(fileno=copy) as duplicate:
+                yield duplicate
         elif code not in (errno.EBADF, errno.ESRCH):
             raise OSError(code, os.strerror(code))

@@ -80,8 +80,8 @@ class UsageReports:
         """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""
         if _VISIBLE in task.request.env:
             return task.request.env[_VISIBLE]
-        found = self._base.get(_VISIBLE.encode())
-        return None if found is None else os.fsdecode(found)
+        inherited = self._base.get(_VISIBLE.encode())
+        return None if inherited is None else os.fsdecode(inherited)
 
 
 def interval_s(looks: int, cost_s: float) -> float:

@@ -87,10 +87,12 @@ class LineFolding:
         self._recent.move_to_end(line)
         if len(self._recent) > _REMEMBERED:
             self._recent.popitem(last=False)
-        found = [waiting for waiting in self._waiting.values() if line in waiting]
-        for waiting in found:
+        waiting_ranks = [
+            waiting for waiting in self._waiting.values() if line in waiting
+        ]
+        for waiting in waiting_ranks:
             del waiting[line]
-        return len(found)
+        return len(waiting_ranks)
 
 
 def _place(task: str) -> tuple[int, int]:

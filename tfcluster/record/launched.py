@@ -26,9 +26,9 @@ def save_launched(paths: RunPaths, description: Description) -> None:
 
 def launched(paths: RunPaths) -> Description:
     """The Description of a run. Raises ConfigError if the record has none."""
-    found = read_json(paths.launched) or {}
+    content = read_json(paths.launched) or {}
     try:
-        description = from_plain(Description, found["description"])
+        description = from_plain(Description, content["description"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             [

@@ -101,15 +101,15 @@ def state_dir(environ: Mapping[str, str]) -> Path:
         _refuse_foreign_ways(path)  # before anything is created, and afterwards
         created = _make_folders(path)
         _refuse_foreign_ways(path)
-        found = path.stat()
-        if not created and _is_ours_and_empty(path, found):
+        status = path.stat()
+        if not created and _is_ours_and_empty(path, status):
             path.chmod(FOLDER_MODE)
-            found = path.stat()
+            status = path.stat()
     except OSError as error:
         raise ResourceError(
             f"cannot use the state folder {path}: {error.strerror}", hint=ELSEWHERE
         ) from error
-    refuse_open_folder(path, found, created=created)
+    refuse_open_folder(path, status, created=created)
     return path
 
 
@@ -256,9 +256,9 @@ def runs(state: Path) -> list[RunPaths]:
         ids = [name for name in os.listdir(state / "runs") if _RUN_ID.fullmatch(name)]  # noqa: PTH208 - names suffice
     except FileNotFoundError:
         return []
-    found = [RunPaths(state / "runs" / run) for run in ids]
+    records = [RunPaths(state / "runs" / run) for run in ids]
     crowd = Counter(_parts(run)[1] for run in ids)
-    return sorted(found, key=lambda paths: _age_key(paths, crowd), reverse=True)
+    return sorted(records, key=lambda paths: _age_key(paths, crowd), reverse=True)
 
 
 def find(state: Path, text: str | None) -> RunPaths:
@@ -266,22 +266,22 @@ def find(state: Path, text: str | None) -> RunPaths:
 
     A name means its newest run; None means the newest of all runs. Raises ConfigError.
     """
-    known = runs(state)
-    if not known:
+    records = runs(state)
+    if not records:
         raise _usage(str(state), "no runs yet", "`tfcluster launch` starts one")
     if text is None:
-        return known[0]
+        return records[0]
     for matches in (
-        [paths for paths in known if paths.run == text],
-        [paths for paths in known if paths.name == text][:1],
-        [paths for paths in known if paths.run.startswith(text)] if text else [],
+        [paths for paths in records if paths.run == text],
+        [paths for paths in records if paths.name == text][:1],
+        [paths for paths in records if paths.run.startswith(text)] if text else [],
     ):
         if len(matches) == 1:
             return matches[0]
         if matches:
             shown = _listed([paths.run for paths in matches])
             raise _usage(text, f"{len(matches)} runs begin with this", shown)
-    raise _usage(text, "no such run", _suggestion(text, known))
+    raise _usage(text, "no such run", _suggestion(text, records))
 
 
 def _parts(run: str) -> tuple[str, str]:

@@ -110,16 +110,16 @@ class Replay:
         )
 
     def _on_host(self, event: Json) -> None:
-        found = facts(HostView, event)
-        if {"host", "state"} <= found.keys():
-            view = HostView(**found | {"since_s": number(event, "t")})
+        fields = facts(HostView, event)
+        if {"host", "state"} <= fields.keys():
+            view = HostView(**fields | {"since_s": number(event, "t")})
             self._hosts[view.host] = view
 
     def _on_stage(self, event: Json) -> None:
-        known = self._hosts.get(text(event, "host") or "")
-        if known is not None and known.state == "starting":
-            self._hosts[known.host] = replace(
-                known, stage=text(event, "stage"), since_s=number(event, "t")
+        view = self._hosts.get(text(event, "host") or "")
+        if view is not None and view.state == "starting":
+            self._hosts[view.host] = replace(
+                view, stage=text(event, "stage"), since_s=number(event, "t")
             )
 
     def _on_task(self, event: Json) -> None:

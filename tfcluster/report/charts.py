@@ -180,7 +180,7 @@ def downsampled(points: Sequence[Point], most: int) -> list[Point]:
     if len(points) <= most:
         return list(points)
     width = -(-2 * len(points) // most)
-    found = []
+    kept_points = []
     for start in range(0, len(points), width):
         part = range(start, min(start + width, len(points)))
         known = [i for i in part if points[i][1] is not None]
@@ -190,8 +190,8 @@ def downsampled(points: Sequence[Point], most: int) -> list[Point]:
                 min(known, key=lambda i: points[i][1] or 0.0),
                 max(known, key=lambda i: points[i][1] or 0.0),
             }
-        found += [points[i] for i in sorted(kept)]
-    return found
+        kept_points += [points[i] for i in sorted(kept)]
+    return kept_points
 
 
 @contextmanager
@@ -232,8 +232,8 @@ def _different(low: float, high: float, text: Text) -> list[float]:
     """Places of ticks whose texts differ: fewer of them if there are few texts."""
     places: list[float] = []
     for count in range(_TICKS, 0, -1):
-        found = MaxNLocator(count, steps=_STEPS).tick_values(low, high)
-        places = [float(place) for place in found if low <= place <= high]
+        ticks = MaxNLocator(count, steps=_STEPS).tick_values(low, high)
+        places = [float(place) for place in ticks if low <= place <= high]
         if len({text(place) for place in places}) == len(places):
             return places
     return list({text(place): place for place in reversed(places)}.values())[::-1]

@@ -17,15 +17,15 @@ Content: TypeAlias = "ET.Element | str | Iterable[Content]"
 
 def element(tag: str, *content: Content, **attributes: str) -> ET.Element:
     """An element. ``class_`` is the attribute class, and ``aria_label`` aria-label."""
-    made = ET.Element(
+    node = ET.Element(
         tag,
         {
             name.rstrip("_").replace("_", "-"): _clean(value)
             for name, value in attributes.items()
         },
     )
-    _append(made, content)
-    return made
+    _append(node, content)
+    return node
 
 
 def document(title: str, style: str, policy: str, *content: Content) -> str:

@@ -120,9 +120,9 @@ def _head(history: History) -> list[Content]:
 
 def _failures(history: History) -> list[Content]:
     view = history.view
-    found: list[Content] = []
+    parts: list[Content] = []
     if first := view.first_failure:
-        found += [element("h2", "First failure"), _failure(first)]
+        parts += [element("h2", "First failure"), _failure(first)]
     if view.secondary:
         shown = view.secondary[:_MOST_SECONDARY]
         heading = "Later failures, mostly because of the first one"
@@ -138,12 +138,12 @@ def _failures(history: History) -> list[Content]:
         ]
         if len(view.secondary) > len(shown):
             content.append(element("p", f"and {len(view.secondary) - len(shown)} more"))
-        found += [element("h3", heading), *content]
+        parts += [element("h3", heading), *content]
     hosts = [host for host in view.hosts if host.cause]
     if hosts:
         items = [element("li", f"{h.host}: {h.state}: {h.cause}") for h in hosts]
-        found += [element("h3", "Hosts in trouble"), element("ul", *items)]
-    return [element("section", *found, id="failures")] if found else []
+        parts += [element("h3", "Hosts in trouble"), element("ul", *items)]
+    return [element("section", *parts, id="failures")] if parts else []
 
 
 def _failure(failure: FailureView) -> ET.Element:
@@ -235,7 +235,7 @@ def _speed(history: History) -> Section:
 
 
 def _usage(history: History) -> Section:
-    found = [
+    charts = [
         pictures.over_time(history, title, value, text=text)
         for title, value, text in (
             ("Memory", lambda s: s.rss_bytes, _size),
@@ -244,7 +244,7 @@ def _usage(history: History) -> Section:
             ("GPU memory", _gpu_bytes, _size),
         )
     ]
-    return "usage", "Memory, CPU and GPUs", _pictures(found)
+    return "usage", "Memory, CPU and GPUs", _pictures(charts)
 
 
 def _exchanges(history: History) -> Section:
@@ -336,12 +336,12 @@ def _facts(facts: Iterable[tuple[str, Content]]) -> ET.Element:
 
 
 def _most_memory(history: History) -> dict[str, int]:
-    found: dict[str, int] = {}
+    most: dict[str, int] = {}
     for sample in history.metrics.samples:
         for size in (sample.rss_bytes, sample.max_rss_bytes):
             if size is not None:
-                found[sample.task] = max(size, found.get(sample.task, 0))
-    return found
+                most[sample.task] = max(size, most.get(sample.task, 0))
+    return most
 
 
 def _busy(sample: Sample) -> float | None:

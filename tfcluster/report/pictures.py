@@ -154,7 +154,7 @@ def over_time(
     text: Callable[[float], str] | None = None,
 ) -> ET.Element | None:
     """A value of each task over time, if any task has it."""
-    found: dict[str, list[Point]] = {}
+    by_task: dict[str, list[Point]] = {}
     for task, samples in history.samples_of().items():
         points: list[Point] = []
         for before, sample in zip([None, *samples], samples, strict=False):
@@ -165,23 +165,23 @@ def over_time(
             if number is not None:
                 points.append((at, number))
         if any(point[1] is not None for point in points):
-            found[task] = points
-    if not found:
+            by_task[task] = points
+    if not by_task:
         return None
-    lines, keys = _told_apart(found)
+    lines, keys = _told_apart(by_task)
     write = text or (lambda number: f"{number:.1f}")
-    known = [v for points in found.values() for _, v in points if v is not None]
+    known = [v for points in by_task.values() for _, v in points if v is not None]
     svg = charts.line_chart(
         lines,
         x="time since the start",
         y=y,
         x_text=clock,
         y_text=text,
-        alt=f"{title} of {plural(len(found), 'task')} over the time, "
+        alt=f"{title} of {plural(len(by_task), 'task')} over the time, "
         f"between {write(min(known))} and {write(max(known))}",
     )
     rows = []
-    for task, points in found.items():
+    for task, points in by_task.items():
         numbers = [v for _, v in points if v is not None]
         last = write(numbers[-1])
         middle = write(statistics.median(numbers))

@@ -74,8 +74,8 @@ def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
     # The launcher's clock may have been set back in the meantime.
     ended_us = max(began_us, now_us if last is None else _us(last))
     keys = ("state", "exit_code", "signal", "cause", "pid")
-    known = {key: event[key] for event in events for key in keys if key in event}
-    yield Span(TASK, f"attempt {attempt}", began_us, ended_us, known)
+    args = {key: event[key] for event in events for key in keys if key in event}
+    yield Span(TASK, f"attempt {attempt}", began_us, ended_us, args)
     if attempt:
         yield Moment(TASK, f"restart: attempt {attempt}", began_us)
     states = [(str(e["state"]), _us(e)) for e in events if e.get("state") is not None]

@@ -45,7 +45,7 @@ class HostClock:
 
 def host_clocks(events: Iterable[Mapping[str, Any]]) -> dict[str, HostClock]:
     """The clocks from a record's events of type ``clock``, by host."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    measurements: dict[str, list[tuple[float, float, float]]] = {}
     for event in events:
         if event.get("type") != "clock":
             continue
@@ -53,10 +53,10 @@ def host_clocks(events: Iterable[Mapping[str, Any]]) -> dict[str, HostClock]:
         measured = tuple(event.get(key) for key in keys)
         if all(isinstance(each, float) for each in measured):
             theirs_s, offset_s, uncertainty_s = map(float, measured)  # type: ignore[arg-type]  # checked above
-            found.setdefault(str(event.get("host")), []).append(
+            measurements.setdefault(str(event.get("host")), []).append(
                 (theirs_s * 1e6, offset_s * 1e6, uncertainty_s)
             )
-    return {host: _clock(measured) for host, measured in found.items()}
+    return {host: _clock(measured) for host, measured in measurements.items()}
 
 
 def _clock(measured: list[tuple[float, float, float]]) -> HostClock:

@@ -141,13 +141,13 @@ class _Comparing:
             ):
                 return _other_course(one, other, self.steps)
             if one.kind == "step":
-                found = self._step(one, other, before.get(one.of))
+                difference = self._step(one, other, before.get(one.of))
                 before[one.of] = one
                 self.steps += 1
             else:
-                found = self._logs(one, other, self.steps)
-            if found is not None:
-                return found
+                difference = self._logs(one, other, self.steps)
+            if difference is not None:
+                return difference
         return None
 
     def _fetched(
@@ -159,9 +159,9 @@ class _Comparing:
         although all weights are equal.
         """
         for one, other in zip(alone, ranks, strict=False):
-            found = self._logs(one, other, one.after_steps)
-            if found is not None:
-                return found
+            difference = self._logs(one, other, one.after_steps)
+            if difference is not None:
+                return difference
         return None
 
     def _of_noise(
@@ -184,13 +184,13 @@ class _Comparing:
         """The first difference, in the order learning rate, weights, states, slots."""
         step = self.steps + 1
         mine, theirs = one.arrays(), other.arrays()
-        known = dict(zip(other.names, theirs, strict=True))
-        if len(known) != len(theirs):
-            known = {}  # the names are not distinct; the arrays have the same order
+        by_name = dict(zip(other.names, theirs, strict=True))
+        if len(by_name) != len(theirs):
+            by_name = {}  # the names are not distinct; the arrays have the same order
         floors = _floors(one, mine)
         for index, (kind, name) in enumerate(one.names):
-            if known and (kind, name) in known:
-                array = known[kind, name]
+            if by_name and (kind, name) in by_name:
+                array = by_name[kind, name]
             elif index < len(theirs) and other.names[index][0] == kind:
                 array = theirs[index]
             else:

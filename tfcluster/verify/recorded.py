@@ -42,8 +42,8 @@ class RecordedEvent:
 
         if self.file is None:
             return []
-        with np.load(self.file, allow_pickle=False) as found:
-            return [found[f"arr_{index}"] for index in range(len(self.names))]
+        with np.load(self.file, allow_pickle=False) as arrays:
+            return [arrays[f"arr_{index}"] for index in range(len(self.names))]
 
 
 @dataclass(frozen=True, slots=True)

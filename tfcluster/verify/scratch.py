@@ -59,8 +59,8 @@ def remove_abandoned() -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_if_abandoned(folder: Path) -> None:

@@ -24,42 +24,42 @@ def verdict_lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
     comparison = verdict.comparison
     ranks = f"{verdict.size} rank{'s' if verdict.size > 1 else ''}"
     if (failed := verdict.failed_alone) is not None:
-        said = "not compared: the program fails in one process"
-        return [f"{said}: {failed.reason}", *_indented(failed.tail)]
+        text = "not compared: the program fails in one process"
+        return [f"{text}: {failed.reason}", *_indented(failed.tail)]
     if (failed := verdict.failed_on_ranks) is not None:
-        said = "refused" if failed.refused else "not compared: the program fails"
+        text = "refused" if failed.refused else "not compared: the program fails"
         task = f"{failed.task}: " if failed.task and not failed.refused else ""
         hint = [f"  hint: {failed.hint}"] if failed.hint else []
-        reason = f"{said} on {ranks}: {task}{failed.reason}"
+        reason = f"{text} on {ranks}: {task}{failed.reason}"
         return [reason, *hint, *_indented(failed.tail)]
     if comparison is None:
         return []
     also = [f"not compared: {what}" for what in verdict.not_compared]
     if comparison.steps == 0 and verdict.first is None:
-        said = f"no training step was recorded, alone or on {ranks}"
+        text = f"no training step was recorded, alone or on {ranks}"
         if verdict.complete:
-            said += "; what the program wrote and printed is equal"
-        return [said, *also]
+            text += "; what the program wrote and printed is equal"
+        return [text, *also]
     steps = f"{comparison.steps} step{'s' if comparison.steps != 1 else ''}"
     end = ", to the end of the program" if verdict.complete else ""
     with_what = f"({ranks}, {verdict.strategy})"
     if verdict.first is None:
         part = _part(comparison.of_noise, verdict)
-        found = [f"equal, {part} after {steps}{end} {with_what}"]
+        shown = [f"equal, {part} after {steps}{end} {with_what}"]
     else:
         part = ""
         if verdict.first.of_noise is not None:
             part = f", {_part(verdict.first.of_noise, verdict)}"
-        found = [
+        shown = [
             f"different{part} {with_what}: {verdict.first.words()}",
             *(f"  cause: {cause}" for cause in verdict.causes),
         ]
     if verdict.by_chance is not None:
-        found.append(f"  another run may differ: {verdict.by_chance}")
+        shown.append(f"  another run may differ: {verdict.by_chance}")
     if verdict.baseline:
-        found.append(f"compared with {verdict.baseline}")
+        shown.append(f"compared with {verdict.baseline}")
     if brief:
-        return [*found, *also]
+        return [*shown, *also]
     rows = [
         (
             _KINDS[each.kind],
@@ -72,11 +72,11 @@ def verdict_lines(verdict: Verdict, *, brief: bool = False) -> list[str]:
     if rows:
         of_what = "of the tolerance" if _is_given(verdict) else "of the noise"
         header = ("compared", "values", "largest difference", of_what)
-        found += ["", *table(rows, header, right=(1, 2, 3))]
+        shown += ["", *table(rows, header, right=(1, 2, 3))]
     if (tolerance := verdict.tolerance) is not None:
         least = "" if tolerance.given else "the noise is at least "
-        found += ["", f"{least}{tolerance.value:.0e}: {tolerance.why}"]
-    return [*found, *also]
+        shown += ["", f"{least}{tolerance.value:.0e}: {tolerance.why}"]
+    return [*shown, *also]
 
 
 def _indented(tail: tuple[str, ...]) -> list[str]:
@@ -126,29 +126,29 @@ def explanation_lines(answer: Mapping[str, Any], *, brief: bool = False) -> list
         )
         for each in divisible
     ]
-    found = [f"On {answer['ranks']} ranks:", ""]
-    found += table(rows, header, right=(1, 2, 3, 4))
+    shown = [f"On {answer['ranks']} ranks:", ""]
+    shown += table(rows, header, right=(1, 2, 3, 4))
     if not rows:
-        found = [f"On {answer['ranks']} ranks, nothing is divided."]
+        shown = [f"On {answer['ranks']} ranks, nothing is divided."]
     if answer["mostly_whole"]:
-        found += ["", f"warning: {answer['mostly_whole']}"]
+        shown += ["", f"warning: {answer['mostly_whole']}"]
     if brief:
-        return found
-    found += [
+        return shown
+    shown += [
         f"{each['name']} is computed whole: no batch was found that has at least as "
         "many rows as there are ranks"
         for each in divisible
         if each["rows"] is None and not answer["mostly_whole"]
     ]
     for each in divisible:
-        found += _exchanged(each) + _whole(each)
+        shown += _exchanged(each) + _whole(each)
     failed = [each for each in others if each["error"]]
     for each in failed:
-        found += ["", f"{each['name']} is computed whole: {each['error']}"]
+        shown += ["", f"{each['name']} is computed whole: {each['error']}"]
     without = sorted({each["name"] for each in others if not each["error"]})
     if without:
-        found += ["", f"Without a batch, computed by every rank: {', '.join(without)}"]
-    return found
+        shown += ["", f"Without a batch, computed by every rank: {', '.join(without)}"]
+    return shown
 
 
 def _exchanged(function: Function) -> list[str]:

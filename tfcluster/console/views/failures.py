@@ -47,8 +47,8 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
         lines.append(f"  log: {sanitise_word(first.log)}")
     failed = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
     # In the order of the plan: tasks fail in any order, and ranges are easier to read.
-    known = [each.host for each in view.hosts if each.host in failed]
-    hosts = {host: failed[host] for host in dict.fromkeys([*known, *failed])}
+    planned = [each.host for each in view.hosts if each.host in failed]
+    hosts = {host: failed[host] for host in dict.fromkeys([*planned, *failed])}
     lines += fold_errors(hosts, style)[:_HOSTS]
     if len(hosts) > _HOSTS:
         lines.append(style.dim(f"{len(hosts):,} hosts failed in total"))
@@ -66,9 +66,9 @@ def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> li
     In the order of hosts; lines after a host's first line are indented.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
-    for host, said in errors.items():
+    for host, lines in errors.items():
         # Messages that differ only in the host's own name are equal.
-        text = tuple(_without(host, sanitise_word(line)) for line in said)
+        text = tuple(_without(host, sanitise_word(line)) for line in lines)
         alike.setdefault(text, []).append(host)
     folded = []
     for text, hosts in alike.items():
@@ -87,8 +87,8 @@ def _headline(failure: FailureView, who_else: str) -> str:
         where = f" on {sanitise_word(failure.host)}"
     cause = sanitise_word(failure.cause)
     fate = how_it_ended(failure.exit_code, failure.signal)
-    known = not fate or fate.removeprefix("exit ") in cause
-    remarks = ", ".join(each for each in ("" if known else fate, who_else) if each)
+    mentioned = not fate or fate.removeprefix("exit ") in cause
+    remarks = ", ".join(each for each in ("" if mentioned else fate, who_else) if each)
     return f"{who}{where}: {cause}" + (f" ({remarks})" if remarks else "")
 
 
@@ -192,7 +192,7 @@ def _end(task: TaskView) -> str:
 
 
 def _by_state(tasks: list[TaskView]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for task in tasks:
-        found.setdefault(task.state_words, []).append(sanitise_word(task.task))
-    return found
+        names.setdefault(task.state_words, []).append(sanitise_word(task.task))
+    return names

@@ -52,8 +52,8 @@ def plan(
         title = f"environment of {_word(requirements.get('file'))}, made on each host "
         title += "that lacks it; its Python runs the tasks"
         lines += _section(title, _packages(requirements), style)
-    if known := _transport(document.get("transport")):
-        lines += _section("transport between ranks", [known], style)
+    if transport := _transport(document.get("transport")):
+        lines += _section("transport between ranks", [transport], style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
@@ -176,8 +176,8 @@ def _own(task: Json, shared: frozenset[str]) -> Iterator[str]:
     """The settings that only this task has."""
     env = task.get("env") or {}
     own = {key: value for key, value in env.items() if key not in shared}
-    if said := _assignments(own):
-        yield "env  " + " ".join(said)
+    if assignments := _assignments(own):
+        yield "env  " + " ".join(assignments)
     if filters := task.get("device_filters"):
         yield "sees only  " + " ".join(map(_word, filters))
 

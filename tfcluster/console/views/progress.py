@@ -21,22 +21,22 @@ def starting(view: RunView, now_s: float) -> str:
     hosts = [host for host in view.hosts if host.state in ("pending", "starting")]
     if hosts and not any(_is_up(task) or task.phase for task in view.tasks):
         groups = _by_age((_host_doing(h), h.since_s, h.host) for h in hosts)
-        said = "; ".join(
+        doing_now = "; ".join(
             f"{sanitise_word(fold(names))} {_since(doing, since_s, now_s)}"
             for doing, since_s, names in groups[:_NAMED]
         )
         counted = plural(len(view.hosts), "host")
-        return f"waiting for {len(hosts):,} of {counted}: {said}" + _more(groups)
+        return f"waiting for {len(hosts):,} of {counted}: {doing_now}" + _more(groups)
     tasks = [task for task in view.tasks if not _is_up(task)]
     if not tasks:
         return "starting"
     groups = _by_age((_doing(task), task.since_s, task.task) for task in tasks)
-    said = "; ".join(
+    doing_now = "; ".join(
         f"{sanitise_word(fold_tasks(names))} {_since(doing, since_s, now_s)}"
         for doing, since_s, names in groups[:_NAMED]
     )
     counted = plural(len(view.tasks), "task")
-    return f"waiting for {len(tasks):,} of {counted}: {said}" + _more(groups)
+    return f"waiting for {len(tasks):,} of {counted}: {doing_now}" + _more(groups)
 
 
 def running(view: RunView, now_s: float) -> str:
@@ -149,8 +149,8 @@ def _by_age(
 
 
 def _since(doing: str, since_s: float | None, now_s: float) -> str:
-    said = sanitise_word(doing)
-    return said if since_s is None else f"{said}, {max(0, int(now_s - since_s))} s"
+    words = sanitise_word(doing)
+    return words if since_s is None else f"{words}, {max(0, int(now_s - since_s))} s"
 
 
 def _more(groups: Sequence[object]) -> str:

@@ -109,11 +109,11 @@ def _chain(view: RunView) -> list[str]:
 def _troubles(view: RunView) -> list[str]:
     """Reasons and notes that the first failure does not mention, each once."""
     first = view.first_failure
-    said = [first.cause] if first else []
+    causes = [first.cause] if first else []
     lines = []
-    if view.reason and view.reason not in said:
+    if view.reason and view.reason not in causes:
         lines.append(f"reason: {sanitise_word(view.reason)}")
-        said.append(view.reason)
+        causes.append(view.reason)
     failed = {each.host for each in (first, *view.secondary) if each and not each.task}
     lines += [
         sanitise_word(f"host {host.host}: {host.state}: {host.cause}")
@@ -123,7 +123,7 @@ def _troubles(view: RunView) -> list[str]:
     return lines + [
         f"note: {sanitise_word(note)}"
         for note in view.notes
-        if not any(note.startswith(f"{each}:") for each in said)
+        if not any(note.startswith(f"{each}:") for each in causes)
     ]
 
 
