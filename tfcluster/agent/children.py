@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.proc import text_of
+from tfcluster.agent.proc import text_or_empty
 from tfcluster.light_dataclasses import dataclass
 
 _AT_ONCE = 4096
@@ -101,11 +101,8 @@ class OomCounter:
     """
 
     def __init__(self) -> None:
-        try:
-            cgroup = text_of("/proc/self/cgroup")
-        except OSError:
-            cgroup = ""
-        self._file = next((f for f in counter_files(cgroup) if _count(f) >= 0), None)
+        files = counter_files(text_or_empty("/proc/self/cgroup"))
+        self._file = next((file for file in files if _count(file) >= 0), None)
         self._seen = self._now()
 
     def _now(self) -> int:
@@ -120,10 +117,8 @@ class OomCounter:
 
 
 def _count(path: str) -> int:
-    try:
-        count = parse_count(text_of(path))
-    except OSError:
-        return -1
+    """The counter in the file; -1 if there is none."""
+    count = parse_count(text_or_empty(path))
     return -1 if count is None else count
 
 

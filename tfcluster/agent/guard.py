@@ -123,10 +123,7 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     # Otherwise the guard would keep the channel open after the agent closed it.
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    leave_standard_streams()
     status = _wait_for(agent)
     run, clean = _heard(guard_socket)
     if clean and os.WIFEXITED(status):
@@ -139,6 +136,14 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
         f"{len(killed)} processes were killed\n"
     )
     return EXIT_AGENT_DIED
+
+
+def leave_standard_streams() -> None:
+    """Make standard input and output those of /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _wait_for(agent: int) -> int:

@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 
-from tfcluster.agent.proc import PROC, text_of
+from tfcluster.agent.proc import PROC, text_or_empty
 
 _VIRTUAL = ("docker", "virbr", "veth", "br-", "cni", "flannel", "lxc", "tun", "tap")
 
@@ -41,19 +41,10 @@ def source_towards(address: str) -> str | None:
 
 def local_addresses() -> list[str]:
     """Every address of this host that others can use, physical interfaces first."""
-    try:
-        trie = text_of(f"{PROC}/net/fib_trie")
-        routes = text_of(f"{PROC}/net/route")
-    except OSError:
-        trie = routes = ""
-    try:
-        v6 = text_of(f"{PROC}/net/if_inet6")
-    except OSError:
-        v6 = ""
-    addresses = ipv4_addresses(trie)
-    names = interfaces(addresses, routes)
+    addresses = ipv4_addresses(text_or_empty(f"{PROC}/net/fib_trie"))
+    names = interfaces(addresses, text_or_empty(f"{PROC}/net/route"))
     addresses.sort(key=lambda a: names.get(a, "").startswith(_VIRTUAL))
-    return addresses + ipv6_addresses(v6)
+    return addresses + ipv6_addresses(text_or_empty(f"{PROC}/net/if_inet6"))
 
 
 def ipv4_addresses(trie: str) -> list[str]:
@@ -227,9 +218,7 @@ def _has_ipv6() -> bool:
 
 
 def _default_ports() -> list[int]:
-    try:
-        low, high = text_of(f"{_SYSCTL}/ip_local_port_range").split()
-        reserved = text_of(f"{_SYSCTL}/ip_local_reserved_ports")
-    except OSError:
-        low, high, reserved = "32768", "60999", ""
-    return candidates((int(low), int(high)), parse_reserved(reserved))
+    ephemeral = text_or_empty(f"{_SYSCTL}/ip_local_port_range") or "32768 60999"
+    low, high = map(int, ephemeral.split())
+    reserved = text_or_empty(f"{_SYSCTL}/ip_local_reserved_ports")
+    return candidates((low, high), parse_reserved(reserved))

@@ -107,6 +107,14 @@ def text_of(path: str) -> str:
     return _bytes_of(path).decode("utf-8", "surrogateescape")
 
 
+def text_or_empty(path: str) -> str:
+    """Like ``text_of``, but empty if the file cannot be read."""
+    try:
+        return text_of(path)
+    except OSError:
+        return ""
+
+
 def _bytes_of(path: str) -> bytes:
     # Without the calls of a file object, which are half the cost of a snapshot.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -184,10 +192,7 @@ def network() -> str:
 
 def boot_id() -> str:
     """An identifier of this boot of the machine; empty if unknown."""
-    try:
-        return text_of(f"{PROC}/sys/kernel/random/boot_id").strip()
-    except _GONE:
-        return ""
+    return text_or_empty(f"{PROC}/sys/kernel/random/boot_id").strip()
 
 
 def allow_open_files(count: int) -> None:

@@ -341,10 +341,7 @@ def _take_standard_streams() -> tuple[int, int]:
     """Move the channel's ends to other descriptors, which no child inherits, so that
     nothing that uses the standard streams can disturb the frames."""
     ends = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    guard.leave_standard_streams()
     return ends
 
 
