@@ -138,13 +138,10 @@ def bar_chart(
     height = max(1.2, 0.8 + _row_in(labels) * len(bars))
     with _axes(_WIDTH_IN, height) as (figure, axes):
         colours = [_colour(1 if i == marked else 0) for i in range(len(bars))]
-        places = list(range(len(bars)))
-        axes.barh(places, [value for _, value in bars], color=colours, height=0.7)
-        axes.set_yticks(places, labels)
-        axes.set_ylim(len(bars) - 0.4, -0.6)
+        values = [value for _, value in bars]
+        axes.barh(range(len(bars)), values, color=colours, height=0.7)
+        _name_rows(axes, labels)
         axes.set_xlim(0, most)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         axes.set_xlabel(x)
         _label(axes, x_text, None)
         return _svg(figure, alt)
@@ -165,14 +162,18 @@ def timeline(
                 edgecolors=_colour(block.colour),
                 linewidth=0.8,
             )
-        axes.set_yticks(list(range(len(rows))), labels)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+        _name_rows(axes, labels)
         axes.set_xlim(left=0)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         axes.set_xlabel(x)
         _label(axes, x_text, None)
         return _svg(figure, alt)
+
+
+def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
 
 
 def downsampled(points: Sequence[Point], most: int) -> list[Point]:

@@ -8,11 +8,10 @@ from pathlib import PurePath
 
 from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
-from tfcluster.console.text import duration, fold_tasks, table
+from tfcluster.console.text import duration, fold_tasks, is_rank, table
 from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import FailureView, RunView, TaskView
 from tfcluster.states import TaskState
-from tfcluster.vocabulary import RANKED_TYPES
 
 _TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
@@ -31,7 +30,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     first = view.first_failure
     if first is None:
         return []
-    ranks = [task.task for task in view.tasks if _is_rank(task.task)]
+    ranks = [task.task for task in view.tasks if is_rank(task.task)]
     alike = [each for each in view.secondary if _same_cause(each, first)]
     all_alike = len(ranks) > 1 and len(alike) == len(ranks) - 1
     headline = _headline(first, f"all {len(ranks):,} ranks" if all_alike else "")
@@ -99,13 +98,9 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
     return "" if exit_code is None else f"exit {exit_code}"
 
 
-def _is_rank(task: str) -> bool:
-    return task.partition(":")[0] in RANKED_TYPES
-
-
 def _same_cause(one: FailureView, first: FailureView) -> bool:
     """Whether another rank failed, too, and for the same reason."""
-    return bool(one.task) and _is_rank(one.task or "") and one.cause == first.cause
+    return bool(one.task) and is_rank(one.task or "") and one.cause == first.cause
 
 
 def _tail(lines: Sequence[str]) -> list[str]:

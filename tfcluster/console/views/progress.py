@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.console.text import clock, fold_tasks, plural
+from tfcluster.console.text import clock, fold_tasks, is_rank, plural
 from tfcluster.console.views.status import epoch_text, loss_text, step_text
 from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import HostView, RunView, TaskView
 from tfcluster.states import TaskState
-from tfcluster.vocabulary import RANKED_TYPES
 
 _NAMED = 3
 _WAIT_WORTH_NAMING = 0.05
@@ -95,11 +94,7 @@ def _phases(tasks: Iterable[TaskView]) -> str:
     """What training tasks are doing before their first step."""
     doing: dict[str, list[str]] = {}
     for task in tasks:
-        if (
-            task.task.split(":")[0] in RANKED_TYPES
-            and task.phase
-            and not task.state.final
-        ):
+        if is_rank(task.task) and task.phase and not task.state.final:
             doing.setdefault(task.phase, []).append(task.task)
     return "; ".join(
         sanitise_word(f"{fold_tasks(names)} {phase}") for phase, names in doing.items()
