@@ -49,7 +49,9 @@ _CAPTURE_CLOSE_S = 2.0
 
 def serve(guard_socket: GuardSocket) -> int:
     """Serve the launcher on standard input and output. Returns an exit code."""
-    ends = _take_standard_streams()
+    # No child inherits these, and what uses the standard streams disturbs no frame.
+    ends = os.dup(0), os.dup(1)
+    guard.leave_standard_streams()
     loop = Loop()
     backlog = ConsoleQueue()
     channel = Channel(loop, ends, backlog)
@@ -266,7 +268,11 @@ class Supervisor:
         if self._returning is not None:
             self._returning.close()
         patience_s = grace_s + 2 * SWEEP_S
-        self._await(self._tasks_over, patience_s, lambda: self._await_others(others_s))
+        self._await(
+            lambda: self._run is None or self._run.over,
+            patience_s,
+            lambda: self._await_others(others_s),
+        )
 
     def _await_others(self, others_s: float) -> None:
         run = self._opened.run if self._opened else ""
@@ -296,9 +302,6 @@ class Supervisor:
                 self._loop.later(every_s, look)
 
         look()
-
-    def _tasks_over(self) -> bool:
-        return self._run is None or self._run.over
 
     def _sweep(self) -> None:
         run = self._opened.run if self._opened else None
@@ -335,14 +338,6 @@ class Supervisor:
     def _end(self) -> None:
         self.ended = True
         self._loop.stop()
-
-
-def _take_standard_streams() -> tuple[int, int]:
-    """Move the channel's ends to other descriptors, which no child inherits, so that
-    nothing that uses the standard streams can disturb the frames."""
-    ends = os.dup(0), os.dup(1)
-    guard.leave_standard_streams()
-    return ends
 
 
 def _one_line(error: Exception) -> str:
