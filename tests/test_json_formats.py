@@ -21,8 +21,7 @@ from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Strategy
 from tfcluster.record.replay import replay
 from tfcluster.verify.compare import Comparison, Difference, Quantity
-from tfcluster.verify.verdict import TrialFailure, Verdict
-from tfcluster.verify.verdict_json import as_json
+from tfcluster.verify.verdict import TrialFailure, Verdict, as_json
 from tfcluster.vocabulary import FORMAT_VERSION
 from tools.format_tables import table, with_tables
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tfcluster.agent.addresses import (
+from tfcluster.agent.host_network import (
     interfaces,
     ipv4_addresses,
     ipv6_addresses,

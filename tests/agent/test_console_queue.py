@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.agent.console_queue import Chunk, ConsoleQueue, Source
+from tfcluster.agent.console_lines import Chunk, ConsoleQueue, Source
 
 A, B = ("a", 0), ("b", 0)
 

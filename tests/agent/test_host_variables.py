@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tfcluster.agent.host_variables import adapted
-from tfcluster.agent.os_encoding import raw
+from tfcluster.agent.file_names import raw
+from tfcluster.agent.spawn import adapted
 
 CLUSTER = {"worker": ["10.0.0.1:40000", "[fd00::2]:40000"], "ps": ["10.0.0.1:40001"]}
 CHANGES = {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {}})}

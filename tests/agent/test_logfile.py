@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tfcluster.agent.logfile import LogFile
+from tfcluster.agent.output_capture import LogFile
 
 
 def test_a_file_that_was_renamed_loses_nothing(tmp_path: Path) -> None:

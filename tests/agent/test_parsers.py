@@ -6,13 +6,13 @@ import signal
 import pytest
 
 from tfcluster.agent import proc
-from tfcluster.agent.listening_sockets import Listener, parse
-from tfcluster.agent.oom import counter_files, parse_count
-from tfcluster.agent.ports import candidates, parse_reserved, shuffled
+from tfcluster.agent.children import counter_files, parse_count
+from tfcluster.agent.host_network import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.process_membership import Identity, members
+from tfcluster.agent.signals import signal_name, signal_number
 from tfcluster.agent.sweep import belongings
-from tfcluster.agent.task import signal_name, signal_number
+from tfcluster.agent.task import Identity, members
+from tfcluster.agent.tcp_sockets import Listener, parse
 from tfcluster.protocol.frames import ProtocolError
 
 STAT = b"4711 (a) b\n (c) S 12 13 14 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 99887 1 2\n"
@@ -36,7 +36,9 @@ def table(*processes: ProcessEntry) -> dict[int, ProcessEntry]:
 
 def test_stat_of_a_name_with_parentheses_and_newlines() -> None:
     parsed = proc.parse_stat(STAT)
-    assert parsed == ProcessEntry(4711, "a) b\n (c", "S", 12, 13, 14, 99887)
+    assert parsed == ProcessEntry(
+        4711, "a) b\n (c", "S", 12, 13, 14, 99887, 8192, parsed.cpu_s
+    )
 
 
 def test_our_own_stat() -> None:

@@ -65,14 +65,14 @@ def test_the_same_python_is_not_named(tmp_path: Path) -> None:
             "exit 5",
             None,
             "ended early: the lines or the login profile ended the shell, "
-            "exit status 5",
+            "which ended with exit code 5",
             None,
         ),
         (
             "kill -9 $$",
             None,
             "ended early: the lines or the login profile ended the shell, "
-            "killed by SIGKILL",
+            "which was killed by SIGKILL",
             None,
         ),
     ],

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import Agent
-from tfcluster.agent.constants import RESULT_PIECE_BYTES
-from tfcluster.agent.workdir_patterns import is_inside, is_never, is_wanted
+from tfcluster.agent.file_names import (
+    RESULT_PIECE_BYTES,
+    is_inside,
+    is_never,
+    is_wanted,
+)
 from tfcluster.protocol.wire import Frame
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.agent.client import PYTHON, Agent
 from tests.time_limits import allow_s
-from tfcluster.agent.os_encoding import raw
+from tfcluster.agent.file_names import raw
 
 
 @pytest.fixture(scope="module")

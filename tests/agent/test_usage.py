@@ -15,7 +15,7 @@ import pytest
 from tests.agent.client import Agent
 from tests.launch.machine import eventually
 from tfcluster.agent import proc
-from tfcluster.agent.gpu_usage import GpuUsage
+from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.usage import UsageReports, interval_s
@@ -78,11 +78,11 @@ def test_nothing_is_reported_of_a_task_that_has_ended_already() -> None:
 
 def test_usage_in_proc_is_parsed() -> None:
     fields = [f"{number}" for number in range(3, 53)]
-    found = proc.parse_usage(b"7 (a) b) " + " ".join(fields).encode())
+    found = proc.parse_stat(b"7 (a) b) S " + " ".join(fields[1:]).encode())
     ticks = os.sysconf("SC_CLK_TCK")
     assert found.cpu_s == (14 + 15 + 16 + 17) / ticks
     assert found.rss_bytes == 24 * os.sysconf("SC_PAGE_SIZE")
-    assert proc.usage(2**22 + 1) is None
+    assert proc.read(2**22 + 1) is None
 
 
 def test_measuring_becomes_rarer_and_never_takes_much() -> None:
@@ -142,5 +142,6 @@ def test_without_a_driver_or_its_library_there_are_no_gpus() -> None:
     for driver in ("/nowhere", "/proc/version"):
         usage = GpuUsage(driver, "libnowhere.so.1")
         usage.start()
-        usage.join(10)
+        if usage._thread is not None:
+            usage._thread.join(10)
         assert usage.of(None) == []

@@ -24,7 +24,7 @@ import pytest
 from tests.time_limits import allow_s
 from tfcluster.console import writer_thread
 from tfcluster.console.screen import Screen
-from tfcluster.console.stream import Stream
+from tfcluster.console.writer_thread import Stream
 from tfcluster.isolated_import import PACKAGE_ROOT
 
 DEADLINE_S = 30.0

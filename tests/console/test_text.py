@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.console.style import PLAIN, Style, style_of
+from tfcluster.console.display import PLAIN, Style, style_of
 from tfcluster.console.text import (
     clock,
     cut,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,9 +11,9 @@ import pytest
 
 from tests.console.test_sanitise import HOSTILE
 from tests.time_limits import allow_s
+from tfcluster.console.display import Style
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.style import Style
-from tfcluster.console.views import failures, outcome, plan, progress, results, status
+from tfcluster.console.views import failures, plan, progress, results, status
 from tfcluster.record.replay import replay
 from tfcluster.record.run_status import (
     FailureView,
@@ -153,7 +152,7 @@ def test_what_all_ranks_failed_of_is_said_once() -> None:
     ]
     *_, last = failures.failure(_all_failed("ValueError: no", "ValueError: yes"))
     assert last == "then also failed: worker:1 (exit 1)"
-    assert outcome.outcome(view)[-1].split(None, 1) == ["ps:0", "not started"]
+    assert failures.outcome(view)[-1].split(None, 1) == ["ps:0", "not started"]
 
 
 def test_a_race_says_that_all_ranks_run_the_script() -> None:
@@ -342,7 +341,7 @@ def test_stopping_says_who_is_left() -> None:
 
 def test_the_outcome() -> None:
     assert (
-        _text(outcome.outcome(FAILED))
+        _text(failures.outcome(FAILED))
         == """\
 task      host   end                    time
 chief:0   node1  failed, exit 1   4 min 55 s
@@ -361,7 +360,7 @@ def test_the_outcome_of_very_many_tasks_is_what_went_wrong() -> None:
     first = replace(FAILED.first_failure, task="worker:1999")
     view = replace(FAILED, tasks=tuple(tasks), first_failure=first)
     assert (
-        _text(outcome.outcome(view))
+        _text(failures.outcome(view))
         == """\
 task         host  end               time
 worker:1999  h     failed, exit 3   1.0 s  <- first failure
@@ -464,10 +463,6 @@ def _planned(task: str, rank: int | None, **env: str) -> dict[str, Any]:
             "TFCLUSTER_TASK": task,
             **env,
         },
-        "tf_config": {
-            "cluster": {"worker": ["node1:auto", "node2:auto"], "ps": ["node1:auto"]},
-            "task": {"type": kind, "index": int(index)},
-        },
         "device_filters": ["/job:ps", f"/job:{kind}/task:{index}"]
         if kind != "ps"
         else [],
@@ -488,6 +483,7 @@ PLAN: dict[str, Any] = {
         _planned("worker:1", 1, CUDA_VISIBLE_DEVICES="1"),
         {**_planned("ps:0", None), "argv": ["python", "-m", "ps"], "address": None},
     ],
+    "cluster": {"worker": ["node1:auto", "node2:auto"], "ps": ["node1:auto"]},
 }
 
 
@@ -535,14 +531,6 @@ where values came from
   tasks.worker  --set
 """
     )
-
-
-def test_the_plan_is_the_same_with_the_cluster_once() -> None:
-    tasks = [{k: v for k, v in t.items() if k != "tf_config"} for t in PLAN["tasks"]]
-    cluster = PLAN["tasks"][0]["tf_config"]["cluster"]
-    assert plan.plan({**PLAN, "tasks": tasks, "cluster": cluster}) == plan.plan(PLAN)
-    text = [{**t, "tf_config": json.dumps(t["tf_config"])} for t in PLAN["tasks"]]
-    assert plan.plan({**PLAN, "tasks": text}) == plan.plan(PLAN)
 
 
 def test_tasks_of_a_type_may_differ_in_everything() -> None:
@@ -644,7 +632,7 @@ def test_no_view_lets_anything_through(evil: str) -> None:
     }
     shown = [
         *failures.failure(view),
-        *outcome.outcome(view),
+        *failures.outcome(view),
         *status.status(view, T),
         status.status_line(view, T),
         progress.starting(view, T),
@@ -665,7 +653,7 @@ def test_colours_change_nothing_but_colours() -> None:
     style = Style(colours=True)
     for plain, coloured in (
         (failures.failure(FAILED), failures.failure(FAILED, style)),
-        (outcome.outcome(FAILED), outcome.outcome(FAILED, style)),
+        (failures.outcome(FAILED), failures.outcome(FAILED, style)),
         (status.status(FAILED, T), status.status(FAILED, T, style)),
         (plan.plan(PLAN), plan.plan(PLAN, None, style)),
     ):

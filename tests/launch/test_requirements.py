@@ -234,7 +234,10 @@ def test_a_maker_that_is_killed(cluster: Cluster, home: Path) -> None:
     (maker,) = (p for p in children(agent) if "environment_maker" in command_line(p))
     os.kill(maker, signal.SIGKILL)
     assert running.end() == 4
-    assert "the maker of the environment ended early: killed by SIGKILL" in running.err
+    assert (
+        "the maker of the environment ended early: it was killed by SIGKILL"
+        in running.err
+    )
     assert_nothing_left(running)
     assert made(home) == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.agent.workdir_patterns import is_excluded
+from tfcluster.agent.file_names import is_excluded
 from tfcluster.errors import StartError
 from tfcluster.launcher import workdir_listing
 from tfcluster.launcher.workdir_listing import listing

@@ -17,7 +17,7 @@ from pathlib import Path
 from tfcluster.record.files import replace_json
 from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.writer import Writer
+from tfcluster.record.events import Writer
 paths = RunPaths(Path(sys.argv[1]))
 lock = acquire(paths)
 writer = Writer(paths)
@@ -46,7 +46,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.paths import create_run
-from tfcluster.record.writer import Writer
+from tfcluster.record.events import Writer
 for number in range(int(sys.argv[2])):
     paths = create_run(Path(sys.argv[1]), "digits", 1795169700.0 + number)
     lock = acquire(paths)
@@ -63,7 +63,7 @@ RIVAL = """
 import sys
 from pathlib import Path
 from tfcluster.errors import ActiveRunError
-from tfcluster.record.name_lock import hold_name
+from tfcluster.record.run_locks import hold_name
 print("ready", flush=True)
 sys.stdin.readline()
 try:

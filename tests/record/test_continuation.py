@@ -17,10 +17,10 @@ from tfcluster.record.continuation import (
     successor,
     was_requeued,
 )
+from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths, create_run
-from tfcluster.record.removal import remove_run
-from tfcluster.record.writer import Writer
+from tfcluster.record.run_locks import remove_run
 
 T = 1795169700.0
 

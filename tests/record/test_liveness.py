@@ -18,6 +18,7 @@ import pytest
 
 from tests.record.programs import BEGIN_RUN, WAIT, line_of, program
 from tfcluster.errors import ActiveRunError
+from tfcluster.record.events import Writer
 from tfcluster.record.liveness import (
     SILENCE_S,
     LauncherState,
@@ -32,7 +33,6 @@ from tfcluster.record.liveness import (
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.record.run_status import LauncherView, RunView, TaskView
-from tfcluster.record.writer import Writer
 from tfcluster.states import RunState, TaskState
 
 NOW_S = 1795169700.0

@@ -15,11 +15,11 @@ from tests.record.programs import MANY_SHORT_RUNS, line_of, program
 from tests.time_limits import allow_s
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.record import events
+from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
 from tfcluster.record.load_run import RunReader, read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.record.run_status import RunView
-from tfcluster.record.writer import Writer
 from tfcluster.states import RunState
 
 NOW_S = 1795169700.0
@@ -106,7 +106,7 @@ def test_importing_what_status_needs_is_instant() -> None:
     code = """
 import sys, time
 began_s = time.process_time()
-import tfcluster.record.load_run, tfcluster.record.name_lock, tfcluster.record.logs
+import tfcluster.record.load_run, tfcluster.record.run_locks, tfcluster.record.logs
 import tfcluster.console.screen, tfcluster.console.views.status
 heavy = {"psutil", "click", "yaml", "tensorflow", "numpy", "asyncio"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)

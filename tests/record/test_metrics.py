@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from tfcluster.record.metrics import metrics_of, most_of_series, read_metrics, thinned
-from tfcluster.record.metrics_writer import MetricsWriter
+from tfcluster.record.metrics import (
+    MetricsWriter,
+    metrics_of,
+    most_of_series,
+    read_metrics,
+    thinned,
+)
 from tfcluster.record.paths import RunPaths
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import ConfigError, ResourceError
+from tfcluster.record.events import Writer
 from tfcluster.record.liveness import acquire
-from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import (
     RunPaths,
     create_run,
@@ -22,7 +22,7 @@ from tfcluster.record.paths import (
     state_dir,
     valid_name,
 )
-from tfcluster.record.writer import Writer
+from tfcluster.record.run_locks import hold_name
 from tfcluster.task_id import TaskId
 
 NOON_S = 1795169700.0  # 2026-11-20 10:15:00 UTC

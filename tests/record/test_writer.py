@@ -18,11 +18,17 @@ from typing import Any
 import pytest
 
 from tests.record.programs import BEGIN_RUN, WRITE_WITHOUT_END, line_of, program
-from tfcluster.record import writer as writer_module
-from tfcluster.record.events import EventReader, decode, encode, read_ends, read_events
+from tfcluster.record import events as writer_module
+from tfcluster.record.events import (
+    EventReader,
+    Writer,
+    decode,
+    encode,
+    read_ends,
+    read_events,
+)
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths, create_run
-from tfcluster.record.writer import Writer
 
 NOW_S = 1795169700.0
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.trace.rules import Trace
-from tfcluster.trace.chrome import pieces
 from tfcluster.trace.from_record import host_items, launcher_items, task_items
-from tfcluster.trace.spans import Item, Moment, Process, Span
+from tfcluster.trace.spans import Item, Moment, Process, Span, pieces
 
 NOW_US = 100_000_000
 

@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 
 from tfcluster.model import Runtime, Strategy
-from tfcluster.verify import determinism
 from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, compare, noise_of
-from tfcluster.verify.noise import MARGIN, Noise
+from tfcluster.verify.noise import (
+    MARGIN,
+    Noise,
+    deterministic_variables,
+    is_nondeterministic,
+    tolerance,
+)
 from tfcluster.verify.outputs import Outputs, compare_outputs
-from tfcluster.verify.recorded import Devices, Recorded, read
-from tfcluster.verify.tolerance import tolerance
+from tfcluster.verify.recorded import Recorded, read
 from tfcluster.verify.verdict import failure
 
 TOLERANCE = 1e-5
@@ -247,7 +251,7 @@ def test_how_graphs_combine_gradients(tmp_path: Path) -> None:
 
 def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
     def run(unit: float = 2.0**-24, **devices: Any) -> Recorded:
-        return Recorded(events=(), devices=Devices(**devices), unit=unit)
+        return Recorded(events=(), unit=unit, **devices)
 
     cpu, gpu, tf32 = run(), run(gpus=1), run(gpus=2, tf32=True)
     # TensorFlow says so on machines without a GPU, too.
@@ -259,17 +263,17 @@ def test_the_tolerance_depends_on_the_devices(tmp_path: Path) -> None:
     notes = [{"kind": "devices", "gpus": 2, "tf32": True}]
     notes += [{"kind": "rounding", "unit": unit} for unit in (2.0**-24, 2.0**-11)]
     found = read(recording(tmp_path / "a", [*notes, weights(1)]))
-    assert (found.devices, found.unit) == (tf32.devices, 2.0**-11)
+    assert (found.gpus, found.tf32, found.unit) == (tf32.gpus, tf32.tf32, 2.0**-11)
 
 
 def test_operations_are_deterministic_on_gpus() -> None:
-    assert determinism.variables(["0"], {}) == {"TF_DETERMINISTIC_OPS": "1"}
-    assert determinism.variables([], {}) == {}
-    assert determinism.variables(["0"], {"TF_DETERMINISTIC_OPS": "0"}) == {}
-    assert determinism.prevents(
+    assert deterministic_variables(["0"], {}) == {"TF_DETERMINISTIC_OPS": "1"}
+    assert deterministic_variables([], {}) == {}
+    assert deterministic_variables(["0"], {"TF_DETERMINISTIC_OPS": "0"}) == {}
+    assert is_nondeterministic(
         "UnimplementedError: a deterministic GPU implementation is not available", ()
     )
-    assert not determinism.prevents("ValueError: no", ("Traceback",))
+    assert not is_nondeterministic("ValueError: no", ("Traceback",))
 
 
 def test_a_program_that_differs_from_itself(tmp_path: Path) -> None:

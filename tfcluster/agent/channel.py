@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from tfcluster.agent.console_queue import ConsoleQueue
-from tfcluster.agent.constants import EVENT_QUEUE_BYTES
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.loop import Loop
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.requests import Request
 from tfcluster.protocol.wire import Decoder, WireError
 
+_EVENT_QUEUE_BYTES = 4 << 20  # beyond that, events of tasks are dropped
 _READ_BYTES = 256 << 10
 
 
@@ -53,9 +53,9 @@ class Channel:
     def send_event(self, message: messages.Message) -> None:
         """Queue a task's event, or a measurement of a task.
 
-        It is dropped if more than EVENT_QUEUE_BYTES are queued.
+        It is dropped if more than _EVENT_QUEUE_BYTES are queued.
         """
-        if self._queued > EVENT_QUEUE_BYTES:
+        if self._queued > _EVENT_QUEUE_BYTES:
             self._unsaid += 1
             return
         if self._unsaid:

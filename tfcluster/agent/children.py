@@ -1,18 +1,126 @@
-"""Waits for children that have ended: tasks, warm interpreters, adopted orphans.
+"""Waits for children that have ended, in order, and finds out why they have.
 
-A warm interpreter forks tasks, and such a task may end before we learn its pid. So the
-ends of unknown children are remembered for a while. Knows no tasks.
+Children are tasks, warm interpreters and adopted orphans. A warm interpreter forks
+tasks, and such a task may end before we learn its pid. So the ends of unknown children
+are remembered for a while. Knows no tasks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import select
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import KIB
-from tfcluster.agent.death_order import Deaths
+from tfcluster.agent.proc import text_or_empty
 from tfcluster.light_dataclasses import dataclass
+
+_AT_ONCE = 4096
+
+
+class Deaths:
+    """The order in which watched children died. Does not reap them.
+
+    Children that died while the agent was not running are returned by waitid() in the
+    order in which they were started, which says nothing about who failed because of
+    whom. The ready list of an epoll instance is a queue, so it returns pidfds in the
+    order in which their processes died.
+    """
+
+    def __init__(self) -> None:
+        self._pidfds: dict[int, int] = {}  # by pid
+        self._pids: dict[int, int] = {}  # by pidfd
+        self._epoll = select.epoll()
+
+    def watch(self, pid: int) -> None:
+        """Include a child in the order from now on."""
+        # Before Linux 5.3, or without free descriptors, waitid's order must suffice.
+        with suppress(AttributeError, OSError):
+            pidfd = os.pidfd_open(pid)
+            self._pidfds[pid], self._pids[pidfd] = pidfd, pid
+            self._epoll.register(pidfd, select.EPOLLIN)
+
+    def is_watched(self, pid: int) -> bool:
+        return pid in self._pidfds
+
+    def take(self) -> list[int]:
+        """Children that died since the last call, in order; no longer watched."""
+        dead = [
+            self._pids[pidfd] for pidfd, _ in self._epoll.poll(0, maxevents=_AT_ONCE)
+        ]
+        for pid in dead:
+            self.forget(pid)
+        return dead
+
+    def forget(self, pid: int) -> None:
+        """Stop watching a child that was reaped."""
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is not None:
+            del self._pids[pidfd]
+            os.close(pidfd)  # also ends its registration
+
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def parse_count(text: str) -> int | None:
+    """N of the line ``oom_kill N``, as in memory.events and /proc/vmstat, or None."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill":
+            return int(value)
+    return None
+
+
+def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
+    """Files with the counter, narrowest group first; ``cgroup``: /proc/PID/cgroup."""
+    entries = [line.split(":", 2) for line in cgroup.splitlines()]
+    for _, controllers, path in entries:
+        if controllers == "":
+            for base in (root, f"{root}/unified"):
+                yield f"{base}/{_within(path)}memory.events"
+        elif "memory" in controllers.split(","):
+            yield f"{root}/memory/{_within(path)}memory.oom_control"
+            # In a container, the path is the one on the host, but the mount shows only
+            # the container's own groups.
+            yield f"{root}/memory/memory.oom_control"
+    yield f"{root}/memory.events"
+    yield "/proc/vmstat"
+
+
+def _within(path: str) -> str:
+    inner = path.strip("/")
+    return f"{inner}/" if inner else ""
+
+
+class OomCounter:
+    """Counts processes killed by the OOM killer in this process's control group.
+
+    It is asked when something other than the agent killed a process.
+    """
+
+    def __init__(self) -> None:
+        files = counter_files(text_or_empty("/proc/self/cgroup"))
+        self._file = next((file for file in files if _count(file) >= 0), None)
+        self._seen = self._now()
+
+    def _now(self) -> int:
+        return _count(self._file) if self._file is not None else 0
+
+    def struck(self) -> bool:
+        """Whether it has struck again; each strike is returned once."""
+        if self._now() <= self._seen:
+            return False
+        self._seen += 1
+        return True
+
+
+def _count(path: str) -> int:
+    """The counter in the file; -1 if there is none."""
+    count = parse_count(text_or_empty(path))
+    return -1 if count is None else count
+
 
 _REMEMBERED = 4096
 
@@ -90,5 +198,5 @@ def _waited_for(pid: int) -> Ended | None:
         status=status,
         start_time=process.start_time if process else 0,
         cpu_s=used.ru_utime + used.ru_stime,
-        max_rss_bytes=used.ru_maxrss * KIB,  # getrusage(2)
+        max_rss_bytes=used.ru_maxrss * 1024,  # getrusage(2)
     )

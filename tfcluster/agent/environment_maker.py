@@ -205,10 +205,10 @@ class _Maker:
         return os.path.join(where, self._files[0][0])
 
     def _facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
+        facts: dict[str, Any] = json.loads(
             self._output([*self._python, "-I", "-c", f"exec({_FACTS!r})"])
         )
-        return found
+        return facts
 
     def _output(self, argv: Sequence[str]) -> str:
         try:

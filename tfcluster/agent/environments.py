@@ -16,12 +16,6 @@ from tfcluster.light_dataclasses import dataclass
 FOLDER = "environments"
 MARKER = "tfcluster-complete.json"
 _LOCK = ".lock"
-_RUN = """\
-import sys
-sys.path.insert(0, sys.argv[1])
-from tfcluster.agent.environment_maker import main
-sys.exit(main(sys.argv[2:]))
-"""
 
 
 def folder(environ: Mapping[str, str]) -> str:
@@ -32,8 +26,11 @@ def folder(environ: Mapping[str, str]) -> str:
 
 def maker_argv(request: int, answer: int) -> tuple[str, ...]:
     """The command to make an environment; the arguments are inherited descriptors."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    return (sys.executable, "-I", "-S", "-c", _RUN, root, str(request), str(answer))
+    from tfcluster.isolated_import import module_argv  # most agents do not need it
+
+    maker = "tfcluster.agent.environment_maker"
+    words = str(request), str(answer)
+    return module_argv((sys.executable,), maker, *words, options=("-I", "-S"))
 
 
 def is_complete(home: str) -> bool:

@@ -1,21 +1,27 @@
-"""The socket between the agent and one task: events come in, requests go out.
+"""The sockets between the agent and a task: events come in, requests go out.
 
-Knows no processes. A task may write anything to it, or nothing.
+A task's command may be a script that starts Python, or a program that trains in a
+child process. So each attempt of a task also has a socket to which every process below
+the command can connect, and the first one that asks gets the task's rank. Any process
+may write anything to these sockets, or nothing.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent.constants import EVENT_BYTES
 from tfcluster.agent.loop import Loop
 from tfcluster.light_dataclasses import Struct
 from tfcluster.protocol import local
-from tfcluster.protocol.frames import encode
+from tfcluster.protocol.frames import encode, type_of
 from tfcluster.protocol.wire import Frame, LineBuffer, WireError, parse
 
+EVENT_BYTES = 256 << 10
 _READ_BYTES = 64 << 10
 _LAST_READS = 64
 
@@ -95,3 +101,113 @@ class EventSocket:
             self._loop.unwatch(self._end.fileno())
             self._end.close()
             self._on_close()
+
+
+ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
+"""The variable with the socket's name in the abstract namespace, see unix(7)."""
+
+_WAITING = 16
+_MAX_CONNECTIONS = 64
+_COMMAND_CHARS = 200
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+def listen() -> socket.socket:
+    """A listening Unix socket with a unique name. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        listener.bind(f"\0tfcluster-{os.urandom(16).hex()}")
+        listener.listen(_WAITING)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class Claims:
+    """The claims of one attempt; processes connect to ``listener``.
+
+    ``say`` is called with every event of the process that holds the rank, ``complain``
+    with a cause when a process sends something invalid.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        listener: socket.socket,
+        say: Callable[[Frame], None],
+        complain: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._listener = listener
+        self._say = say
+        self._complain = complain
+        self._connections: dict[EventSocket, int] = {}  # with their pids
+        self._holder: EventSocket | None = None
+        self._last: tuple[int, str] | None = None
+        """Pid and command of the process that holds the rank, or has held it."""
+        self._count = 0
+        self.address = listener.getsockname()[1:].decode()
+        loop.watch(self._listener.fileno(), self._accept)
+
+    def ask_stacks(self) -> None:
+        if self._holder is not None:
+            self._holder.ask_stacks()
+
+    def finish(self) -> None:
+        """Read what has arrived, and close."""
+        if self._listener.fileno() >= 0:
+            self._loop.unwatch(self._listener.fileno())
+            while self._accept():
+                pass
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.finish()
+        self._connections.clear()
+        self._holder = None
+
+    def _accept(self) -> bool:
+        """Accept a connection; returns whether there was one."""
+        try:
+            end, _ = self._listener.accept()
+        except OSError as error:
+            # ECONNABORTED: the process is already gone, but others may be waiting. Any
+            # other error: none is waiting, or too many files are open.
+            return error.errno == errno.ECONNABORTED
+        peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        pid, uid, _ = _PEER.unpack(peer)
+        if uid != os.geteuid() or len(self._connections) >= _MAX_CONNECTIONS:
+            end.close()
+            return True
+        connection = EventSocket(
+            self._loop,
+            end,
+            lambda event: self._take(connection, event),
+            self._complain,
+            on_close=lambda: self._gone(connection),
+        )
+        self._connections[connection] = pid
+        return True
+
+    def _take(self, connection: EventSocket, event: Frame) -> None:
+        if event["type"] == type_of(local.Claim):
+            connection.answer(self._claimed(connection, local.decode_claim(event)))
+        elif connection is self._holder:
+            self._say(event)
+
+    def _claimed(self, connection: EventSocket, claim: local.Claim) -> local.Claimed:
+        pid, command = self._last or (None, None)
+        taken = self._holder is not None
+        answer = local.Claimed(taken, self._count, pid, command)
+        if not taken:
+            self._holder = connection
+            command = claim.command[:_COMMAND_CHARS]
+            self._last = self._connections[connection], command
+            self._count += 1
+        return answer
+
+    def _gone(self, connection: EventSocket) -> None:
+        self._connections.pop(connection, None)
+        if connection is self._holder:
+            self._holder = None

@@ -2,6 +2,7 @@
 
 It forks the agent before anything else, and adopts its tasks if it dies. It knows no
 frames; the agent tells it the run's id, and whether its exit is intended.
+``docs/protocols.md`` explains the exit codes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent import exit_codes, open_files
-from tfcluster.agent.constants import OPEN_FILES
-from tfcluster.agent.signals import adopt_orphans
+from tfcluster.agent import proc
+from tfcluster.agent.proc import OPEN_FILES
+from tfcluster.agent.signals import adopt_orphans, end_words
 from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.process_title import set_title
 
@@ -23,10 +24,15 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import NoReturn
 
+
+EXIT_CLOSED = 0
+EXIT_LEASE_ENDED = 10
+EXIT_FAULT = 11
+EXIT_AGENT_DIED = 12
+EXIT_TERMINATED = 143
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 AWAITED = (*FORWARDED, signal.SIGCHLD)
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTSTP)
-
 _RUN = b"run "
 _CLEAN = b"clean"
 
@@ -68,7 +74,7 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     """Run ``serve`` in a child process. Returns the child's exit code, or
     ``AGENT_DIED`` after killing everything that the child left."""
     adopt_orphans()
-    open_files.allow(OPEN_FILES)  # a task takes five descriptors, a port two
+    proc.allow_open_files(OPEN_FILES)  # a task takes five descriptors, a port two
     # A signal that comes before its handler exists would end the guard alone.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*AWAITED, *IGNORED})
@@ -86,7 +92,7 @@ def _become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
 ) -> NoReturn:
     """Run ``serve`` and exit with what it returns."""
-    code = exit_codes.FAULT
+    code = EXIT_FAULT
     set_title("tfcluster: agent", "tfcluster-agent")
     try:
         _own_session()
@@ -117,20 +123,27 @@ def _watch(agent: int, guard_socket: socket.socket) -> int:
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)
     # Otherwise the guard would keep the channel open after the agent closed it.
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
+    leave_standard_streams()
     status = _wait_for(agent)
     run, clean = _heard(guard_socket)
     if clean and os.WIFEXITED(status):
         return os.WEXITSTATUS(status)
     killed = sweep(run)
     clear_away(run)
+    when = "" if os.WIFSIGNALED(status) else " before it had cleaned up"
     sys.stderr.write(
-        f"tfcluster: the agent {_words(status)}; {len(killed)} processes were killed\n"
+        f"tfcluster: the agent {end_words(status)}{when}; "
+        f"{len(killed)} processes were killed\n"
     )
-    return exit_codes.AGENT_DIED
+    return EXIT_AGENT_DIED
+
+
+def leave_standard_streams() -> None:
+    """Make standard input and output those of /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
 
 
 def _wait_for(agent: int) -> int:
@@ -164,9 +177,3 @@ def _heard(guard_socket: socket.socket) -> tuple[str | None, bool]:
             run = line[len(_RUN) :].decode("utf-8", "surrogateescape")
         clean = clean or line == _CLEAN
     return run, clean
-
-
-def _words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"ended with exit code {os.WEXITSTATUS(status)} before it had cleaned up"

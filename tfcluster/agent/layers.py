@@ -194,15 +194,15 @@ def _have_equal_members(path: str, real: str) -> bool:
     """Whether two files are archives that differ only in the times of their members."""
     import zipfile  # only here: it takes long to import
 
-    found = []
+    contents = []
     for name in (path, real):
         try:
             with zipfile.ZipFile(name) as archive:
                 members = archive.infolist()
         except zipfile.BadZipFile:
             return False
-        found.append([(each.filename, each.CRC, each.file_size) for each in members])
-    return found[0] == found[1]
+        contents.append([(each.filename, each.CRC, each.file_size) for each in members])
+    return contents[0] == contents[1]
 
 
 def _lines(path: str) -> list[str]:

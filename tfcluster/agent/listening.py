@@ -12,23 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import (
-    LISTEN_POLL_IDLE_S,
-    LISTEN_POLL_MAX_S,
-    LISTEN_POLL_S,
-)
-from tfcluster.agent.listening_sockets import Listener, listeners
+from tfcluster.agent.channel import Channel
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
-from tfcluster.agent.task_sockets import descriptors_of
+from tfcluster.agent.tcp_sockets import Listener, descriptors_of, listeners
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages
 from tfcluster.protocol.messages import Intruder, Note
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from tfcluster.agent.tasks import Reports
-
+_POLL_S = 0.05
+_POLL_MAX_S = 2.0
+_POLL_IDLE_S = 10.0  # if no task has to listen, and perhaps none ever will
 _SLOWER = 1.4
 
 
@@ -49,16 +43,16 @@ class ListenerWatch:
     def __init__(
         self,
         loop: Loop,
-        reports: Reports,
+        channel: Channel,
         tree: Callable[[AgentTask], set[int]],
         ours: Callable[[], set[int]],
     ) -> None:
         self._loop = loop
         self._ours = ours
-        self._reports = reports
+        self._channel = channel
         self._tree = tree
         self._watches: list[_Watch] = []
-        self._delay_s = LISTEN_POLL_S
+        self._delay_s = _POLL_S
         self._timer: Timer | None = None
 
     def expect(self, task: AgentTask) -> None:
@@ -73,7 +67,7 @@ class ListenerWatch:
             wanted.append(_Watch(task, request.port, awaited=awaited))
         if wanted:
             self._watches += wanted
-            self._delay_s = LISTEN_POLL_S
+            self._delay_s = _POLL_S
             self._again()
 
     def _again(self) -> None:
@@ -91,7 +85,7 @@ class ListenerWatch:
         ]
         if self._watches:
             awaited = any(watch.awaited for watch in self._watches)
-            slowest_s = LISTEN_POLL_MAX_S if awaited else LISTEN_POLL_IDLE_S
+            slowest_s = _POLL_MAX_S if awaited else _POLL_IDLE_S
             self._delay_s = min(self._delay_s * _SLOWER, slowest_s)
             self._again()
 
@@ -113,21 +107,21 @@ class ListenerWatch:
         watch.suspects = inodes
         if strange:
             return False
-        self._reports.send(messages.Listening(*watch.task.key, port=watch.port))
+        self._channel.send(messages.Listening(*watch.task.key, port=watch.port))
         return True
 
     def _tell(self, watch: _Watch, entry: Listener, *, shared: bool) -> None:
         pid = _owner(entry.inode)
         if shared:
             told = Intruder(*watch.task.key, port=watch.port, pid=pid, uid=entry.uid)
-            self._reports.send(told)
+            self._channel.send(told)
             return
         who = f"a process of uid {entry.uid}" if pid is None else f"pid {pid}"
         text = (
             f"warning: {who}, which {watch.task.name} did not start, listens on port "
             f"{watch.port} of that task"
         )
-        self._reports.send(Note(text))
+        self._channel.send(Note(text))
 
 
 def _owner(inode: int) -> int | None:

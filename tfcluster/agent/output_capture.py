@@ -16,19 +16,146 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from tfcluster.agent.console_queue import ConsoleQueue, Source
-from tfcluster.agent.constants import (
-    DRAIN_S,
-    PIPE_BYTES,
-    QUIET_S,
-    READ_BYTES,
-    READ_PAUSE_S,
-    SMALL_READ_BYTES,
+from tfcluster.agent.console_lines import (
     UPDATE_INTERVAL_S,
+    Budget,
+    ConsoleLines,
+    ConsoleQueue,
+    Source,
+    Tail,
+    decoded,
 )
-from tfcluster.agent.lines import Budget, ConsoleLines, Tail, decoded
-from tfcluster.agent.logfile import LogFile
+from tfcluster.agent.file_names import local_name
 from tfcluster.light_dataclasses import dataclass, field
+
+_READ_BYTES = 1 << 20
+_PIPE_BYTES = 1 << 20
+_SMALL_READ_BYTES = 64 << 10  # after a smaller read, pause for _READ_PAUSE_S
+_READ_PAUSE_S = 0.02
+_DRAIN_S = 2.0  # how long output may still arrive after the exit
+_QUIET_S = 0.2  # a pipe that is silent for this long after the exit is drained
+_LOG_RETRY_S = 2.0
+_LOG_CHECK_S = 1.0
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_TERMINAL = os.O_NOCTTY | os.O_NONBLOCK
+
+
+class LogFile:
+    """A log file that survives errors and removal, and says where bytes are missing.
+
+    It appends raw bytes. Bytes that cannot be written are counted, and the file is
+    retried every few seconds. For one thread. ``cause`` says why the file cannot be
+    written now, or is None.
+
+    ``changes`` lists the values of ``cause`` since the caller last cleared it, each
+    with the total of lost bytes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.cause: str | None = None
+        self.dropped_bytes = 0
+        self.changes: list[tuple[str | None, int]] = []
+        self._path = local_name(path)
+        self._fd: int | None = None
+        self._retry_at = 0.0
+        self._checked_at = 0.0
+        self._unchecked_bytes = 0
+        self._gap_bytes = 0
+
+    def write(self, data: bytes, now: float) -> None:
+        """Append all of ``data``, or count the bytes that could not be written."""
+        if now - self._checked_at >= _LOG_CHECK_S:
+            self.check(now)
+        if self._fd is None and now < self._retry_at:
+            self._lose(len(data))
+            return
+        rest = memoryview(data)
+        try:
+            fd = self._fd if self._fd is not None else self._open()
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            self._set_cause(None)
+        except OSError as error:
+            self._close()
+            self._lose(len(rest))
+            self._set_cause(f"{self.path}: {error.strerror}")
+            self._retry_at = now + _LOG_RETRY_S
+        self._unchecked_bytes += len(data) - len(rest)
+
+    def write_header(self, line: str, now: float) -> None:
+        """Append a line of tfcluster's, after a newline if the last line lacks one."""
+        try:
+            fd = self._fd if self._fd is not None else self._open()
+            size = os.fstat(fd).st_size
+            broken = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+        except OSError:
+            broken = False  # the write below reports it
+        self.write(b"\n" * broken + line.encode() + b"\n", now)
+
+    def check(self, now: float) -> None:
+        """Detect a file that was removed or replaced: writing would still succeed."""
+        self._checked_at = now
+        written, self._unchecked_bytes = self._unchecked_bytes, 0
+        if self._fd is None:
+            return
+        held = os.fstat(self._fd)
+        with suppress(OSError):
+            there = os.lstat(self._path)
+            if (there.st_dev, there.st_ino) == (held.st_dev, held.st_ino):
+                return
+        self._close()
+        if held.st_nlink == 0:
+            self._lose(written)
+            self._set_cause(f"{self.path}: the file was removed")
+
+    def tick(self, now: float) -> None:
+        """Retry or check the file while nothing is written."""
+        if self._fd is None and now >= self._retry_at:
+            self.write(b"", now)
+        elif now - self._checked_at >= _LOG_CHECK_S:
+            self.check(now)
+
+    def close(self, now: float) -> None:
+        self.check(now)
+        self._close()
+        if self.cause is not None:  # the count has grown since the last change
+            self.changes.append((self.cause, self.dropped_bytes))
+
+    def _set_cause(self, cause: str | None) -> None:
+        if cause != self.cause:
+            self.cause = cause
+            self.changes.append((cause, self.dropped_bytes))
+
+    def _open(self) -> int:
+        _make_folder(os.path.dirname(self._path))
+        self._fd = os.open(self._path, _FLAGS | _NO_TERMINAL, 0o600)
+        if self._gap_bytes:
+            lost, self._gap_bytes = self._gap_bytes, 0
+            os.write(self._fd, b"\n---- %d bytes are missing here ----\n" % lost)
+        return self._fd
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            # On network file systems, errors of earlier writes show up here. Those
+            # bytes were counted as written; which ones are missing is unknown.
+            with suppress(OSError):
+                os.close(self._fd)
+            self._fd = None
+
+    def _lose(self, count: int) -> None:
+        self.dropped_bytes += count
+        self._gap_bytes += count
+
+
+def _make_folder(path: str) -> None:
+    """Make folders as makedirs does, but make every new folder private, not only the
+    last one."""
+    if path and not os.path.isdir(path):
+        _make_folder(os.path.dirname(path))
+        with suppress(FileExistsError):  # another task was faster
+            os.mkdir(path, 0o700)
+
 
 _TICK_S = 0.05
 _LAST_READS = 64
@@ -117,7 +244,7 @@ class OutputCapture:
 
     def drain(self, stream: int) -> None:
         """Read the rest of an ended process's output: ``Drained`` follows at its end,
-        or when none comes for ``QUIET_S``, or after ``DRAIN_S``. Later output still
+        or when none comes for ``_QUIET_S``, or after ``_DRAIN_S``. Later output still
         goes to the file."""
         self._call(lambda: self._drain(stream))
 
@@ -153,11 +280,11 @@ class OutputCapture:
             if key.fd == self._wake_out:
                 os.read(self._wake_out, 4096)
             elif (stream := self._streams.get(key.data)) is not None:
-                small = 0 < self._read(stream) < SMALL_READ_BYTES
+                small = 0 < self._read(stream) < _SMALL_READ_BYTES
         if small:
             # Programs write line by line: waking up for each line would cost them more
             # time than their own work. The pipe buffers output in the meantime.
-            self._calls_only.poll(READ_PAUSE_S * 1000)
+            self._calls_only.poll(_READ_PAUSE_S * 1000)
         while self._calls:
             self._calls.popleft()()
         now = time.monotonic()
@@ -166,7 +293,7 @@ class OutputCapture:
 
     def _add(self, stream: _Stream, header: str | None) -> None:
         with suppress(OSError):  # above the user's limit; the default size works, too
-            fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._streams[stream.id] = stream
         self._selector.register(stream.fd, selectors.EVENT_READ, stream.id)
         now = time.monotonic()
@@ -178,7 +305,7 @@ class OutputCapture:
     def _read(self, stream: _Stream) -> int:
         """Read once; returns the number of bytes, 0 if there are none (now or ever)."""
         try:
-            data = os.read(stream.fd, READ_BYTES)
+            data = os.read(stream.fd, _READ_BYTES)
         except BlockingIOError:
             return 0
         now = time.monotonic()
@@ -208,7 +335,7 @@ class OutputCapture:
             self._notify(LogTrouble(stream.id, cause, dropped_bytes))
         stream.log.changes.clear()
         waited = stream.deadline is not None and not stream.drained
-        quiet = now - stream.active >= QUIET_S
+        quiet = now - stream.active >= _QUIET_S
         if waited and (stream.fd < 0 or quiet or now >= (stream.deadline or now)):
             stream.drained = True
             self._notify(Drained(stream.id, stream.tail.lines()))
@@ -229,7 +356,7 @@ class OutputCapture:
         stream = self._streams.get(stream_id)
         if stream is not None:
             stream.active = time.monotonic()
-            stream.deadline = stream.active + DRAIN_S
+            stream.deadline = stream.active + _DRAIN_S
 
     def _drop(self, stream_id: int) -> None:
         stream = self._streams.get(stream_id)

@@ -10,28 +10,122 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
+from array import array
 from collections.abc import Callable, Iterator
 
 from tfcluster import peer_filter
-from tfcluster.agent import task_sockets
-from tfcluster.agent.constants import (
-    GUARD_FRESH_S,
-    GUARD_POLL_S,
-    GUARD_POLL_SHARE,
-    GUARD_POLL_SLOW_S,
-)
-from tfcluster.agent.listening_sockets import listeners
+from tfcluster.agent import tcp_sockets
+from tfcluster.agent.channel import Channel
 from tfcluster.agent.loop import Loop, Timer
-from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
 from tfcluster.agent.task import AgentTask
+from tfcluster.agent.tcp_sockets import listeners
 from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.peer_filter import INSTRUCTION, program
 from tfcluster.protocol.messages import Note
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from tfcluster.agent.tasks import Reports
+    from collections.abc import Iterable
+
     from tfcluster.peer_filter import Network
+
+_POLL_S = 0.2  # for how long strangers may reach a server that was just started
+_POLL_SLOW_S = 1.0  # once each task's server is guarded
+_POLL_SHARE = 0.02  # the largest share of the agent's time that polling may take
+_FRESH_S = 3.0  # for how long after a change more listeners may follow
+_ACCEPT_RETRY_S = 0.5
+_SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerGroup:
+    """What the sockets among which the kernel chooses have in common."""
+
+    family: int
+    host: str
+    port: int
+    only_ipv6: bool
+
+    @classmethod
+    def of(cls, listener: socket.socket) -> ListenerGroup:
+        host, port = listener.getsockname()[:2]
+        only_ipv6 = listener.family == socket.AF_INET6 and bool(
+            listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        )
+        return cls(listener.family, host, port, only_ipv6)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only programs of this host can connect anyway."""
+        return self.host == "::1" or self.host.startswith("127.")
+
+
+class RejectingListener:
+    """Joins a group of ``count`` sockets, and lets only ``networks`` through to them.
+
+    Sockets of one user that listen on one port with SO_REUSEPORT form a group, from
+    which the kernel chooses one socket for each connection. A program in the kernel
+    sends the connections of strangers to our socket, and leaves the others to the
+    sockets that were there before. It needs neither privileges nor the cooperation of
+    the listening program.
+
+    Raises OSError if it cannot join, for example a group without SO_REUSEPORT.
+    """
+
+    def __init__(
+        self, loop: Loop, group: ListenerGroup, count: int, networks: Iterable[Network]
+    ) -> None:
+        self._loop = loop
+        self._socket = socket.socket(group.family, socket.SOCK_STREAM)
+        try:
+            self._join(group)
+            self._socket.listen()
+            # struct sock_fprog: the number of instructions, and their address.
+            code = array("B", program(networks, count))
+            argument = struct.pack(
+                "@HP", len(code) // INSTRUCTION.size, code.buffer_info()[0]
+            )
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, argument
+            )
+        except OSError:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        self._watch()
+
+    def _join(self, group: ListenerGroup) -> None:
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if group.family == socket.AF_INET6:
+            self._socket.setsockopt(
+                socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(group.only_ipv6)
+            )
+        self._socket.bind((group.host, group.port))
+
+    @property
+    def inode(self) -> int:
+        return os.fstat(self._socket.fileno()).st_ino
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.unwatch(self._socket.fileno())
+            self._socket.close()
+
+    def _watch(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.watch(self._socket.fileno(), self._reject)
+
+    def _reject(self) -> None:
+        try:
+            while True:
+                self._socket.accept()[0].close()
+        except BlockingIOError:
+            return
+        except OSError:  # such as no free descriptor: a retry must not follow at once
+            self._loop.unwatch(self._socket.fileno())
+            self._loop.later(_ACCEPT_RETRY_S, self._watch)
 
 
 @dataclass(eq=False)
@@ -56,10 +150,10 @@ class PortGuard:
     """Polls as long as there is a task that has a server, or may have one."""
 
     def __init__(
-        self, loop: Loop, reports: Reports, tree: Callable[[AgentTask], set[int]]
+        self, loop: Loop, channel: Channel, tree: Callable[[AgentTask], set[int]]
     ) -> None:
         self._loop = loop
-        self._reports = reports
+        self._channel = channel
         self._tree = tree
         self._watches: list[_Watch] = []
         self._timer: Timer | None = None
@@ -68,7 +162,7 @@ class PortGuard:
         """Look from now on for a server of the task's program, if it may start one."""
         self._forget_ended()
         if task.request.watched and task.request.port is not None:
-            self._add(task, task.request.port, GUARD_POLL_S)
+            self._add(task, task.request.port, _POLL_S)
 
     def serves(self, task: AgentTask, port: int) -> None:
         """Guard a server that the task has just started on ``port``."""
@@ -116,21 +210,21 @@ class PortGuard:
                 by_port.setdefault(listener.port, set()).add(listener.inode)
         now_s = self._loop.now()
         for watch in list(self._watches):
-            fresh = now_s - watch.changed_s < GUARD_FRESH_S
-            found = by_port.get(watch.port, set())
-            if found != watch.listeners or (found and fresh):
-                self._guard(watch, found, now_s)
+            fresh = now_s - watch.changed_s < _FRESH_S
+            inodes = by_port.get(watch.port, set())
+            if inodes != watch.listeners or (inodes and fresh):
+                self._guard(watch, inodes, now_s)
         # A program may start a server at any time. Once it has one, it hardly ever
         # starts another one.
         quiet = all(
-            each.listeners and now_s - each.changed_s >= GUARD_FRESH_S
+            each.listeners and now_s - each.changed_s >= _FRESH_S
             for each in self._watches
         )
-        pause_s = max((time.monotonic() - began_s) / GUARD_POLL_SHARE, GUARD_POLL_S)
-        self._look_after(GUARD_POLL_SLOW_S if quiet else pause_s)
+        pause_s = max((time.monotonic() - began_s) / _POLL_SHARE, _POLL_S)
+        self._look_after(_POLL_SLOW_S if quiet else pause_s)
 
     def _guard(self, watch: _Watch, listening: set[int], now_s: float) -> None:
-        held = task_sockets.descriptors_of(self._tree(watch.task))
+        held = tcp_sockets.descriptors_of(self._tree(watch.task))
         own = listening & {each.inode for each in held}
         try:
             if own != watch.listeners:
@@ -140,17 +234,17 @@ class PortGuard:
                 )
                 watch.listeners, watch.changed_s = own, now_s
             if own:
-                _cut_strangers(watch, task_sockets.duplicates(held))
+                _cut_strangers(watch, tcp_sockets.duplicates(held))
         except OSError as error:
             watch.open()
             self._watches.remove(watch)
             self._give_up(watch.task, watch.port, error.strerror or str(error))
 
     def _reject_strangers(
-        self, watch: _Watch, listeners: list[task_sockets.Descriptor]
+        self, watch: _Watch, listeners: list[tcp_sockets.Descriptor]
     ) -> None:
         groups: dict[ListenerGroup, set[int]] = {}
-        for each in task_sockets.duplicates(listeners):
+        for each in tcp_sockets.duplicates(listeners):
             inode = os.fstat(each.fileno()).st_ino
             groups.setdefault(ListenerGroup.of(each), set()).add(inode)
         for group, members in groups.items():
@@ -164,7 +258,7 @@ class PortGuard:
             f"warning: port {port} of {task.name} is open to any client, because "
             f"connections to it cannot be filtered: {why} (see SECURITY.md)"
         )
-        self._reports.send(Note(text))
+        self._channel.send(Note(text))
 
 
 def _cut_strangers(watch: _Watch, found: Iterator[socket.socket]) -> None:

@@ -1,37 +1,97 @@
 """Prepares the host before anything is imported: runs setup lines, makes environments.
 
-Every process that is started later gets the environment that the lines leave. Knows
-neither tasks nor warm interpreters.
+A login shell runs the lines, and answers with the environment that they leave. Every
+process that is started later gets it. Knows neither tasks nor warm interpreters.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfcluster.agent.environments import hold, maker_argv
-from tfcluster.agent.login_shell import (
-    Captured,
-    LineFailed,
-    parse_answer,
-    shell_argv,
-    shell_input,
-)
-from tfcluster.agent.signals import send_group
-from tfcluster.agent.spawn import (
-    SpawnedProgram,
-    SpawnError,
-    environment,
-    spawn,
-)
-from tfcluster.agent.task import signal_name
+from tfcluster.agent.signals import end_words, send_group
+from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment, spawn
 from tfcluster.agent.tasks import RunServices
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.requests import Prepare
 from tfcluster.protocol.wire import parse
+
+# Arguments: the descriptor of a file with the lines, and of one for the answer. Both
+# are files without a name, so that neither the lines nor the environment appear in an
+# argument. The trap reports a failed command of the lines themselves, but not one in a
+# file that they source: conda's, for example, tries commands that may fail.
+_DRIVER = r"""
+tfcluster_lines=/dev/fd/$1 tfcluster_answer=$2
+set --
+tfcluster_before=$(type -P python || type -P python3 || :)
+tfcluster_failed() {
+  if [[ ${BASH_SOURCE[1]} == "$tfcluster_lines" ]]; then
+    printf 'failed\0%s\0%s\0' "$1" "$2" >&"$tfcluster_answer"
+    exit 1
+  fi
+}
+trap 'tfcluster_failed "$LINENO" "$?"' ERR
+. "$tfcluster_lines"
+tfcluster_status=$?
+trap - ERR
+if [[ $tfcluster_status != 0 && -z ${tfcluster_reached_end-} ]]; then
+  printf 'unread\0%s\0' "$tfcluster_status" >&"$tfcluster_answer"
+  exit 1
+fi
+tfcluster_after=$(type -P python || type -P python3 || :)
+printf 'done\0%s\0%s\0' "$tfcluster_before" "$tfcluster_after" >&"$tfcluster_answer"
+exec "$BASH" --norc --noprofile -p -c '
+while IFS= read -r -d "" entry; do
+  printf "%s\0" "$entry"
+done < /proc/self/environ' >&"$tfcluster_answer"
+"""
+_LAST_LINE = "\ntfcluster_reached_end=1\n"
+_OF_THE_SHELL = (b"_", b"SHLVL", b"PWD", b"OLDPWD")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The environment after the last line."""
+
+    env: dict[bytes, bytes]
+    python: str | None
+    """The first Python on the PATH, if the lines changed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineFailed:
+    """A line failed; ``line`` counts from 1, or is None if it is unknown."""
+
+    cause: str
+    line: int | None = None
+
+
+def parse_answer(answer: bytes, exit_status: int) -> Captured | LineFailed:
+    """What the shell wrote; ``exit_status`` is as in waitpid(2)."""
+    kind, _, rest = answer.partition(b"\0")
+    if kind == b"failed":
+        line, status, _ = rest.split(b"\0", 2)
+        return LineFailed(f"failed with exit status {int(status)}", int(line))
+    if kind == b"unread":
+        status = rest.partition(b"\0")[0]
+        return LineFailed(f"were not read to their end (status {int(status)})")
+    if kind != b"done" or not rest.endswith(b"\0"):
+        where = "the lines" if answer else "the lines or the login profile"
+        words = f"{where} ended the shell, which {end_words(exit_status)}"
+        return LineFailed(f"ended early: {words}")
+    before, after, entries = rest.split(b"\0", 2)
+    env = {
+        name: value
+        for name, equals, value in (e.partition(b"=") for e in entries.split(b"\0"))
+        if equals and name not in _OF_THE_SHELL
+    }
+    changed = after if after != before else b""
+    return Captured(env, changed.decode("utf-8", "surrogateescape") or None)
+
 
 _MARKS = b"TFCLUSTER_"
 _MAX_ANSWER_BYTES = 8 << 20
@@ -72,7 +132,7 @@ class Preparation:
     def start(self, request: Prepare) -> None:
         """Begin; `prepared` or `unprepared` is reported at the end."""
         if self._request is not None:
-            self._fail("a second 'prepare'")
+            self._fail(LineFailed("a second 'prepare'"))
             return
         self._request = request
         self._run_lines(request)
@@ -82,15 +142,17 @@ class Preparation:
         if request.setup is None:
             self._make_environment()
             return
-        lines, answer = _file(shell_input(request.setup)), _file(b"")
-        argv = shell_argv(lines, answer)
+        text = request.setup + _LAST_LINE
+        lines, answer = _file(text.encode("utf-8", "surrogateescape")), _file(b"")
+        words = ("tfcluster", str(lines), str(answer))
+        argv = ("bash", "--login", "-c", _DRIVER, *words)
         try:
             self._spawn(request, argv, answer, lines, self._lines_ended)
         finally:
             os.close(lines)
 
     def _lines_ended(self, answer: bytes, status: int) -> None:
-        match parse_answer(answer, _words(status)):
+        match parse_answer(answer, status):
             case LineFailed() as failed:
                 self._failure = failed
             case Captured(env, python):
@@ -108,15 +170,15 @@ class Preparation:
             self._done()
             return
         wanted = request.environment
-        found = self._python is not None and not wanted.configured
-        python = (str(self._python),) if found else wanted.python
-        given = _file(encode(local.Make(wanted, python, request.cwd)))
+        changed = self._python is not None and not wanted.configured
+        python = (str(self._python),) if changed else wanted.python
+        task = _file(encode(local.Make(wanted, python, request.cwd)))
         answer = _file(b"")
         try:
-            argv = maker_argv(given, answer)
-            self._spawn(request, argv, answer, given, self._environment_ended)
+            argv = maker_argv(task, answer)
+            self._spawn(request, argv, answer, task, self._environment_ended)
         finally:
-            os.close(given)
+            os.close(task)
         if self._step is not None:
             self._look(self._step)
 
@@ -124,7 +186,7 @@ class Preparation:
         """Report news, or at least that the maker is still at work."""
         if self._step is not step or step.status is not None or step.closed:
             return
-        self._shared.reports.send(messages.Making(None))
+        self._shared.channel.send(messages.Making(None))
         self._tell(os.pread(step.answer, _MAX_ANSWER_BYTES, 0))
         self._shared.loop.later(_LOOK_S, lambda: self._look(step))
 
@@ -140,7 +202,7 @@ class Preparation:
             due = each is last and now - self._told >= _LINE_S
             if isinstance(each, local.Say) or (isinstance(each, local.Line) and due):
                 self._told = now
-                self._shared.reports.send(messages.Making(each.text))
+                self._shared.channel.send(messages.Making(each.text))
 
     def _environment_ended(self, answer: bytes, status: int) -> None:
         self._tell(answer)
@@ -150,20 +212,21 @@ class Preparation:
                 self._environment = python
                 self._hold(home)
             case local.Unmade(cause):
-                self._failure = LineFailed(None, cause)
+                self._failure = LineFailed(cause)
             case _:
-                words = f"the maker of the environment ended early: {_words(status)}"
-                self._failure = LineFailed(None, words)
+                words = end_words(status)
+                cause = f"the maker of the environment ended early: it {words}"
+                self._failure = LineFailed(cause)
 
     def _hold(self, home: str) -> None:
         try:
             self._held = hold(home)
         except OSError as error:
-            self._failure = LineFailed(None, f"{home}: {error.strerror}")
+            self._failure = LineFailed(f"{home}: {error.strerror}")
             return
         if self._held is None:
             cause = f"{home} is being removed at this moment: launch again"
-            self._failure = LineFailed(None, cause)
+            self._failure = LineFailed(cause)
 
     def _spawn(
         self,
@@ -182,7 +245,7 @@ class Preparation:
         except SpawnError as error:
             self._shared.capture.drop(stream)
             os.close(answer)
-            self._fail(error.cause)
+            self._fail(LineFailed(str(error)))
             return
         finally:
             os.close(write_end)
@@ -212,19 +275,16 @@ class Preparation:
         if step.closed:
             return
         if self._failure is not None:
-            self._tell_failure(self._failure, tuple(tail))
+            self._fail(self._failure, tail)
         elif self._next is not None:
             self._next()
 
     def _done(self) -> None:
-        self._shared.reports.send(messages.Prepared(self._python, self._environment))
+        self._shared.channel.send(messages.Prepared(self._python, self._environment))
 
-    def _fail(self, cause: str) -> None:
-        self._tell_failure(LineFailed(None, cause), ())
-
-    def _tell_failure(self, failed: LineFailed, tail: tuple[str, ...]) -> None:
-        message = messages.Unprepared(failed.cause, failed.line, self._of, tail)
-        self._shared.reports.send(message)
+    def _fail(self, failed: LineFailed, tail: Sequence[str] = ()) -> None:
+        message = messages.Unprepared(failed.cause, failed.line, self._of, tuple(tail))
+        self._shared.channel.send(message)
 
     def close(self) -> None:
         """End the processes that still run; their answers are no longer needed."""
@@ -245,9 +305,3 @@ def _file(content: bytes) -> int:
     while view:
         view = view[os.write(descriptor, view) :]
     return descriptor
-
-
-def _words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"killed by SIG{signal_name(os.WTERMSIG(status))}"
-    return f"exit status {os.WEXITSTATUS(status)}"

@@ -1,4 +1,4 @@
-"""Reads processes, their parents, environments and listening sockets from /proc.
+"""Reads processes, their parents and environments from /proc.
 
 Formats as in proc(5). The parsers are pure; the readers return nothing for a process
 that is gone or that we may not inspect. Sends no signals.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from tfcluster.light_dataclasses import dataclass
 
 PROC = "/proc"
+OPEN_FILES = 8192
+"""The number of files that an agent opens at most."""
 _LISTEN = "0A"
 _PART_BYTES = 1 << 17
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -34,6 +37,8 @@ class ProcessEntry:
     group: int
     session: int
     start_time: int
+    rss_bytes: int = 0  # resident memory, pages that it shares with others included
+    cpu_s: float = 0.0  # since its start, its children that were waited for included
 
     @property
     def dead(self) -> bool:
@@ -41,14 +46,6 @@ class ProcessEntry:
 
     def __str__(self) -> str:
         return f"{self.pid} {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """What a process uses."""
-
-    rss_bytes: int  # resident memory, pages that it shares with others included
-    cpu_s: float  # since its start, its children that were waited for included
 
 
 Table = Mapping[int, ProcessEntry]
@@ -67,14 +64,9 @@ def parse_stat(text: bytes) -> ProcessEntry:
         group=int(fields[2]),
         session=int(fields[3]),
         start_time=int(fields[19]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+        cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
     )
-
-
-def parse_usage(text: bytes) -> ProcessUsage:
-    """Parse /proc/PID/stat, as ``parse_stat`` does."""
-    fields = text.rpartition(b")")[2].split()
-    ticks = sum(map(int, fields[11:15]))
-    return ProcessUsage(int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S)
 
 
 def parse_environ(data: bytes) -> dict[str, str]:
@@ -90,29 +82,37 @@ def family(
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.ppid, []).append(process.pid)
-    found: set[int] = set()
+    members: set[int] = set()
     todo = [pid for pid in roots if pid in table]
     todo += [p.pid for p in table.values() if p.session in sessions]
     while todo:
         pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in members:
+            members.add(pid)
             todo += children.get(pid, ())
-    return found
+    return members
 
 
 def ancestors(table: Table, pid: int) -> set[int]:
     """The process and all its ancestors."""
-    found: set[int] = set()
-    while pid in table and pid not in found:
-        found.add(pid)
+    members: set[int] = set()
+    while pid in table and pid not in members:
+        members.add(pid)
         pid = table[pid].ppid
-    return found
+    return members
 
 
 def text_of(path: str) -> str:
     """The content of a small kernel file. Raises OSError."""
     return _bytes_of(path).decode("utf-8", "surrogateescape")
+
+
+def text_or_empty(path: str) -> str:
+    """Like ``text_of``, but empty if the file cannot be read."""
+    try:
+        return text_of(path)
+    except OSError:
+        return ""
 
 
 def _bytes_of(path: str) -> bytes:
@@ -143,21 +143,13 @@ def catches(pid: int, signum: int) -> bool:
     return False
 
 
-def usage(pid: int) -> ProcessUsage | None:
-    """What a process uses; None if there is no such process."""
-    try:
-        return parse_usage(_bytes_of(f"{PROC}/{pid}/stat"))
-    except _GONE:
-        return None
-
-
 def snapshot() -> dict[int, ProcessEntry]:
     """All visible processes, by pid."""
-    found: dict[int, ProcessEntry] = {}
+    table: dict[int, ProcessEntry] = {}
     for name in os.listdir(PROC):
         if name.isdecimal() and (process := read(int(name))) is not None:
-            found[process.pid] = process
-    return found
+            table[process.pid] = process
+    return table
 
 
 def uid_of(pid: int) -> int | None:
@@ -182,12 +174,12 @@ def environ(pid: int) -> dict[str, str]:
 
 def descriptors(pid: int) -> set[str]:
     """The targets of a process's descriptors: ``socket:[INODE]`` or a path."""
-    found: set[str] = set()
+    targets: set[str] = set()
     with suppress(*_GONE):
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
             with suppress(*_GONE):
-                found.add(os.readlink(entry.path))
-    return found
+                targets.add(os.readlink(entry.path))
+    return targets
 
 
 def network() -> str:
@@ -200,7 +192,12 @@ def network() -> str:
 
 def boot_id() -> str:
     """An identifier of this boot of the machine; empty if unknown."""
-    try:
-        return text_of(f"{PROC}/sys/kernel/random/boot_id").strip()
-    except _GONE:
-        return ""
+    return text_or_empty(f"{PROC}/sys/kernel/random/boot_id").strip()
+
+
+def allow_open_files(count: int) -> None:
+    """Raise the soft limit to ``count``, as far as the hard limit allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

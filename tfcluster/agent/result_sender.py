@@ -16,23 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tfcluster.agent.constants import (
-    RESULT_FILES,
-    RESULT_LOOKS,
-    RESULT_PIECE_BYTES,
-    RESULT_ROW_BYTES,
-    RESULT_ROWS,
-    RESULT_SHOWN,
-    RESULT_TOLD_S,
-)
-from tfcluster.agent.os_encoding import local_path, raw
-from tfcluster.agent.workdir_patterns import (
+from tfcluster.agent.file_names import (
     BY_HOST,
     ENVIRONMENT,
     NEVER,
+    RESULT_FILES,
+    RESULT_PIECE_BYTES,
     is_excluded,
     is_inside,
     is_wanted,
+    local_path,
+    raw,
 )
 from tfcluster.agent.workdir_receiver import remember_returned, same_files
 from tfcluster.protocol import messages, requests
@@ -42,6 +36,11 @@ TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+_TOLD_S = 2.0  # between two signs of life in a long step
+_LOOKS = 500  # entries of a folder that are looked at between other work
+_ROWS = 1_000  # per frame; a path has at most 4096 bytes, mostly far fewer
+_ROW_BYTES = 512 << 10
+_SHOWN = 100  # refused files that are named; the rest is only counted
 OUTSIDE = "it is a link that leads out of the working directory"
 NO_FILE = "it is not a regular file"
 SHORTER = "it became shorter while it was sent"
@@ -132,15 +131,15 @@ class ResultSender:
         if self._closed or self._listing is not listing:
             return
         try:
-            found = next(folders, None)
+            results = next(folders, None)
         except OSError as error:
             name = os.fsdecode(error.filename or b"a folder")
             cause = f"{name} cannot be read: {error.strerror}"
             self._send(messages.Unlisted(listing.number, cause))
             return
-        if found is None:
+        if results is None:
             listing.end()
-        elif listing.add(found):
+        elif listing.add(results):
             self._show_life(listing.number)
             self._post(lambda: self._walk(listing, folders))
 
@@ -161,7 +160,7 @@ class ResultSender:
     def _show_life(self, number: int) -> None:
         """Tell the launcher now and then that a long step is still running."""
         now = time.monotonic()
-        if now - self._told_s > RESULT_TOLD_S:
+        if now - self._told_s > _TOLD_S:
             self._told_s = now
             self._send(messages.Working(number))
 
@@ -216,7 +215,7 @@ class _Listing:
         """Add files; False if there are too many, which has been reported."""
         for each in found:
             if isinstance(each, tuple):
-                if len(self._refused) < RESULT_SHOWN:
+                if len(self._refused) < _SHOWN:
                     self._refused.append(each)
                 else:
                     self._unshown += 1
@@ -230,7 +229,7 @@ class _Listing:
                 return False
             self._rows.append(each)
             self._bytes += 6 * len(each.path) + 128
-            if len(self._rows) >= RESULT_ROWS or self._bytes > RESULT_ROW_BYTES:
+            if len(self._rows) >= _ROWS or self._bytes > _ROW_BYTES:
                 self._flush(last=False)
         return True
 
@@ -297,7 +296,7 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
     while folders:
         below = folders.pop()
         inner: list[bytes] = []
-        found: list[Found] = []
+        results: list[Found] = []
         seen = 0
         try:
             with os.scandir(os.path.join(root, below)) as entries:
@@ -319,13 +318,13 @@ def walk(root: bytes, patterns: Sequence[str]) -> Iterator[list[Found]]:
                 if not os.path.exists(os.path.join(entry.path, raw(ENVIRONMENT))):
                     inner.append(path)
             elif is_wanted(text, patterns):
-                found += _found(root, path, text)
+                results += _found(root, path, text)
             seen += 1
-            if seen % RESULT_LOOKS == 0:
-                yield found
-                found = []
+            if seen % _LOOKS == 0:
+                yield results
+                results = []
         folders += reversed(inner)
-        yield found
+        yield results
 
 
 def _found(root: bytes, path: bytes, text: str) -> list[Found]:

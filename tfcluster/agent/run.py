@@ -12,9 +12,8 @@ from collections.abc import Callable
 
 from tfcluster.agent import proc
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.children import Children
-from tfcluster.agent.console_queue import ConsoleQueue
-from tfcluster.agent.death_order import Deaths
+from tfcluster.agent.children import Children, Deaths
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.agent.listening import ListenerWatch
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
@@ -59,7 +58,7 @@ class AgentRun:
         deaths = Deaths()
         shared = RunServices(
             loop=loop,
-            reports=channel,
+            channel=channel,
             capture=self.capture,
             base=dict(environment(os.environb, marks)),
             streams=itertools.count(),

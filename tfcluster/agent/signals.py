@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from tfcluster.agent import proc
 from tfcluster.agent.proc import ProcessEntry
+from tfcluster.protocol.frames import ProtocolError
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Older kernels have no pidfds, and sandboxes forbid them.
@@ -70,3 +71,26 @@ def send_group(leader: int, signum: int) -> None:
         _sent(lambda: os.kill(leader, signum))
     except PermissionError:
         pass  # a set-user-id program: it is reported if it survives SIGKILL
+
+
+def signal_number(name: str) -> int:
+    """The opposite of ``signal_name``, for names. Raises ProtocolError."""
+    try:
+        return signal.Signals[f"SIG{name}"].value
+    except KeyError:
+        raise ProtocolError(f"no signal is called {name!r}") from None
+
+
+def signal_name(signum: int) -> str:
+    """A signal's name: ``KILL``; ``RTMIN+3`` for a real-time signal without a name."""
+    try:
+        return signal.Signals(signum).name.removeprefix("SIG")
+    except ValueError:
+        return f"RTMIN+{signum - signal.SIGRTMIN}"
+
+
+def end_words(status: int) -> str:
+    """How a process ended: ``was killed by SIGKILL``, ``ended with exit code 1``."""
+    if os.WIFSIGNALED(status):
+        return f"was killed by SIG{signal_name(os.WTERMSIG(status))}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"

@@ -1,4 +1,7 @@
-"""Executes programs, or explains why they cannot. Knows no tasks and no frames."""
+"""Executes programs with their environments, or explains why that is not possible.
+
+Knows no tasks and no frames.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,70 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tfcluster.agent.os_encoding import local_path, raw
+from tfcluster.agent.file_names import local_path, raw
 from tfcluster.light_dataclasses import dataclass
+from tfcluster.protocol.wire import INTRA_OP_THREADS, loads
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
+_GRPC, _ALL, _UPPER = "no_grpc_proxy", "no_proxy", "NO_PROXY"
+_OWN = ("localhost", "127.0.0.1", "::1")
+_THREADS = "TF_NUM_INTRAOP_THREADS"
+
+Changes = Mapping[str, str | None]
+
+
+def adapted(base: Mapping[bytes, bytes], changes: Changes) -> dict[str, str | None]:
+    """``changes`` of the environment ``base``, with what follows from both."""
+    adapted_changes = dict(changes)
+
+    def value(name: str) -> str:
+        if name in adapted_changes:
+            return adapted_changes[name] or ""
+        return os.fsdecode(base.get(raw(name), b""))
+
+    threads = value(INTRA_OP_THREADS)
+    if threads and not value(_THREADS):
+        adapted_changes[_THREADS] = threads
+    proxies = (*_PROXIES, *map(str.upper, _PROXIES))
+    if not any(map(value, proxies)):
+        return adapted_changes
+    # TensorFlow's servers use gRPC, which would ask the proxy for the other tasks.
+    hosts = [*_hosts(adapted_changes.get("TF_CONFIG")), *_OWN]
+    listed = value(_ALL) or value(_UPPER)
+    everything = listed.strip() == "*"
+    if value(_GRPC) or everything:  # gRPC prefers it, and knows no '*'
+        adapted_changes[_GRPC] = _with(value(_GRPC), hosts)
+    if not everything:
+        adapted_changes[_ALL] = _with(listed, hosts)
+        if value(_UPPER):
+            adapted_changes[_UPPER] = _with(value(_UPPER), hosts)
+    return adapted_changes
+
+
+def _with(listed: str, hosts: Iterable[str]) -> str:
+    known = [word.strip() for word in listed.split(",") if word.strip()]
+    return ",".join(dict.fromkeys((*known, *hosts)))
+
+
+def _hosts(tf_config: str | None) -> list[str]:
+    """The hosts of all tasks, from the TF_CONFIG that the launcher has made."""
+    try:
+        cluster = loads((tf_config or "{}").encode(errors="surrogatepass")).get(
+            "cluster", {}
+        )
+        addresses = [str(each) for listed in cluster.values() for each in listed]
+    except (ValueError, AttributeError, TypeError):
+        return []
+    return [address.rpartition(":")[0].strip("[]") for address in addresses]
+
 
 Environment = Mapping[bytes, bytes]
 
@@ -28,11 +86,7 @@ IGNORED_AT_START = tuple(
 
 
 class SpawnError(Exception):
-    """The program was not started."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(cause)
-        self.cause = cause
+    """The program was not started; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +113,14 @@ def with_folders_first(
     base: Environment, changes: Mapping[str, str | None], folders: Mapping[str, str]
 ) -> dict[str, str | None]:
     """``changes``, with a folder prepended to each of these search path variables."""
-    found = dict(changes)
+    changed = dict(changes)
     for name, folder in folders.items():
-        before = found[name] if name in found else os.fsdecode(base.get(raw(name), b""))
+        before = (
+            changed[name] if name in changed else os.fsdecode(base.get(raw(name), b""))
+        )
         # No empty entry: it would stand for the working directory.
-        found[name] = f"{folder}{os.pathsep}{before}" if before else folder
-    return found
+        changed[name] = f"{folder}{os.pathsep}{before}" if before else folder
+    return changed
 
 
 def spawn(

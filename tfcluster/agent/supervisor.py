@@ -13,28 +13,24 @@ import time
 from collections.abc import Callable
 
 from tfcluster import __version__
-from tfcluster.agent import exit_codes, proc
-from tfcluster.agent.addresses import local_addresses, way_in
+from tfcluster.agent import guard, proc
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.console_queue import ConsoleQueue
-from tfcluster.agent.constants import (
-    CAPTURE_CLOSE_S,
-    CLOSE_LOOK_S,
-    FLUSH_S,
-    OPEN_S,
-    OTHERS_LOOK_S,
-    SWEEP_S,
-)
-from tfcluster.agent.devices import gpus
+from tfcluster.agent.console_lines import ConsoleQueue
+from tfcluster.agent.file_names import local_name
+from tfcluster.agent.gpus import gpus
 from tfcluster.agent.guard import FORWARDED, IGNORED, GuardSocket
-from tfcluster.agent.kill_loop import kill_until_gone
+from tfcluster.agent.host_network import Ports, local_addresses, way_in
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.os_encoding import local_name
-from tfcluster.agent.ports import Ports
 from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.run import AgentRun
-from tfcluster.agent.sweep import belongings, clear_away, other_agents_remain
-from tfcluster.agent.tasks import swept
+from tfcluster.agent.sweep import (
+    SWEEP_S,
+    belongings,
+    clear_away,
+    kill_until_gone,
+    other_agents_remain,
+)
+from tfcluster.agent.tasks import CLOSE_LOOK_S, swept
 from tfcluster.process_title import set_title
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -45,10 +41,17 @@ if TYPE_CHECKING:
     from tfcluster.agent.result_sender import ResultSender
     from tfcluster.agent.workdir_receiver import WorkdirReceiver
 
+_OPEN_S = 120.0  # until `open` must have arrived
+_FLUSH_S = 3.0  # to send the last frames to a launcher that does not read
+_OTHERS_LOOK_S = 0.1  # each look reads the environment of every process of the user
+_CAPTURE_CLOSE_S = 2.0
+
 
 def serve(guard_socket: GuardSocket) -> int:
     """Serve the launcher on standard input and output. Returns an exit code."""
-    ends = _take_standard_streams()
+    # No child inherits these, and what uses the standard streams disturbs no frame.
+    ends = os.dup(0), os.dup(1)
+    guard.leave_standard_streams()
     loop = Loop()
     backlog = ConsoleQueue()
     channel = Channel(loop, ends, backlog)
@@ -77,7 +80,7 @@ class Supervisor:
         backlog: ConsoleQueue,
         guard_socket: GuardSocket,
     ) -> None:
-        self.code = exit_codes.CLOSED
+        self.code = guard.EXIT_CLOSED
         self.closing = False
         self.ended = False
         self._loop = loop
@@ -97,7 +100,7 @@ class Supervisor:
         channel.on_garbage = self.fault
         loop.on_signals((signal.SIGCHLD, *FORWARDED, *IGNORED), self._signal)
         loop.watch(guard_socket.fileno(), self._guard_died)
-        loop.later(OPEN_S, self._expect_open)
+        loop.later(_OPEN_S, self._expect_open)
 
     # --- input ----------------------------------------------------------------------
 
@@ -125,7 +128,7 @@ class Supervisor:
             case requests.OfResults():
                 self._results().obey(request)
             case requests.Close(grace_s, others_s):
-                self.close(grace_s, exit_codes.CLOSED, others_s)
+                self.close(grace_s, guard.EXIT_CLOSED, others_s)
             case _:
                 self._run.obey(request, closing=self.closing)
 
@@ -216,7 +219,7 @@ class Supervisor:
     def _lease_over(self, cause: str) -> None:
         if not self.closing:
             self._channel.send(messages.Note(f"stopping all tasks: {cause}"))
-            self.close(self._grace_s, exit_codes.LEASE_ENDED)
+            self.close(self._grace_s, guard.EXIT_LEASE_ENDED)
 
     def _signal(self, signum: int) -> None:
         if signum == signal.SIGCHLD:
@@ -227,7 +230,7 @@ class Supervisor:
             text = f"the agent received {name}"
             self._channel.send(messages.Note(text, signal=name.removeprefix("SIG")))
             if signum == signal.SIGTERM and not self.closing:
-                self.close(self._grace_s, exit_codes.TERMINATED)
+                self.close(self._grace_s, guard.EXIT_TERMINATED)
 
     def _guard_died(self) -> None:
         # The tasks are unharmed, so the run continues, only without this safety net.
@@ -247,7 +250,7 @@ class Supervisor:
         """Report why we cannot continue, and stop everything."""
         self._channel.stop_reading()
         self._channel.send(messages.Fault(cause))
-        self.close(self._grace_s, exit_codes.FAULT)
+        self.close(self._grace_s, guard.EXIT_FAULT)
 
     def close(self, grace_s: float, code: int, others_s: float = 0.0) -> None:
         """Stop everything and exit with ``code``; a second call shortens the grace.
@@ -265,7 +268,11 @@ class Supervisor:
         if self._returning is not None:
             self._returning.close()
         patience_s = grace_s + 2 * SWEEP_S
-        self._await(self._tasks_over, patience_s, lambda: self._await_others(others_s))
+        self._await(
+            lambda: self._run is None or self._run.over,
+            patience_s,
+            lambda: self._await_others(others_s),
+        )
 
     def _await_others(self, others_s: float) -> None:
         run = self._opened.run if self._opened else ""
@@ -277,7 +284,7 @@ class Supervisor:
             )
             return not self._others
 
-        self._await(over, others_s, self._sweep, every_s=OTHERS_LOOK_S)
+        self._await(over, others_s, self._sweep, every_s=_OTHERS_LOOK_S)
 
     def _await(
         self,
@@ -295,9 +302,6 @@ class Supervisor:
                 self._loop.later(every_s, look)
 
         look()
-
-    def _tasks_over(self) -> bool:
-        return self._run is None or self._run.over
 
     def _sweep(self) -> None:
         run = self._opened.run if self._opened else None
@@ -319,32 +323,21 @@ class Supervisor:
         if not self._others:
             clear_away(self._opened.run if self._opened else None)
         if self._run is not None:
-            self._run.capture.close(CAPTURE_CLOSE_S)
+            self._run.capture.close(_CAPTURE_CLOSE_S)
         self._channel.flush()
-        self._await(lambda: self._channel.idle, FLUSH_S, self._say_bye)
+        self._await(lambda: self._channel.idle, _FLUSH_S, self._say_bye)
 
     def _say_bye(self) -> None:
         read = self._channel.idle  # otherwise nobody reads it
         # Nobody asked for the end of a lease: it must look like a lost host, even to a
         # launcher that was only suspended for a while.
-        if self.code != exit_codes.LEASE_ENDED:
+        if self.code != guard.EXIT_LEASE_ENDED:
             self._channel.send(messages.Bye(self._swept, self._others))
-        self._await(lambda: self._channel.idle, FLUSH_S if read else 0.0, self._end)
+        self._await(lambda: self._channel.idle, _FLUSH_S if read else 0.0, self._end)
 
     def _end(self) -> None:
         self.ended = True
         self._loop.stop()
-
-
-def _take_standard_streams() -> tuple[int, int]:
-    """Move the channel's ends to other descriptors, which no child inherits, so that
-    nothing that uses the standard streams can disturb the frames."""
-    ends = os.dup(0), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.close(null)
-    return ends
 
 
 def _one_line(error: Exception) -> str:

@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import GUARD_SWEEP_S, SWEEP_INTERVAL_S
+from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import send
 
+SWEEP_S = 5.0  # after that, processes that survive SIGKILL are reported
+_SWEEP_INTERVAL_S = 0.02
+_GUARD_SWEEP_S = 5.0
 RUN = "TFCLUSTER_RUN"
 AGENT = "TFCLUSTER_AGENT"
 
@@ -47,17 +50,17 @@ def belongings(
     own agent is dead. Never ``agent`` itself or its ancestors."""
     spared = proc.ancestors(table, agent)
     descendants = proc.family(table, [agent])
-    found = []
+    belonging = []
     for process in table.values():
         if process.dead or process.pid in spared:
             continue
         if process.pid in descendants:
-            found.append(process)
+            belonging.append(process)
         elif run:
             mark = _mark(process, run, environ)
             if mark is not None and not supervised(mark, table, but=agent):
-                found.append(process)
-    return found
+                belonging.append(process)
+    return belonging
 
 
 def other_agents_remain(table: Table, run: str, agent: int) -> bool:
@@ -79,7 +82,7 @@ def _mark(
     return marks.get(AGENT, "") if marks.get(RUN) == run else None
 
 
-def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[ProcessEntry]:
+def sweep(run: str | None, *, patience_s: float = _GUARD_SWEEP_S) -> list[ProcessEntry]:
     """SIGKILL the run's processes, wait for their end, and return them."""
     killed: dict[int, ProcessEntry] = {}
     deadline = time.monotonic() + patience_s
@@ -90,7 +93,7 @@ def sweep(run: str | None, *, patience_s: float = GUARD_SWEEP_S) -> list[Process
         if time.monotonic() > deadline:
             break
         reap_children()
-        time.sleep(SWEEP_INTERVAL_S)
+        time.sleep(_SWEEP_INTERVAL_S)
     reap_children()
     return list(killed.values())
 
@@ -117,3 +120,29 @@ def reap_children() -> None:
             pass
     except ChildProcessError:
         pass
+
+
+def kill_until_gone(
+    loop: Loop,
+    find: Callable[[], list[ProcessEntry]],
+    done: Callable[[list[ProcessEntry], list[ProcessEntry]], None],
+) -> None:
+    """SIGKILL what ``find`` returns until it returns nothing, for at most ``SWEEP_S``.
+
+    ``done`` is called with all killed processes and with those that are still alive.
+    Killing is repeated because a process may fork between ``find`` and the signal.
+    """
+    deadline = loop.now() + SWEEP_S
+    killed: dict[int, ProcessEntry] = {}
+
+    def step() -> None:
+        alive = find()
+        for process in alive:
+            send(process, signal.SIGKILL)
+            killed[process.pid] = process
+        if alive and loop.now() < deadline:
+            loop.later(_SWEEP_INTERVAL_S, step)
+        else:
+            done(list(killed.values()), alive)
+
+    step()

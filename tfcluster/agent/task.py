@@ -1,19 +1,72 @@
-"""The state of one task: the request and what became of it. Has no effects."""
+"""The state of one task: the request, what became of it, and which processes it has.
+
+Has no effects.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
+from collections.abc import Callable, Collection, Mapping
 
-from tfcluster.agent.claims import Claims
-from tfcluster.agent.events import EventSocket
+from tfcluster.agent import proc
+from tfcluster.agent.events import Claims, EventSocket
 from tfcluster.agent.loop import Timer
-from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.process_membership import Identity
+from tfcluster.agent.proc import ProcessEntry, Table
+from tfcluster.agent.signals import signal_name
 from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Exited
 from tfcluster.protocol.requests import Start
+
+TASK = "TFCLUSTER_TASK"
+ATTEMPT = "TFCLUSTER_ATTEMPT"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What identifies a task's processes; ``leader`` is None before there is one."""
+
+    task: str
+    attempt: int
+    leader: int | None
+    output: str  # its pipe as /proc shows it: pipe:[INODE]
+    waited_for: bool  # the leader was reaped, so its pid may have been reused
+
+
+def members(
+    table: Table,
+    agent: int,
+    identity: Identity,
+    others: Collection[int] = (),
+    environ: Callable[[int], Mapping[str, str]] = proc.environ,
+    descriptors: Callable[[int], Collection[str]] = proc.descriptors,
+) -> list[ProcessEntry]:
+    """The task's live processes; ``others`` are the leaders of other tasks.
+
+    Only descendants of the agent can be among them, so a foreign process with a reused
+    pid never is one.
+
+    An orphan (adopted by the agent) belongs to the task if its initial environment says
+    so, or if it holds the task's output pipe.
+    """
+    descendants = proc.family(table, [agent]) - {agent}
+    of_other_tasks = proc.family(table, others, others)
+    leader = set() if identity.leader is None else {identity.leader}
+    roots = set() if identity.waited_for else set(leader)
+    for pid in descendants - of_other_tasks:
+        if table[pid].ppid != agent or pid == identity.leader:
+            continue
+        marks = environ(pid)
+        names = (marks.get(TASK), marks.get(ATTEMPT))
+        if names == (identity.task, str(identity.attempt)) or (
+            identity.output in descriptors(pid)
+        ):
+            roots.add(pid)
+    processes = proc.family(table, roots, leader)
+    return [
+        table[pid]
+        for pid in processes & descendants - of_other_tasks
+        if not table[pid].dead
+    ]
 
 
 @dataclass(eq=False)
@@ -89,19 +142,3 @@ class AgentTask:
             cpu_s=round(self.cpu_s, 3),
             max_rss_bytes=self.max_rss_bytes,
         )
-
-
-def signal_number(name: str) -> int:
-    """The opposite of ``signal_name``, for names. Raises ProtocolError."""
-    try:
-        return signal.Signals[f"SIG{name}"].value
-    except KeyError:
-        raise ProtocolError(f"no signal is called {name!r}") from None
-
-
-def signal_name(signum: int) -> str:
-    """A signal's name: ``KILL``; ``RTMIN+3`` for a real-time signal without a name."""
-    try:
-        return signal.Signals(signum).name.removeprefix("SIG")
-    except ValueError:
-        return f"RTMIN+{signum - signal.SIGRTMIN}"

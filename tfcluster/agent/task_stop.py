@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import LEFTOVER_TERM_S, SETTLE_S
-from tfcluster.agent.kill_loop import kill_until_gone
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
-from tfcluster.agent.process_membership import members
 from tfcluster.agent.signals import send, send_group
-from tfcluster.agent.task import AgentTask
+from tfcluster.agent.sweep import kill_until_gone
+from tfcluster.agent.task import AgentTask, members
 
+_SETTLE_S = 0.1  # helpers that end within this time after their task are not leftovers
+_LEFTOVER_TERM_S = 1.0
 _LOOK_S = 0.1
 
 
@@ -84,7 +84,7 @@ class Stopping:
         table = proc.snapshot()
         for task in ended:
             if self._members(task, table):
-                self._loop.later(SETTLE_S, partial(self._look, task))
+                self._loop.later(_SETTLE_S, partial(self._look, task))
             else:
                 self._settle(task)
 
@@ -132,11 +132,11 @@ class Stopping:
         return True
 
     def _send_to_handlers(self, tree: Iterable[ProcessEntry], signum: int) -> bool:
-        found = [each for each in tree if proc.catches(each.pid, signum)]
-        for process in found:
+        handling = [each for each in tree if proc.catches(each.pid, signum)]
+        for process in handling:
             send(process, signum)
             send(process, signal.SIGCONT)
-        return bool(found)
+        return bool(handling)
 
     def _kill_in(self, task: AgentTask, delay_s: float) -> None:
         at = self._loop.now() + delay_s
@@ -154,10 +154,10 @@ class Stopping:
 
         def find() -> list[ProcessEntry]:
             # A leader that has ended but has not been reaped yet counts as gone.
-            found = self._members(task)
+            alive = self._members(task)
             if task.status is not None:
-                task.leftovers.update({p.pid: p for p in found})
-            return found
+                task.leftovers.update({p.pid: p for p in alive})
+            return alive
 
         def done(_killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
             if left:
@@ -179,7 +179,7 @@ class Stopping:
                 send(process, signal.SIGTERM)
                 send(process, signal.SIGCONT)
             task.leftovers.update({p.pid: p for p in alive})
-            self._kill_in(task, LEFTOVER_TERM_S)
+            self._kill_in(task, _LEFTOVER_TERM_S)
         self._loop.later(_LOOK_S, lambda: self._look(task))
 
     def _settle(self, task: AgentTask) -> None:

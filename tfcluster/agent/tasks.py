@@ -15,26 +15,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
-from tfcluster.agent.children import Ended
-from tfcluster.agent.claims import ADDRESS, Claims, listen
-from tfcluster.agent.constants import EXIT_REPORT_S
-from tfcluster.agent.death_order import Deaths
-from tfcluster.agent.events import EventSocket
-from tfcluster.agent.host_variables import adapted
+from tfcluster.agent.channel import Channel
+from tfcluster.agent.children import Deaths, Ended, OomCounter
+from tfcluster.agent.events import ADDRESS, Claims, EventSocket, listen
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.oom import OomCounter
 from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.proc import ProcessEntry
-from tfcluster.agent.process_membership import ATTEMPT, TASK
+from tfcluster.agent.signals import signal_number
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
+    adapted,
     environment,
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import AgentTask, signal_number
+from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.light_dataclasses import dataclass
@@ -42,18 +39,8 @@ from tfcluster.protocol import messages
 from tfcluster.protocol.requests import Start, Stop
 from tfcluster.protocol.wire import Frame
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Reports(Protocol):
-        """Sends frames; the channel does."""
-
-        def send(self, message: messages.Message) -> None: ...
-
-        def send_event(self, message: messages.Message) -> None: ...
-
-
+CLOSE_LOOK_S = 0.02
+_EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
 _EVENTS = "TFCLUSTER_EVENTS"
 _SHOWN_PROCESSES = 20
 
@@ -63,7 +50,7 @@ class RunServices:
     """What all tasks of an agent have in common."""
 
     loop: Loop
-    reports: Reports
+    channel: Channel
     capture: OutputCapture
     base: dict[bytes, bytes]  # the environment of all processes, with the run's marks
     streams: Iterator[int]  # numbers for the capture
@@ -94,11 +81,11 @@ class TaskTable:
         self.on_server: Callable[[AgentTask, int], None] = lambda task, port: None
         self._layers = LayerRemover(
             shared.loop.post,
-            lambda text: shared.reports.send(messages.Note(text)),
+            lambda text: shared.channel.send(messages.Note(text)),
             self._tasks.values,
         )
         self._usage = UsageReports(
-            shared.loop, self._running, shared.reports.send_event, shared.base
+            shared.loop, self._running, shared.channel.send_event, shared.base
         )
         self._stopping = Stopping(
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
@@ -106,17 +93,17 @@ class TaskTable:
 
     def start(self, request: Start) -> AgentTask | None:
         """Execute a program. Returns None after a failure, which is reported."""
-        made = self.prepare(request)
-        if made is None:
+        prepared = self.prepare(request)
+        if prepared is None:
             return None
-        task, ends = made
+        task, ends = prepared
         env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
         program = SpawnedProgram(request.argv, env, request.cwd)
         try:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
-            self.failed(task, error.cause)
+            self.failed(task, str(error))
             return None
         finally:
             ends.close()
@@ -151,7 +138,8 @@ class TaskTable:
         stream = task.stream
         self._tasks[stream] = task
         self._layers.starts(task)
-        again = f"---- attempt {request.attempt}, {_utc_now()} ----"
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        again = f"---- attempt {request.attempt}, {now} ----"
         self._shared.capture.add(
             stream,
             read_end,
@@ -164,12 +152,12 @@ class TaskTable:
     def begun(self, task: AgentTask, pid: int) -> None:
         """Note that the task's process exists, as a child of ours."""
         self._shared.deaths.watch(pid)
-        known = proc.read(pid)
-        task.process = known or ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
+        gone = ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
+        task.process = proc.read(pid) or gone
         self._usage.begin()
         start_time = task.process.start_time
         started = messages.Started(*task.key, pid=pid, start_time=start_time)
-        self._shared.reports.send(started)
+        self._shared.channel.send(started)
         self._stopping.begun(task)
 
     def failed(self, task: AgentTask, cause: str) -> None:
@@ -183,7 +171,7 @@ class TaskTable:
     def refuse(self, request: Start, cause: str) -> None:
         """Report that a task is not started."""
         failed = messages.Failed(request.task, request.attempt, cause)
-        self._shared.reports.send(failed)
+        self._shared.channel.send(failed)
 
     def ended(self, child: Ended) -> bool:
         """Note that a child was reaped; returns whether it was a task's process."""
@@ -199,7 +187,7 @@ class TaskTable:
         task.events.finish()
         task.claims.finish()
         self._shared.capture.drain(task.stream)
-        self._shared.loop.later(EXIT_REPORT_S, lambda: self._report(task))
+        self._shared.loop.later(_EXIT_REPORT_S, lambda: self._report(task))
         self._stopping.ended(task)
         return True
 
@@ -250,19 +238,19 @@ class TaskTable:
         events: socket.socket,
         listener: socket.socket,
     ) -> AgentTask:
-        loop, reports = self._shared.loop, self._shared.reports
+        loop, channel = self._shared.loop, self._shared.channel
 
         def say(event: Frame) -> None:
             if event["type"] == "exchanged":
                 task.exchanged = True
-            elif event["type"] == "server":
-                self._guard_server(task, event)
-            else:
-                reports.send_event(messages.Event(*task.key, event=event))
+            elif event["type"] != "server":
+                channel.send_event(messages.Event(*task.key, event=event))
+            elif isinstance(port := event.get("port"), int):
+                self.on_server(task, port)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
-            reports.send(messages.Note(text))
+            channel.send(messages.Note(text))
 
         task = AgentTask(
             request=request,
@@ -274,22 +262,17 @@ class TaskTable:
         )
         return task
 
-    def _guard_server(self, task: AgentTask, event: Frame) -> None:
-        port = event.get("port")
-        if isinstance(port, int):
-            self.on_server(task, port)
-
     def _report(self, task: AgentTask) -> None:
         if not task.reported:
             task.reported = True
-            self._shared.reports.send(task.outcome(self._shared.loop.now()))
+            self._shared.channel.send(task.outcome(self._shared.loop.now()))
             self._forget(task)
 
     def _settled(self, task: AgentTask) -> None:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
-            self._shared.reports.send(swept(task.leftovers.values(), *task.key))
-        self._shared.reports.send(messages.Settled(*task.key))
+            self._shared.channel.send(swept(task.leftovers.values(), *task.key))
+        self._shared.channel.send(messages.Settled(*task.key))
         self._layers.settled(task)
         self._forget(task)
 
@@ -299,7 +282,7 @@ class TaskTable:
             self._tasks.pop(task.stream, None)
 
     def _unkillable(self, left: list[ProcessEntry]) -> None:
-        self._shared.reports.send(messages.Unkillable(tuple(p.pid for p in left)))
+        self._shared.channel.send(messages.Unkillable(tuple(p.pid for p in left)))
 
 
 def swept(
@@ -310,7 +293,3 @@ def swept(
     """The message, with the names of at most twenty processes."""
     names = [str(process) for process in processes][:_SHOWN_PROCESSES]
     return messages.Swept(len(processes), tuple(names), task, attempt)
-
-
-def _utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -7,20 +7,19 @@ with so many processes that a measurement takes long.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tfcluster.agent import proc
-from tfcluster.agent.constants import (
-    USAGE_COST_SHARE,
-    USAGE_FIRST_S,
-    USAGE_LOOKS,
-    USAGE_MAX_S,
-)
-from tfcluster.agent.gpu_usage import GpuUsage
+from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
+from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage
 
+_FIRST_S = 1.0  # between two measurements of what tasks use, at first
+_MAX_S = 10.0  # and later
+_LOOKS = 300  # measurements; after twice as many, the interval doubles, and so on
+_COST_SHARE = 0.005  # of one CPU
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -46,7 +45,7 @@ class UsageReports:
         """Measure from now on, as long as any task runs."""
         if not self._due:
             self._due = True
-            self._loop.later(USAGE_FIRST_S, self._look)
+            self._loop.later(_FIRST_S, self._look)
 
     def _look(self) -> None:
         self._due = False
@@ -59,8 +58,8 @@ class UsageReports:
         for task in tasks:
             leader = task.process_id
             if leader is not None:
-                members = proc.family(table, [leader], [leader])
-                usage = self._usage(task, members)
+                pids = proc.family(table, [leader], [leader])
+                usage = self._usage(task, [table[pid] for pid in pids])
                 if usage.rss_bytes:  # otherwise all have ended, and wait to be reaped
                     self._send(usage)
         self._looks += 1
@@ -68,13 +67,12 @@ class UsageReports:
         self._due = True
         self._loop.later(interval_s(self._looks, cost_s), self._look)
 
-    def _usage(self, task: AgentTask, pids: Iterable[int]) -> Usage:
-        found = [used for pid in pids if (used := proc.usage(pid)) is not None]
+    def _usage(self, task: AgentTask, processes: Sequence[ProcessEntry]) -> Usage:
         return Usage(
             *task.key,
-            rss_bytes=sum(used.rss_bytes for used in found),
-            cpu_s=round(sum(used.cpu_s for used in found), 2),
-            processes=len(found),
+            rss_bytes=sum(process.rss_bytes for process in processes),
+            cpu_s=round(sum(process.cpu_s for process in processes), 2),
+            processes=len(processes),
             gpus=tuple(self._gpus.of(self._visible(task))),
         )
 
@@ -82,11 +80,11 @@ class UsageReports:
         """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""
         if _VISIBLE in task.request.env:
             return task.request.env[_VISIBLE]
-        found = self._base.get(_VISIBLE.encode())
-        return None if found is None else os.fsdecode(found)
+        inherited = self._base.get(_VISIBLE.encode())
+        return None if inherited is None else os.fsdecode(inherited)
 
 
 def interval_s(looks: int, cost_s: float) -> float:
     """Seconds until the next measurement; the last one took ``cost_s``."""
-    wanted_s = min(USAGE_MAX_S, USAGE_FIRST_S * max(1.0, looks / USAGE_LOOKS))
-    return max(wanted_s, cost_s / USAGE_COST_SHARE)
+    wanted_s = min(_MAX_S, _FIRST_S * max(1.0, looks / _LOOKS))
+    return max(wanted_s, cost_s / _COST_SHARE)

@@ -1,6 +1,6 @@
 """Warm interpreters (fork servers): each imports once, then forks tasks on request.
 
-TaskTable outlive them: the death of an interpreter only fails the forks it still owes.
+Tasks outlive them: the death of an interpreter only fails the forks it still owes.
 Knows the protocol of these interpreters, but not what they import.
 """
 
@@ -16,8 +16,8 @@ from contextlib import suppress
 from functools import partial
 
 from tfcluster.agent.children import Children
-from tfcluster.agent.constants import CLOSE_LOOK_S, EVENT_BYTES
-from tfcluster.agent.signals import send_group
+from tfcluster.agent.events import EVENT_BYTES
+from tfcluster.agent.signals import end_words, send_group
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
@@ -25,8 +25,8 @@ from tfcluster.agent.spawn import (
     spawn,
     with_folders_first,
 )
-from tfcluster.agent.task import AgentTask, signal_name
-from tfcluster.agent.tasks import Ends, RunServices, TaskTable
+from tfcluster.agent.task import AgentTask
+from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, RunServices, TaskTable
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
@@ -115,7 +115,7 @@ class WarmInterpreters:
         try:
             interpreter = self._spawn(request)
         except SpawnError as error:
-            self._cold(request.key, error.cause, [])
+            self._cold(request.key, str(error), [])
             return
         self._interpreters[request.key] = interpreter
         self._tasks.foreign.add(interpreter.pid)
@@ -158,10 +158,10 @@ class WarmInterpreters:
     def fork(self, request: Start) -> None:
         """Fork a task once the imports are done. A failure is reported."""
         interpreter = self._interpreters.get(request.warm or "")
-        made = self._tasks.prepare(request)
-        if made is None:
+        prepared = self._tasks.prepare(request)
+        if prepared is None:
             return
-        task, ends = made
+        task, ends = prepared
         if interpreter is None or not interpreter.alive:
             ends.close()
             gone = "has ended" if interpreter else "was never started"
@@ -188,7 +188,7 @@ class WarmInterpreters:
                 self._close(interpreter)
                 self._tasks.foreign.discard(pid)
                 self._shared.capture.drain(interpreter.stream)
-                self._fail_all(interpreter, _words(status))
+                self._fail_all(interpreter, end_words(status))
                 return True
         return False
 
@@ -201,7 +201,7 @@ class WarmInterpreters:
             if not interpreter.closed:
                 self._cold(
                     interpreter.request.key,
-                    interpreter.unfit or _words(interpreter.status),
+                    interpreter.unfit or end_words(interpreter.status),
                     tail,
                     unfit=interpreter.unfit is not None,
                     wrapper=interpreter.blames_wrapper,
@@ -290,10 +290,10 @@ class WarmInterpreters:
             return False
         try:
             for line in interpreter.lines.feed(data):
-                self._take(interpreter, local.decode_of_interpreter(parse(line)))
+                self._obey(interpreter, local.decode_of_interpreter(parse(line)))
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
-            self._shared.reports.send(messages.Note(note))
+            self._shared.channel.send(messages.Note(note))
             self._kill(interpreter)
             self._close(interpreter)
             return False
@@ -304,8 +304,8 @@ class WarmInterpreters:
         if interpreter.status is None:  # otherwise the pid may have been reused
             send_group(interpreter.pid, signal.SIGKILL)
 
-    def _take(self, interpreter: _Interpreter, said: local.OfInterpreter) -> None:
-        match said:
+    def _obey(self, interpreter: _Interpreter, answer: local.OfInterpreter) -> None:
+        match answer:
             case local.Ready():
                 self._ready(interpreter)
             case local.Unfit(cause):
@@ -330,7 +330,7 @@ class WarmInterpreters:
             interpreter.ready = True
             seconds = round(self._shared.loop.now() - interpreter.began, 3)
             key = interpreter.request.key
-            self._shared.reports.send(messages.Warmed(key, seconds))
+            self._shared.channel.send(messages.Warmed(key, seconds))
             self._write(interpreter)
 
     def _begun(self, task: AgentTask, pid: int) -> None:
@@ -368,12 +368,6 @@ class WarmInterpreters:
             why = tail[-1] if tail else "its wrapper does not permit forks"
             why = why.removeprefix("tfcluster: ")
             text = f"tasks are started one by one, which takes longer: {why}"
-            self._shared.reports.send(messages.Note(text))
+            self._shared.channel.send(messages.Note(text))
         cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
-        self._shared.reports.send(cold)
-
-
-def _words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was killed by SIG{signal_name(os.WTERMSIG(status))}"
-    return f"ended with exit code {os.WEXITSTATUS(status)}"
+        self._shared.channel.send(cold)

@@ -19,18 +19,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import BinaryIO
 
-from tfcluster.agent.constants import (
-    SYNC_PART_BYTES,
-    SYNC_STALE_S,
-    SYNC_WINDOW_BYTES,
-)
-from tfcluster.agent.os_encoding import local_path
+from tfcluster.agent.file_names import local_path
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import WireError, loads
 
+_PART_BYTES = 256 << 10
+_WINDOW_BYTES = 1 << 20  # of file contents, requested at a time
+_STALE_S = 3600.0  # the age at which a killed agent's incomplete files are removed
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"
 """Results that were returned to the launcher's folder, and count as known there."""
@@ -87,7 +84,7 @@ class WorkdirReceiver:
         self._send = send
         self._request: requests.Sync | None = None
         self._files: list[requests.File] = []
-        self._taking: _Taking | None = None
+        self._transfer: _Transfer | None = None
         self._over = False
 
     def listed(self, request: requests.Sync) -> None:
@@ -101,17 +98,19 @@ class WorkdirReceiver:
                 return
         self._files += request.files
         if request.last:
-            self._guarded(self._begin)
+            folder = self._request.folder
+            self._guarded(lambda: self._begin(folder))
 
     def came(self, part: requests.Part) -> None:
         """Take the next requested part, which has arrived."""
-        if self._taking is not None and not self._over:
-            self._guarded(lambda: self._take(part))
+        transfer = self._transfer
+        if transfer is not None and not self._over:
+            self._guarded(lambda: self._take(transfer, part))
 
     def close(self) -> None:
         """Remove what was received but not put into place."""
-        if self._taking is not None:
-            self._taking.drop()
+        if self._transfer is not None:
+            self._transfer.drop()
 
     def _guarded(self, step: Callable[[], None]) -> None:
         try:
@@ -125,13 +124,11 @@ class WorkdirReceiver:
                 cause = f"{error.filename or where}: {error.strerror}"
             self._send(messages.Unsynced(cause))
 
-    def _begin(self) -> None:
-        assert self._request is not None  # set by listed()
-        root = local_path(self._request.folder).expanduser()
+    def _begin(self, folder: str) -> None:
+        root = local_path(folder).expanduser()
         if not root.is_absolute():
             raise SyncError(
-                f"{self._request.folder} cannot be expanded: the user has no home "
-                "folder there"
+                f"{folder} cannot be expanded: the user has no home folder there"
             )
         wanted = {each.path: each.digest for each in self._files}
         for path in wanted:
@@ -149,28 +146,26 @@ class WorkdirReceiver:
                 f"{shown}{more} (move them away on the host, or sync to another folder)"
             )
         same = {path for path, digest in wanted.items() if found[path] == digest}
-        self._taking = _Taking(root, self._files, plan, known, same)
-        self._ask()
+        self._transfer = _Transfer(root, self._files, plan, known, same)
+        self._ask(self._transfer)
 
-    def _take(self, part: requests.Part) -> None:
-        assert self._taking is not None  # checked by came()
-        self._taking.write(part)
-        self._ask()
+    def _take(self, transfer: _Transfer, part: requests.Part) -> None:
+        transfer.write(part)
+        self._ask(transfer)
 
-    def _ask(self) -> None:
-        assert self._taking is not None  # set by both callers
-        if parts := self._taking.wanted():
+    def _ask(self, transfer: _Transfer) -> None:
+        if parts := transfer.wanted():
             self._send(messages.Wants(parts))
-        elif self._taking.complete:
-            self._taking.finish()
-            self._done(str(self._taking.root), count=self._taking.count)
+        elif transfer.complete:
+            transfer.finish()
+            self._done(str(transfer.root), count=transfer.count)
 
     def _done(self, cwd: str, *, count: int) -> None:
         self._over = True
         self._send(messages.Synced(cwd, count))
 
 
-class _Taking:
+class _Transfer:
     """A transfer: requests files in parts, and keeps them apart until all are here."""
 
     def __init__(
@@ -193,13 +188,12 @@ class _Taking:
         self._files = {i: each for i, each in enumerate(files) if each.path in taken}
         # Not a list: the launcher determines the sizes.
         self._queue = (
-            (index, offset, min(SYNC_PART_BYTES, each.size - offset))
+            (index, offset, min(_PART_BYTES, each.size - offset))
             for index, each in self._files.items()
-            for offset in range(0, max(each.size, 1), SYNC_PART_BYTES)
+            for offset in range(0, max(each.size, 1), _PART_BYTES)
         )
         self._ahead = next(self._queue, None)
         self._awaited: list[tuple[int, int, int]] = []
-        self._open: tuple[int, BinaryIO] | None = None
 
     @property
     def complete(self) -> bool:
@@ -210,10 +204,10 @@ class _Taking:
         if self._awaited:
             return ()
         size = 0
-        while self._ahead is not None and size < SYNC_WINDOW_BYTES:
+        while self._ahead is not None and size < _WINDOW_BYTES:
             self._awaited.append(self._ahead)
             self._ahead = next(self._queue, None)
-            size += max(self._awaited[-1][2], SYNC_WINDOW_BYTES // 256)
+            size += max(self._awaited[-1][2], _WINDOW_BYTES // 256)
         parts = tuple(self._awaited)
         self._awaited.reverse()
         return parts
@@ -232,28 +226,18 @@ class _Taking:
             raise WireError("a part that is not base64") from error
         if len(data) != asked[2]:
             raise SyncError(f"{name} changed while it was sent")
-        file = self._file(part.index)
-        file.write(data)
+        with self._arrived(part.index).open("ab") as file:
+            file.write(data)
 
-    def _file(self, index: int) -> BinaryIO:
+    def _arrived(self, index: int) -> Path:
+        """Where a file is kept until all have arrived."""
         assert self._folder is not None  # there is something to take
-        if self._open is None or self._open[0] != index:
-            self._close()
-            path = self._folder / str(index)
-            self._open = index, path.open("xb")
-        return self._open[1]
-
-    def _close(self) -> None:
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
+        return self._folder / str(index)
 
     def finish(self) -> None:
         """Move all files into place. Raises SyncError or OSError."""
-        self._close()
         for index, each in self._files.items():
-            assert self._folder is not None  # there is something to take
-            arrived = self._folder / str(index)
+            arrived = self._arrived(index)
             if _digest(arrived) != each.digest:
                 raise SyncError(f"{each.path} changed while it was sent")
             arrived.chmod(each.mode & 0o777)
@@ -274,10 +258,9 @@ class _Taking:
         both = {p: [*self._known.get(p, ()), *new.get(p, ())] for p in paths}
         _remember(self.root, both)
         for index, each in self._files.items():
-            assert self._folder is not None  # there is something to take
             target = self.root / each.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            (self._folder / str(index)).replace(target)
+            self._arrived(index).replace(target)
         for path in self._plan.delete:
             with suppress(FileNotFoundError):
                 (self.root / path).unlink()
@@ -287,7 +270,6 @@ class _Taking:
         _remember(self.root, new)
 
     def drop(self) -> None:
-        self._close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -336,7 +318,7 @@ def _incoming(root: Path) -> Path:
     """A new folder for arriving files; removes old ones that dead agents left."""
     for stale in root.glob(f"{_INCOMING}*"):
         with suppress(OSError):
-            if time.time() - stale.stat().st_mtime > SYNC_STALE_S:
+            if time.time() - stale.stat().st_mtime > _STALE_S:
                 shutil.rmtree(stale, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=_INCOMING, dir=root))
 

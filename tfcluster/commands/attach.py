@@ -14,11 +14,10 @@ from tfcluster.console.screen import Screen
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.continuation import latest
-from tfcluster.record.load_run import RunReader, read_run
+from tfcluster.record.load_run import RunReader, gpus_of_tasks, read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.record.task_gpus import gpus_of_tasks
 from tfcluster.submit.follow import follow as follow_job
 from tfcluster.submit.job import find_job
 

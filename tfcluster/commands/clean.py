@@ -18,7 +18,7 @@ from tfcluster.durations import parse_duration
 from tfcluster.errors import ConfigError, ExitCode, Problem, TfclusterError
 from tfcluster.record.liveness import heartbeat_s
 from tfcluster.record.paths import RunPaths, runs, state_dir
-from tfcluster.record.removal import (
+from tfcluster.record.run_locks import (
     old_crash_files,
     remove_rests,
     remove_run,

@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from tfcluster import config, schedulers
-from tfcluster.console.display import DEFAULT, Display
+from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
-from tfcluster.console.style import style_of
 from tfcluster.console.text import table
 from tfcluster.doctor.diagnosis import (
     HEADER,

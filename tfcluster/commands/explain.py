@@ -17,7 +17,7 @@ from tfcluster.compose import TaskSpec
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.views import explanation
+from tfcluster.console.views import answers
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.isolated_import import module_argv
 from tfcluster.launcher.launch import check
@@ -64,7 +64,7 @@ def explain(
     if options.as_json:
         put(json.dumps({"schema": FORMAT_VERSION, **answer}, indent=2) + "\n")
     elif answer["functions"]:
-        lines = explanation.lines(answer, brief=options.display.quiet)
+        lines = answers.explanation_lines(answer, brief=options.display.quiet)
         put("".join(f"{sanitise(line)}\n" for line in lines))
     if not answer["functions"]:
         say("error: nothing to divide: no tf.function ran")

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from tfcluster import config, schedulers
 from tfcluster.config import Loaded
-from tfcluster.console.display import DEFAULT, Display
+from tfcluster.console.display import DEFAULT, Display, Style, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.style import Style, style_of
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.launcher.cores import crowding

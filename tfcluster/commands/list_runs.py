@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tfcluster.console.display import style_of
 from tfcluster.console.output import put, say
-from tfcluster.console.style import style_of
-from tfcluster.console.views.run_list import run_list
+from tfcluster.console.views.status import run_list
 from tfcluster.record.load_run import read_summary
 from tfcluster.record.paths import RunPaths, runs, state_dir
 from tfcluster.record.run_status import RunView, iso_time

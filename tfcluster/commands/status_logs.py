@@ -18,17 +18,16 @@ from tfcluster.commands.record_query import (
     read_logs,
     split_words,
 )
-from tfcluster.console.display import is_debugging
+from tfcluster.console.display import is_debugging, is_terminal, style_of
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, settle
-from tfcluster.console.style import is_terminal, style_of
 from tfcluster.console.views.status import status as status_view
 from tfcluster.console.views.status import status_line
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import Echo
+from tfcluster.record.load_run import gpus_of_tasks
 from tfcluster.record.run_status import RunView
-from tfcluster.record.task_gpus import gpus_of_tasks
 
 _WATCH_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"

@@ -16,16 +16,14 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
 from tfcluster.task_id import TaskId
-from tfcluster.trace.chrome import pieces
 from tfcluster.trace.from_record import (
     Events,
     host_items,
     launcher_items,
     task_items,
 )
-from tfcluster.trace.host_clock import HostClock, host_clocks
-from tfcluster.trace.recorded import recorded
-from tfcluster.trace.spans import Process
+from tfcluster.trace.recorded import HostClock, host_clocks, recorded
+from tfcluster.trace.spans import Process, pieces
 
 _SCHEMA = 1
 _NOT_TRACED = (

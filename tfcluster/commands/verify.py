@@ -9,25 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster import config
-from tfcluster.agent.devices import gpus
+from tfcluster.agent.gpus import gpus
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.views import verdict as verdict_view
+from tfcluster.console.views.answers import verdict_lines
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy
-from tfcluster.verify import determinism, workdir_copy
 from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, Difference, compare, noise_of
-from tfcluster.verify.noise import Noise
+from tfcluster.verify.noise import (
+    Noise,
+    deterministic_variables,
+    is_nondeterministic,
+    other_threads,
+    tolerance,
+)
 from tfcluster.verify.outputs import Outputs, compare_outputs
-from tfcluster.verify.scratch import Scratch, remove_abandoned
-from tfcluster.verify.tolerance import tolerance
-from tfcluster.verify.verdict import TrialFailure, Verdict
-from tfcluster.verify.verdict_json import as_json
+from tfcluster.verify.scratch import (
+    Scratch,
+    copy_workdir,
+    files_below,
+    remove_abandoned,
+    require_small,
+)
+from tfcluster.verify.verdict import TrialFailure, Verdict, as_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +68,7 @@ def verify(
     """
     description = _described(words, options, environ)
     if not options.in_place:
-        workdir_copy.require_small(description.workdir)
+        require_small(description.workdir)
     remove_abandoned()
     scratch = Scratch()
     try:
@@ -72,7 +81,7 @@ def verify(
     if options.as_json:
         put(json.dumps(as_json(verdict), indent=2) + "\n")
     else:
-        lines = verdict_view.lines(verdict, brief=options.display.quiet)
+        lines = verdict_lines(verdict, brief=options.display.quiet)
         put("".join(f"{sanitise(line)}\n" for line in lines))
     return int(ExitCode.OK if verdict.equal else ExitCode.TASK_FAILED)
 
@@ -191,7 +200,7 @@ class _Trials:
         self._options = options
         self._environ = environ
         own = {**environ, **description.env}
-        self._deterministic = determinism.variables(gpus(own), own)
+        self._deterministic = deterministic_variables(gpus(own), own)
 
     def run(
         self, name: str, described: Description, what: str, *, other: bool = False
@@ -207,10 +216,10 @@ class _Trials:
         workdir = described.workdir
         if not self._options.in_place:
             workdir = place / "work"
-            workdir_copy.copy(described.workdir, workdir)
+            copy_workdir(described.workdir, workdir)
         env = {**self._deterministic, **described.env}
         if other:
-            env.update(determinism.other_threads({**self._environ, **env}))
+            env.update(other_threads({**self._environ, **env}))
         trial = run_trial(
             replace(described, env=env),
             place,
@@ -233,7 +242,7 @@ class _Trials:
         failed = alone.failure
         if failed is None:
             return alone, described, ""
-        if self._deterministic and determinism.prevents(failed.reason, failed.tail):
+        if self._deterministic and is_nondeterministic(failed.reason, failed.tail):
             self._deterministic = {}
             alone = self.run("anew", described, "alone, with all kernels of the GPU")
         # Graphs of ``tfc.v1`` need parameter servers.
@@ -267,7 +276,7 @@ class _Trials:
             return Outputs(folder, trial.log if prints else None)
 
         workdir = self._description.workdir
-        files = () if in_place else workdir_copy.files_below(workdir)
+        files = () if in_place else files_below(workdir)
         before = {str(file.relative_to(workdir)): file for file in files}
         third = None if again is None else outputs(again)
         return comparison, compare_outputs(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
+from tfcluster.console.text import is_rank
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.vocabulary import RANKED_TYPES
 
@@ -33,7 +34,7 @@ class LineFolding:
     """Chooses what to show of the lines of ``tasks``, whose names begin with a type."""
 
     def __init__(self, tasks: Iterable[str]) -> None:
-        ranks = [task for task in tasks if _is_rank(task)]
+        ranks = [task for task in tasks if is_rank(task)]
         self.first = min(ranks, key=_place) if len(ranks) > 1 else None
         """The rank whose lines are shown at once; None: those of all are."""
         self._recent: OrderedDict[str, str] = OrderedDict()
@@ -43,7 +44,7 @@ class LineFolding:
 
     def take(self, task: str, lines: Sequence[str], now_s: float) -> list[Shown]:
         """What to show once ``task`` has printed ``lines``."""
-        if self.first is None or not _is_rank(task):
+        if self.first is None or not is_rank(task):
             return [Shown(task, 0, list(lines))] if lines else []
         return _joined(self._taken(task, lines, now_s))
 
@@ -87,20 +88,17 @@ class LineFolding:
         self._recent.move_to_end(line)
         if len(self._recent) > _REMEMBERED:
             self._recent.popitem(last=False)
-        found = [waiting for waiting in self._waiting.values() if line in waiting]
-        for waiting in found:
+        waiting_ranks = [
+            waiting for waiting in self._waiting.values() if line in waiting
+        ]
+        for waiting in waiting_ranks:
             del waiting[line]
-        return len(found)
+        return len(waiting_ranks)
 
 
-def _place(task: str) -> tuple[int, int]:
-    kind, _, index = task.partition(":")
-    order = RANKED_TYPES.index(kind) if kind in RANKED_TYPES else len(RANKED_TYPES)
-    return order, int(index) if index.isdecimal() else 0
-
-
-def _is_rank(task: str) -> bool:
-    return _place(task)[0] < len(RANKED_TYPES)
+def _place(rank: str) -> tuple[int, int]:
+    kind, _, index = rank.partition(":")
+    return RANKED_TYPES.index(kind), int(index) if index.isdecimal() else 0
 
 
 def _joined(shown: Iterable[Shown]) -> list[Shown]:

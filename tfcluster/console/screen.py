@@ -10,12 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TextIO
 
-from tfcluster.console.display import DEFAULT, Display
+from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
-from tfcluster.console.stream import Stream
-from tfcluster.console.style import style_of
 from tfcluster.console.text import plural
-from tfcluster.console.writer_thread import WriterThread
+from tfcluster.console.writer_thread import Stream, WriterThread
 
 LINE_CHARACTERS = 16 << 10
 PLAIN_LIVE_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tfcluster.vocabulary import TASK_TYPES
+from tfcluster.vocabulary import RANKED_TYPES, TASK_TYPES
 
 
 def width(text: str) -> int:
@@ -109,6 +109,11 @@ def table(
             cells.append(paint(number, i, padded) if paint else padded)
         drawn.append((indent + "  ".join(cells)).rstrip())
     return drawn
+
+
+def is_rank(task: str) -> bool:
+    """Whether a task such as ``worker:0`` is a rank."""
+    return task.partition(":")[0] in RANKED_TYPES
 
 
 def fold_tasks(tasks: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from tfcluster.versions import OLDEST, too_old, unknown
 from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
-    from tfcluster.documents import doctor as documents
+    from tfcluster.documents import checks as documents
 
 OLDEST_PYTHON = (3, 10)
 FREE_BYTES = 100 << 20

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfcluster.documents import doctor, explain, plan, run, verify
+from tfcluster.documents import checks, plan, run
 from tfcluster.documents.json_schema import schema_of
 
 FORMATS: Mapping[str, type] = {
-    "doctor": doctor.Diagnosis,
-    "explain": explain.Explanation,
+    "doctor": checks.Diagnosis,
+    "explain": checks.Explanation,
     "fetch": run.FetchReport,
     "list": run.RunList,
     "outcome": run.EndedStatus,
@@ -21,7 +21,7 @@ FORMATS: Mapping[str, type] = {
     "stacks": run.StackReport,
     "status": run.Status,
     "status-all": run.StatusOfAll,
-    "verify": verify.Verification,
+    "verify": checks.Verification,
 }
 """The documents by the names of their formats."""
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfcluster.record.metrics_writer import MetricsWriter
+from tfcluster.record.events import Writer
+from tfcluster.record.metrics import MetricsWriter
 from tfcluster.record.replay import Replay
 from tfcluster.record.run_status import RunView
-from tfcluster.record.writer import Writer
 
 
 class Journal:

@@ -53,15 +53,14 @@ from tfcluster.model import Allocation, Description
 from tfcluster.placement import place
 from tfcluster.plan_document import plan_document, task_parts
 from tfcluster.record.continuation import Earlier, earlier, find_waiting, link
+from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
 from tfcluster.record.launched import save_launched
 from tfcluster.record.liveness import acquire, identity
-from tfcluster.record.metrics import most_of_series
-from tfcluster.record.metrics_writer import MetricsWriter
-from tfcluster.record.name_lock import hold_name
+from tfcluster.record.metrics import MetricsWriter, most_of_series
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
+from tfcluster.record.run_locks import hold_name
 from tfcluster.record.run_status import RunView
-from tfcluster.record.writer import Writer
 from tfcluster.schedulers.base import BatchScheduler, Remembering, Requeuing
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId

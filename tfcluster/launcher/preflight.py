@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tfcluster.agent.constants import OPEN_FILES
+from tfcluster.agent.proc import OPEN_FILES
 from tfcluster.compose import TaskSpec
 from tfcluster.console.text import plural
 from tfcluster.errors import ResourceError, StartError

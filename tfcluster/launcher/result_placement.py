@@ -15,8 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tfcluster.agent.os_encoding import local_path, raw
-from tfcluster.agent.workdir_patterns import BY_HOST
+from tfcluster.agent.file_names import BY_HOST, local_path, raw
 from tfcluster.console.text import byte_size
 from tfcluster.light_dataclasses import dataclass
 

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from tfcluster.agent.constants import RESULT_FILES, RESULT_PIECE_BYTES
-from tfcluster.agent.workdir_patterns import (
+from tfcluster.agent.file_names import (
     BY_HOST,
+    RESULT_FILES,
+    RESULT_PIECE_BYTES,
     is_inside,
     is_never,
     is_wanted,

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TextIO
 
 from tfcluster import schedulers
-from tfcluster.console.display import DEFAULT, Display, is_debugging
+from tfcluster.console.display import DEFAULT, Display, is_debugging, is_terminal
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.screen import Screen
-from tfcluster.console.style import is_terminal
-from tfcluster.console.views.failures import failure
-from tfcluster.console.views.outcome import outcome, where_logs_are
+from tfcluster.console.views.failures import failure, outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.current_job import CurrentJob

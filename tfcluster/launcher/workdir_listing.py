@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfcluster.agent.workdir_patterns import BY_HOST, ENVIRONMENT, NEVER, is_excluded
+from tfcluster.agent.file_names import BY_HOST, ENVIRONMENT, NEVER, is_excluded
 from tfcluster.errors import StartError
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Sync

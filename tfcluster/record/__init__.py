@@ -2,16 +2,16 @@
 
     paths        where files are, and which run a user means
     files        JSON files that are replaced atomically
-    events       the event stream: lines of ``events.jsonl``
-    writer       a thread of the launcher that writes events and progress
+    events       the event stream: lines of ``events.jsonl``, their reader and writer
     run_status   RunView: the state of a run as plain data
     replay       plan + events + progress -> RunView (pure)
     liveness     the launcher's lock and identity: is it still alive?
-    name_lock    only one active run holds a given name
+    run_locks    only one active run holds a given name; only dead runs are removed
+    continuation a job that starts again continues as another run
     load_run     a run's RunView from its folder
+    metrics      what each task did and used over time
     launched     the Description that a run was launched with
     requests     what other commands ask of the launcher
-    removal      removes records
     logs         last lines of log files, and following them
 
 Knows nothing about hosts, channels, colours or commands.

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.record.events import read_ends
+from tfcluster.record.events import integer, number, read_ends, text
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths, runs
-from tfcluster.record.values import integer, number, text
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -40,8 +39,8 @@ class Earlier:
 
 def link(before: RunPaths, after: RunPaths) -> None:
     """Record that ``after`` continues ``before``. Raises OSError."""
-    known = _left_by(before)
-    content = {"requeues": known.requeues, "restarts": list(known.restarts)}
+    left = _left_by(before)
+    content = {"requeues": left.requeues, "restarts": list(left.restarts)}
     replace_json(after.previous, {"run": before.run, **content})
     if before.root.is_dir():
         replace_json(before.next, {"run": after.run})
@@ -49,13 +48,13 @@ def link(before: RunPaths, after: RunPaths) -> None:
 
 def earlier(paths: RunPaths) -> Earlier:
     """What happened in the runs before this one."""
-    found = read_json(paths.previous)
-    if found is None:
+    content = read_json(paths.previous)
+    if content is None:
         return Earlier()
     return Earlier(
-        run=text(found, "run"),
-        requeues=integer(found, "requeues") or 0,
-        restarts=_times(found),
+        run=text(content, "run"),
+        requeues=integer(content, "requeues") or 0,
+        restarts=_times(content),
     )
 
 
@@ -125,7 +124,7 @@ def _requeued(paths: RunPaths) -> Mapping[str, Any] | None:
 
 def _times(source: Mapping[str, Any]) -> tuple[float, ...]:
     """The list ``restarts`` without entries that are not times."""
-    found = source.get("restarts")
-    values = found if isinstance(found, list) else []
+    entries = source.get("restarts")
+    values = entries if isinstance(entries, list) else []
     times = (number({"t": value}, "t") for value in values)
     return tuple(t_s for t_s in times if t_s is not None)

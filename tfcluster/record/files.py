@@ -34,18 +34,23 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def replace_json(path: Path, value: Mapping[str, Any], *, durable: bool = True) -> None:
-    """Replace the file ``path`` with ``value`` atomically. For one writer at a time.
+    """Replace the file ``path`` with ``value``, see ``replace_file``."""
+    text = json.dumps(value, indent=1, default=str) + "\n"
+    replace_file(path, text.encode(), durable=durable)
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
+    """Replace the content of a file atomically. For one writer at a time.
 
     ``durable`` waits until the content would survive a power cut. Raises OSError, and
     then leaves the old file unchanged.
     """
-    text = json.dumps(value, indent=1, default=str) + "\n"
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)  # left by a writer that was killed
     descriptor = open_private(beside, os.O_WRONLY | os.O_EXCL)
     try:
         try:
-            write_all(descriptor, text.encode())
+            write_all(descriptor, data)
             if durable:
                 os.fsync(descriptor)
         finally:

@@ -26,13 +26,9 @@ def save_launched(paths: RunPaths, description: Description) -> None:
 
 def launched(paths: RunPaths) -> Description:
     """The Description of a run. Raises ConfigError if the record has none."""
-    found = read_json(paths.launched) or {}
+    content = read_json(paths.launched) or {}
     try:
-        content = found["description"]
-        # An older version had the sections of schedulers beside each other.
-        older = {name: content.get(name) for name in ("slurm", "sge")}
-        content.setdefault("sections", {k: v for k, v in older.items() if v})
-        description = from_plain(Description, content)
+        description = from_plain(Description, content["description"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             [

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 
+from tfcluster.agent import proc
 from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
 from tfcluster.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.record.files import open_private, read_json, write_all
@@ -41,23 +42,17 @@ def identity(pid: int | None = None) -> LauncherView:
     if start_time is None:
         raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(pid))
     return LauncherView(
-        pid=pid, host=os.uname().nodename, boot_id=_boot_id(), start_time=start_time
+        pid=pid,
+        host=os.uname().nodename,
+        boot_id=proc.boot_id(),
+        start_time=start_time,
     )
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _start_time(pid: int) -> int | None:
     """Clock ticks from boot to the start of ``pid``; None if it is gone."""
-    try:
-        line = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # proc(5): the second field is the name in parentheses, which may hold anything.
-    state, *fields = line[line.rindex(b")") + 1 :].split()
-    return None if state in b"ZX" else int(fields[18])
+    process = proc.read(pid)
+    return None if process is None or process.dead else process.start_time
 
 
 # --- locks ---------------------------------------------------------------------------

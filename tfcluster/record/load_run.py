@@ -72,3 +72,19 @@ def _judged(paths: RunPaths, read: Callable[[], RunView], now_s: float) -> RunVi
 def _named(view: RunView, paths: RunPaths) -> RunView:
     """Take id and name from the folder's name, in case nothing could be read."""
     return replace(view, run=paths.run, name=view.name or paths.name)
+
+
+def gpus_of_tasks(paths: RunPaths) -> Callable[[str], bool | None]:
+    """Whether a task had GPUs, by its name; None: unknown."""
+    plan = read_json(paths.plan) or {}
+    counts = {host["host"]: host.get("gpus") for host in plan.get("hosts", ())}
+    tasks = {entry["task"]: entry for entry in plan.get("tasks", ())}
+
+    def has_gpus(task: str) -> bool | None:
+        entry = tasks.get(task, {})
+        if entry.get("env", {}).get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+            return False
+        count = counts.get(entry.get("host"))
+        return None if count is None else count > 0
+
+    return has_gpus

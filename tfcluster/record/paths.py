@@ -27,11 +27,46 @@ _RUN_ID = re.compile(r"(?P<name>.+)-(?P<stamp>\d{8}-\d{6})-[0-9a-f]+")
 ELSEWHERE = "set TFCLUSTER_STATE_DIR to your own folder on another file system"
 
 
+class _File:
+    """A file or folder in the folder of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunPaths, kind: type[RunPaths]) -> Path:
+        return run.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """The files of one run; ``root`` is its folder, named by the run id."""
 
     root: Path
+
+    plan = _File("plan.json")
+    launched = _File("launch.json")
+    """The Description with which the run was launched."""
+    events = _File("events.jsonl")
+    progress = _File("progress.json")
+    metrics = _File("metrics.ndjson")
+    report = _File("report.json")
+    lock = _File("lock")
+    launcher_log = _File("launcher.log")
+    end_log = _File("on-end.log")
+    """The output of the command ``on_end``."""
+    job = _File("job.json")
+    """The scheduler's job that the run was submitted as."""
+    next = _File("next.json")
+    """The run that a requeued job started after this one."""
+    previous = _File("previous.json")
+    """The run that this one continues."""
+    requests = _File("requests")
+    """The folder of requests to the launcher."""
+    fetching = _File("fetching.json")
+    """The progress of the results that are being fetched now."""
+    hosts = _File("hosts.json")
+    """How to reach the hosts again after the launcher's end."""
+    logs = _File("logs")
 
     @property
     def run(self) -> str:
@@ -40,78 +75,6 @@ class RunPaths:
     @property
     def name(self) -> str:
         return _parts(self.run)[0]
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def launched(self) -> Path:
-        """The Description with which the run was launched."""
-        return self.root / "launch.json"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def progress(self) -> Path:
-        return self.root / "progress.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.ndjson"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def launcher_log(self) -> Path:
-        return self.root / "launcher.log"
-
-    @property
-    def end_log(self) -> Path:
-        """The output of the command ``on_end``."""
-        return self.root / "on-end.log"
-
-    @property
-    def job(self) -> Path:
-        """The scheduler's job that the run was submitted as."""
-        return self.root / "job.json"
-
-    @property
-    def next(self) -> Path:
-        """The run that a requeued job started after this one."""
-        return self.root / "next.json"
-
-    @property
-    def previous(self) -> Path:
-        """The run that this one continues."""
-        return self.root / "previous.json"
-
-    @property
-    def requests(self) -> Path:
-        """The folder of requests to the launcher."""
-        return self.root / "requests"
-
-    @property
-    def fetching(self) -> Path:
-        """The progress of the results that are being fetched now."""
-        return self.root / "fetching.json"
-
-    @property
-    def hosts(self) -> Path:
-        """How to reach the hosts again after the launcher's end."""
-        return self.root / "hosts.json"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
 
     def log(self, task: TaskId) -> Path:
         return self.logs / task.log_name
@@ -138,15 +101,15 @@ def state_dir(environ: Mapping[str, str]) -> Path:
         _refuse_foreign_ways(path)  # before anything is created, and afterwards
         created = _make_folders(path)
         _refuse_foreign_ways(path)
-        found = path.stat()
-        if not created and _is_ours_and_empty(path, found):
+        status = path.stat()
+        if not created and _is_ours_and_empty(path, status):
             path.chmod(FOLDER_MODE)
-            found = path.stat()
+            status = path.stat()
     except OSError as error:
         raise ResourceError(
             f"cannot use the state folder {path}: {error.strerror}", hint=ELSEWHERE
         ) from error
-    refuse_open_folder(path, found, created=created)
+    refuse_open_folder(path, status, created=created)
     return path
 
 
@@ -293,9 +256,9 @@ def runs(state: Path) -> list[RunPaths]:
         ids = [name for name in os.listdir(state / "runs") if _RUN_ID.fullmatch(name)]  # noqa: PTH208 - names suffice
     except FileNotFoundError:
         return []
-    found = [RunPaths(state / "runs" / run) for run in ids]
+    records = [RunPaths(state / "runs" / run) for run in ids]
     crowd = Counter(_parts(run)[1] for run in ids)
-    return sorted(found, key=lambda paths: _age_key(paths, crowd), reverse=True)
+    return sorted(records, key=lambda paths: _age_key(paths, crowd), reverse=True)
 
 
 def find(state: Path, text: str | None) -> RunPaths:
@@ -303,22 +266,22 @@ def find(state: Path, text: str | None) -> RunPaths:
 
     A name means its newest run; None means the newest of all runs. Raises ConfigError.
     """
-    known = runs(state)
-    if not known:
+    records = runs(state)
+    if not records:
         raise _usage(str(state), "no runs yet", "`tfcluster launch` starts one")
     if text is None:
-        return known[0]
+        return records[0]
     for matches in (
-        [paths for paths in known if paths.run == text],
-        [paths for paths in known if paths.name == text][:1],
-        [paths for paths in known if paths.run.startswith(text)] if text else [],
+        [paths for paths in records if paths.run == text],
+        [paths for paths in records if paths.name == text][:1],
+        [paths for paths in records if paths.run.startswith(text)] if text else [],
     ):
         if len(matches) == 1:
             return matches[0]
         if matches:
             shown = _listed([paths.run for paths in matches])
             raise _usage(text, f"{len(matches)} runs begin with this", shown)
-    raise _usage(text, "no such run", _suggestion(text, known))
+    raise _usage(text, "no such run", _suggestion(text, records))
 
 
 def _parts(run: str) -> tuple[str, str]:

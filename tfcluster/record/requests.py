@@ -50,7 +50,7 @@ def take(paths: RunPaths) -> list[tuple[str, Command]]:
         names = sorted(os.listdir(paths.requests))  # noqa: PTH208 - names suffice
     except OSError:
         return []
-    found = []
+    requests = []
     for name in names[:_MOST]:
         if not name.endswith(_END) or name.startswith("."):
             continue
@@ -61,8 +61,8 @@ def take(paths: RunPaths) -> list[tuple[str, Command]]:
         except OSError:
             continue  # otherwise it would be taken again and again
         with suppress(ProtocolError):
-            found.append((name.removesuffix(_END), decode(request or {})))
-    return found
+            requests.append((name.removesuffix(_END), decode(request or {})))
+    return requests
 
 
 def _file(paths: RunPaths, number: str) -> Path:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.light_dataclasses import as_dict, dataclass, field
 from tfcluster.states import RunState, TaskState
 from tfcluster.vocabulary import FORMAT_VERSION
 
@@ -32,13 +32,7 @@ class ServingView:
     """The size of the variables that it holds, including the optimizers'."""
 
     def to_json(self) -> documents.PsCounters:
-        return {
-            "applied": self.applied,
-            "dropped": self.dropped,
-            "staleness_mean": self.staleness_mean,
-            "staleness_max": self.staleness_max,
-            "bytes": self.bytes,
-        }
+        return cast("documents.PsCounters", as_dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +55,7 @@ class FitView:
         return max(0, self.epochs * self.epoch_steps - done)
 
     def to_json(self) -> documents.FitProgress:
-        return {
-            "epoch": self.epoch,
-            "epochs": self.epochs,
-            "epoch_step": self.epoch_step,
-            "epoch_steps": self.epoch_steps,
-        }
+        return cast("documents.FitProgress", as_dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +70,13 @@ class TaskView:
     attempt: int = 0
     exit_code: int | None = None
     signal: str | None = None
+    step: int | None = None
+    steps_per_s: float | None = None
+    log: str | None = None
+    wait_share: float | None = None
+    """The share of its time, 0..1, that it waits for others."""
+    serving: ServingView | None = None
+    """Only for a ps that has variables."""
     cause: str | None = None
     phase: str | None = None
     """What the task is doing before it trains."""
@@ -88,13 +84,6 @@ class TaskView:
     """When the state or the phase began."""
     seconds: float | None = None
     """The number of seconds that it ran."""
-    step: int | None = None
-    steps_per_s: float | None = None
-    wait_share: float | None = None
-    """The share of its time, 0..1, that it waits for others."""
-    serving: ServingView | None = None
-    """Only for a ps that has variables."""
-    log: str | None = None
     fit: FitView | None = None
     """Its position in the latest ``fit``, kept after ``fit`` has ended."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -121,29 +110,15 @@ class TaskView:
         return steps / self.steps_per_s
 
     def to_json(self) -> documents.TaskReport:
-        return {
-            "task": self.task,
-            "host": self.host,
-            "address": self.address,
+        found = as_dict(self) | {
             "state": self.state.value,
-            "pid": self.pid,
-            "attempt": self.attempt,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "step": self.step,
-            "steps_per_s": self.steps_per_s,
-            "log": self.log,
-            "wait_share": self.wait_share,
             "serving": self.serving.to_json() if self.serving else None,
-            "phase": self.phase,
-            "cause": self.cause,
-            "seconds": self.seconds,
             "fit": self.fit.to_json() if self.fit else None,
             "metrics": dict(self.metrics),
             "left_s": None if self.left_s is None else round(self.left_s, 1),
-            "rss_bytes": self.rss_bytes,
-            "cpu_s": self.cpu_s,
         }
+        del found["since_s"]
+        return cast("documents.TaskReport", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,31 +143,24 @@ class HostView:
 class FailureView:
     """A failure; ``task`` is None if a host failed."""
 
-    task: str | None
-    host: str | None
-    exit_code: int | None
-    signal: str | None
-    cause: str
+    task: str | None = None
+    host: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str = "failed"
     log_tail: tuple[str, ...] = ()
     log: str | None = None
 
     def to_json(self) -> documents.TaskFailure:
-        return {
-            "task": self.task,
-            "host": self.host,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "cause": self.cause,
-            "log_tail": list(self.log_tail),
-            "log": self.log,
-        }
+        found = as_dict(self) | {"log_tail": list(self.log_tail)}
+        return cast("documents.TaskFailure", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsView:
     """The last fetch of files from a host that does not share the workdir."""
 
-    host: str
+    host: str = ""
     state: str = "incomplete"
     """fetched | incomplete | shared (there was nothing to fetch)"""
     folder: str | None = None
@@ -215,26 +183,10 @@ class ResultsView:
     """Why the whole fetch ended early."""
 
     def to_json(self) -> documents.FetchedResults:
-        return {
-            "host": self.host,
-            "state": cast("documents.FetchState", self.state),
-            "folder": self.folder,
-            "there": self.there,
-            "files": self.files,
-            "bytes": self.bytes,
-            "fetched": self.fetched,
-            "unchanged": self.unchanged,
-            "sent_bytes": self.sent_bytes,
-            "kept": _reasons(self.kept),
-            "growing": _reasons(self.growing),
-            "missed": _reasons(self.missed),
-            "missed_count": self.missed_count,
-            "cause": self.cause,
-        }
-
-
-def _reasons(pairs: tuple[tuple[str, str], ...]) -> list[documents.FileCause]:
-    return [{"path": path, "cause": cause} for path, cause in pairs]
+        found = as_dict(self)
+        for key in ("kept", "growing", "missed"):
+            found[key] = [{"path": path, "cause": why} for path, why in found[key]]
+        return cast("documents.FetchedResults", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +255,7 @@ class RunView:
 
     def to_json(self) -> documents.Status:
         """The object that ``status --json`` prints."""
-        first = self.first_failure
+        first, launcher = self.first_failure, self.launcher
         return {
             "schema": FORMAT_VERSION,
             "run": self.run,
@@ -322,7 +274,9 @@ class RunView:
             "swept": self.swept,
             "notes": list(self.notes),
             "results": [results.to_json() for results in self.results],
-            "launcher": _launcher_json(self.launcher),
+            "launcher": {"pid": launcher.pid, "host": launcher.host}
+            if launcher
+            else None,
             "follows": self.follows,
             "requeues": self.requeues,
             "requeued": self.requeued,
@@ -338,7 +292,3 @@ def iso_time(t_s: float | None) -> str | None:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t_s))
     except (OSError, OverflowError, ValueError):
         return None
-
-
-def _launcher_json(launcher: LauncherView | None) -> documents.LauncherProcess | None:
-    return {"pid": launcher.pid, "host": launcher.host} if launcher else None

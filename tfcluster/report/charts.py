@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.report.theme import COLOURS
+from tfcluster.report.html import COLOURS
 
 MUTED = -1
 """The colour of lines that are not distinguished."""
@@ -138,13 +138,10 @@ def bar_chart(
     height = max(1.2, 0.8 + _row_in(labels) * len(bars))
     with _axes(_WIDTH_IN, height) as (figure, axes):
         colours = [_colour(1 if i == marked else 0) for i in range(len(bars))]
-        places = list(range(len(bars)))
-        axes.barh(places, [value for _, value in bars], color=colours, height=0.7)
-        axes.set_yticks(places, labels)
-        axes.set_ylim(len(bars) - 0.4, -0.6)
+        values = [value for _, value in bars]
+        axes.barh(range(len(bars)), values, color=colours, height=0.7)
+        _name_rows(axes, labels)
         axes.set_xlim(0, most)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         axes.set_xlabel(x)
         _label(axes, x_text, None)
         return _svg(figure, alt)
@@ -165,14 +162,18 @@ def timeline(
                 edgecolors=_colour(block.colour),
                 linewidth=0.8,
             )
-        axes.set_yticks(list(range(len(rows))), labels)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+        _name_rows(axes, labels)
         axes.set_xlim(left=0)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
         axes.set_xlabel(x)
         _label(axes, x_text, None)
         return _svg(figure, alt)
+
+
+def _name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
 
 
 def downsampled(points: Sequence[Point], most: int) -> list[Point]:
@@ -180,7 +181,7 @@ def downsampled(points: Sequence[Point], most: int) -> list[Point]:
     if len(points) <= most:
         return list(points)
     width = -(-2 * len(points) // most)
-    found = []
+    kept_points = []
     for start in range(0, len(points), width):
         part = range(start, min(start + width, len(points)))
         known = [i for i in part if points[i][1] is not None]
@@ -190,8 +191,8 @@ def downsampled(points: Sequence[Point], most: int) -> list[Point]:
                 min(known, key=lambda i: points[i][1] or 0.0),
                 max(known, key=lambda i: points[i][1] or 0.0),
             }
-        found += [points[i] for i in sorted(kept)]
-    return found
+        kept_points += [points[i] for i in sorted(kept)]
+    return kept_points
 
 
 @contextmanager
@@ -232,8 +233,8 @@ def _different(low: float, high: float, text: Text) -> list[float]:
     """Places of ticks whose texts differ: fewer of them if there are few texts."""
     places: list[float] = []
     for count in range(_TICKS, 0, -1):
-        found = MaxNLocator(count, steps=_STEPS).tick_values(low, high)
-        places = [float(place) for place in found if low <= place <= high]
+        ticks = MaxNLocator(count, steps=_STEPS).tick_values(low, high)
+        places = [float(place) for place in ticks if low <= place <= high]
         if len({text(place) for place in places}) == len(places):
             return places
     return list({text(place): place for place in reversed(places)}.values())[::-1]

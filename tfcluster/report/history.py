@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.record.events import integer, number, text
 from tfcluster.record.metrics import Metrics, Sample
 from tfcluster.record.run_status import RunView
-from tfcluster.record.values import integer, number, text
 from tfcluster.states import TaskState
 
 _NOW = ("starting", "running", "stopping")
@@ -61,10 +61,10 @@ class History:
 
     def samples_of(self) -> dict[str, list[Sample]]:
         """The samples of each task, in the plan's order."""
-        found: dict[str, list[Sample]] = {task.task: [] for task in self.view.tasks}
+        by_task: dict[str, list[Sample]] = {task.task: [] for task in self.view.tasks}
         for sample in self.metrics.samples:
-            found.setdefault(sample.task, []).append(sample)
-        return {task: samples for task, samples in found.items() if samples}
+            by_task.setdefault(sample.task, []).append(sample)
+        return {task: samples for task, samples in by_task.items() if samples}
 
 
 def history(
@@ -104,14 +104,14 @@ def history(
 def spans(events: Sequence[Mapping[str, Any]], end_s: float) -> list[Interval]:
     """The periods of tasks in each state; a state that has not ended lasts until
     ``end_s``."""
-    found: list[Interval] = []
+    intervals: list[Interval] = []
     current: dict[str, tuple[int, str, float]] = {}
 
     def close(task: str, t_s: float, outcome: str = "") -> None:
         if (known := current.pop(task, None)) is not None:
             attempt, state, start_s = known
             end = max(start_s, t_s)
-            found.append(Interval(task, attempt, state, start_s, end, outcome))
+            intervals.append(Interval(task, attempt, state, start_s, end, outcome))
 
     for event in events:
         task, state, t_s = text(event, "task"), text(event, "state"), number(event, "t")
@@ -127,4 +127,4 @@ def spans(events: Sequence[Mapping[str, Any]], end_s: float) -> list[Interval]:
             close(task, t_s, state)
     for task in list(current):
         close(task, end_s)
-    return sorted(found, key=lambda span: span.start_s)
+    return sorted(intervals, key=lambda span: span.start_s)

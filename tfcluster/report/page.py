@@ -6,6 +6,7 @@ import json
 import shlex
 import time
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,15 @@ from tfcluster.record.metrics import Sample
 from tfcluster.record.run_status import FailureView, TaskView, iso_time
 from tfcluster.report import pictures
 from tfcluster.report.history import History
-from tfcluster.report.html import Content, document, element, lines, table
-from tfcluster.report.theme import POLICY, STYLE
+from tfcluster.report.html import (
+    POLICY,
+    STYLE,
+    Content,
+    document,
+    element,
+    lines,
+    table,
+)
 from tfcluster.states import RunState
 
 _MOST_METRICS = 12
@@ -88,7 +96,8 @@ def _head(history: History) -> list[Content]:
     if view.unknown_since_s is not None:
         state.append(f" (its state is unknown since {_clock(view.unknown_since_s)})")
     facts: list[tuple[str, Content]] = [("state", state)]
-    if view.reason and not (view.first_failure and view.reason in _causes(view)):
+    first = view.first_failure
+    if view.reason and not (first and view.reason == first.cause):
         facts.append(("reason", view.reason))
     if history.argv:
         facts.append(("command", element("code", shlex.join(history.argv))))
@@ -111,9 +120,9 @@ def _head(history: History) -> list[Content]:
 
 def _failures(history: History) -> list[Content]:
     view = history.view
-    found: list[Content] = []
+    parts: list[Content] = []
     if first := view.first_failure:
-        found += [element("h2", "First failure"), _failure(first)]
+        parts += [element("h2", "First failure"), _failure(first)]
     if view.secondary:
         shown = view.secondary[:_MOST_SECONDARY]
         heading = "Later failures, mostly because of the first one"
@@ -129,12 +138,12 @@ def _failures(history: History) -> list[Content]:
         ]
         if len(view.secondary) > len(shown):
             content.append(element("p", f"and {len(view.secondary) - len(shown)} more"))
-        found += [element("h3", heading), *content]
+        parts += [element("h3", heading), *content]
     hosts = [host for host in view.hosts if host.cause]
     if hosts:
         items = [element("li", f"{h.host}: {h.state}: {h.cause}") for h in hosts]
-        found += [element("h3", "Hosts in trouble"), element("ul", *items)]
-    return [element("section", *found, id="failures")] if found else []
+        parts += [element("h3", "Hosts in trouble"), element("ul", *items)]
+    return [element("section", *parts, id="failures")] if parts else []
 
 
 def _failure(failure: FailureView) -> ET.Element:
@@ -206,68 +215,50 @@ def _task_row(
 
 def _training(history: History) -> Section:
     name, heading = "training", "Losses and metrics"
-    found = pictures.metric_names(history)
-    if not found:
+    names = pictures.metric_names(history)
+    if not names:
         why = "Losses and metrics are those of Keras' fit; this run has reported none."
         return name, heading, [element("p", why, class_="soft")]
-    made = [pictures.metric(history, metric) for metric in found[:_MOST_METRICS]]
-    content: list[Content] = [element("div", *made, class_="pictures")]
-    if len(found) > len(made):
-        more = ", ".join(found[_MOST_METRICS:])
+    shown = [pictures.metric(history, metric) for metric in names[:_MOST_METRICS]]
+    content: list[Content] = [element("div", *shown, class_="pictures")]
+    if len(names) > len(shown):
+        more = ", ".join(names[_MOST_METRICS:])
         content.append(element("p", f"Not shown: {more}", class_="soft"))
     return name, heading, content
 
 
 def _speed(history: History) -> Section:
-    made = [
-        pictures.over_time(
-            history, "Steps per second", "steps/s", lambda s: s.steps_per_s
-        ),
-        pictures.waiting(history),
-    ]
-    return "speed", "Speed", _pictures(made)
+    steps = pictures.over_time(
+        history, "Steps per second", lambda s: s.steps_per_s, y="steps/s"
+    )
+    return "speed", "Speed", _pictures([steps, pictures.waiting(history)])
 
 
 def _usage(history: History) -> Section:
-    made = [
-        pictures.over_time(
-            history,
-            "Memory",
-            "",
-            lambda s: s.rss_bytes,
-            text=lambda n: byte_size(int(n)),
-        ),
-        pictures.over_time(
-            history, "CPU time", "", lambda s: s.cpu_s, text=lambda s: duration(s)
-        ),
-        pictures.over_time(history, "GPUs busy", "", _busy, text=_percent),
-        pictures.over_time(
-            history, "GPU memory", "", _gpu_bytes, text=lambda n: byte_size(int(n))
-        ),
+    charts = [
+        pictures.over_time(history, title, value, text=text)
+        for title, value, text in (
+            ("Memory", lambda s: s.rss_bytes, _size),
+            ("CPU time", lambda s: s.cpu_s, duration),
+            ("GPUs busy", _busy, _percent),
+            ("GPU memory", _gpu_bytes, _size),
+        )
     ]
-    return "usage", "Memory, CPU and GPUs", _pictures(made)
+    return "usage", "Memory, CPU and GPUs", _pictures(charts)
 
 
 def _exchanges(history: History) -> Section:
     carried = pictures.over_time(
-        history,
-        "Data exchanged",
-        "",
-        lambda s: s.exchanged_bytes,
-        text=lambda n: byte_size(int(n)),
+        history, "Data exchanged", lambda s: s.exchanged_bytes, text=_size
     )
-    found = pictures.exchanges(history)
-    made = [found[0] if found else None, carried]
-    content = _pictures(made)
-    return "exchanges", "Exchanges", [*content, *([found[1]] if found else [])]
+    picture, *numbers = pictures.exchanges(history) or (None,)
+    content = _pictures([picture, carried])
+    return "exchanges", "Exchanges", [*content, *numbers]
 
 
 def _hosts(history: History) -> Section:
     view = history.view
-    count: dict[str, int] = {}
-    for task in view.tasks:
-        if task.host:
-            count[task.host] = count.get(task.host, 0) + 1
+    tasks = Counter(task.host for task in view.tasks)
     if not view.hosts:
         return "hosts", "Hosts", []
     rows = []
@@ -278,7 +269,7 @@ def _hosts(history: History) -> Section:
             (
                 host.host,
                 host.state,
-                str(count.get(host.host, 0)),
+                str(tasks[host.host]),
                 str(machine.get("cpus") or ""),
                 str(len(gpus)) if isinstance(gpus, list) else "",
                 str(machine.get("python") or ""),
@@ -286,8 +277,8 @@ def _hosts(history: History) -> Section:
             )
         )
     header = ("host", "state", "tasks", "CPUs", "GPUs", "Python of the agent", "")
-    made = table(header, rows, caption="Hosts", numbers=(2, 3, 4))
-    return "hosts", "Hosts", [made]
+    hosts = table(header, rows, caption="Hosts", numbers=(2, 3, 4))
+    return "hosts", "Hosts", [hosts]
 
 
 def _configuration(history: History) -> Section:
@@ -332,9 +323,9 @@ def without_values(settings: Any) -> Any:
     return settings
 
 
-def _pictures(made: Sequence[ET.Element | None]) -> list[Content]:
-    found = [each for each in made if each is not None]
-    return [element("div", *found, class_="pictures")] if found else []
+def _pictures(pictures: Sequence[ET.Element | None]) -> list[Content]:
+    known = [picture for picture in pictures if picture is not None]
+    return [element("div", *known, class_="pictures")] if known else []
 
 
 def _facts(facts: Iterable[tuple[str, Content]]) -> ET.Element:
@@ -345,12 +336,12 @@ def _facts(facts: Iterable[tuple[str, Content]]) -> ET.Element:
 
 
 def _most_memory(history: History) -> dict[str, int]:
-    found: dict[str, int] = {}
+    most: dict[str, int] = {}
     for sample in history.metrics.samples:
         for size in (sample.rss_bytes, sample.max_rss_bytes):
             if size is not None:
-                found[sample.task] = max(size, found.get(sample.task, 0))
-    return found
+                most[sample.task] = max(size, most.get(sample.task, 0))
+    return most
 
 
 def _busy(sample: Sample) -> float | None:
@@ -363,6 +354,10 @@ def _gpu_bytes(sample: Sample) -> float | None:
     return float(sum(known)) if known else None
 
 
+def _size(count: float) -> str:
+    return byte_size(int(count))
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -371,10 +366,6 @@ def _where(failure: FailureView) -> str:
     if failure.task is None:
         return failure.host or "?"
     return f"{failure.task} on {failure.host}" if failure.host else failure.task
-
-
-def _causes(view: Any) -> list[str]:
-    return [view.first_failure.cause] if view.first_failure else []
 
 
 def _clock(t_s: float) -> Content:

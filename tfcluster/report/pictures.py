@@ -12,15 +12,15 @@ from tfcluster.record.metrics import EpochEnd, Sample
 from tfcluster.report import charts
 from tfcluster.report.charts import MUTED, Block, ChartLine, Point
 from tfcluster.report.history import History
-from tfcluster.report.html import Content, element, table
-from tfcluster.report.theme import COLOURS
+from tfcluster.report.html import COLOURS, Content, element, table
 
 _MOST_ROWS = 40
 _MOST_LINES = 64
 _MOST_EPOCHS = 50
 _ENOUGH_WAITING = 0.05
-_PHASES = {"starting": 4, "running": 0, "stopping": 6}
 _ENDS = {"failed": 7, "lost": 7, "succeeded": 2, "stopped": 6}
+_STATES = {"starting": 4, "running": 0, "stopping": 6, **_ENDS}
+"""The colours of states, and of running until an end."""
 _VALIDATION = "val_"
 
 
@@ -55,7 +55,7 @@ def timeline(history: History) -> ET.Element | None:
                     row=rows[span.task],
                     start=span.start_s - began_s,
                     end=span.end_s - began_s,
-                    colour={**_PHASES, **_ENDS}[state],
+                    colour=_STATES[state],
                 )
             )
     svg = charts.timeline(
@@ -66,11 +66,9 @@ def timeline(history: History) -> ET.Element | None:
         alt=f"When {plural(len(shown), 'task')} started, ran and ended; "
         "the numbers are in the table below",
     )
-    words = {**dict.fromkeys(_PHASES), **dict.fromkeys(_ENDS)}
-    names = {"running": "running", **{s: f"ran, and {s}" for s in _ENDS}}
     keys = [
-        PictureKey(names.get(s, s), {**_PHASES, **_ENDS}[s], block=True)
-        for s in words
+        PictureKey(f"ran, and {s}" if s in _ENDS else s, colour, block=True)
+        for s, colour in _STATES.items()
         if s in used
     ]
     more = len(tasks) - len(shown)
@@ -150,13 +148,13 @@ def metric(history: History, name: str) -> ET.Element:
 def over_time(
     history: History,
     title: str,
-    y: str,
     value: Callable[[Sample], float | None],
     *,
+    y: str = "",
     text: Callable[[float], str] | None = None,
 ) -> ET.Element | None:
     """A value of each task over time, if any task has it."""
-    found: dict[str, list[Point]] = {}
+    by_task: dict[str, list[Point]] = {}
     for task, samples in history.samples_of().items():
         points: list[Point] = []
         for before, sample in zip([None, *samples], samples, strict=False):
@@ -167,23 +165,23 @@ def over_time(
             if number is not None:
                 points.append((at, number))
         if any(point[1] is not None for point in points):
-            found[task] = points
-    if not found:
+            by_task[task] = points
+    if not by_task:
         return None
-    lines, keys = _told_apart(found)
+    lines, keys = _told_apart(by_task)
     write = text or (lambda number: f"{number:.1f}")
-    known = [v for points in found.values() for _, v in points if v is not None]
+    known = [v for points in by_task.values() for _, v in points if v is not None]
     svg = charts.line_chart(
         lines,
         x="time since the start",
         y=y,
         x_text=clock,
         y_text=text,
-        alt=f"{title} of {plural(len(found), 'task')} over the time, "
+        alt=f"{title} of {plural(len(by_task), 'task')} over the time, "
         f"between {write(min(known))} and {write(max(known))}",
     )
     rows = []
-    for task, points in found.items():
+    for task, points in by_task.items():
         numbers = [v for _, v in points if v is not None]
         last = write(numbers[-1])
         middle = write(statistics.median(numbers))

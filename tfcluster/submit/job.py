@@ -23,8 +23,8 @@ from tfcluster.model import Description
 from tfcluster.plan_document import task_parts
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.launched import save_launched
-from tfcluster.record.name_lock import hold_name
 from tfcluster.record.paths import RunPaths, create_run, state_dir
+from tfcluster.record.run_locks import hold_name
 from tfcluster.schedulers.base import (
     Ask,
     BatchScheduler,

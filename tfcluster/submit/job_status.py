@@ -15,13 +15,13 @@ from tfcluster.console.text import duration
 from tfcluster.errors import ExitCode, ResourceError
 from tfcluster.light_dataclasses import as_dict, replace
 from tfcluster.record.continuation import successor, was_requeued
+from tfcluster.record.events import Writer
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import last_lines
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
-from tfcluster.record.writer import Writer
 from tfcluster.schedulers import batch_scheduler
 from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError
 from tfcluster.schedulers.queries import asker

@@ -21,7 +21,7 @@ _HOST_STARTED = {"ready", "failed", "lost", "closed"}
 
 def launcher_items(events: Events, now_us: int) -> list[Item]:
     """The states of the run, failures, and the launcher's messages."""
-    states = [("starting", _began_us(events))] if events else []
+    states = [("starting", _us(events[0], "started"))] if events else []
     items: list[Item] = []
     for event in events:
         at_us = _us(event)
@@ -74,8 +74,8 @@ def _attempt_items(events: Events, attempt: int, now_us: int) -> Iterable[Item]:
     # The launcher's clock may have been set back in the meantime.
     ended_us = max(began_us, now_us if last is None else _us(last))
     keys = ("state", "exit_code", "signal", "cause", "pid")
-    known = {key: event[key] for event in events for key in keys if key in event}
-    yield Span(TASK, f"attempt {attempt}", began_us, ended_us, known)
+    args = {key: event[key] for event in events for key in keys if key in event}
+    yield Span(TASK, f"attempt {attempt}", began_us, ended_us, args)
     if attempt:
         yield Moment(TASK, f"restart: attempt {attempt}", began_us)
     states = [(str(e["state"]), _us(e)) for e in events if e.get("state") is not None]
@@ -134,10 +134,6 @@ def _is_start(event: Mapping[str, Any]) -> bool:
 def _attempt(event: Mapping[str, Any]) -> int:
     attempt = event.get("attempt")
     return attempt if isinstance(attempt, int) else 0
-
-
-def _began_us(events: Events) -> int:
-    return _us(events[0], "started")
 
 
 def _us(event: Mapping[str, Any], key: str = "t") -> int:

@@ -14,13 +14,8 @@ from tfcluster.verify.compare import Difference
 from tfcluster.verify.recorded import Recorded
 
 _RANDOM = {
-    "AlphaDropout",
-    "Dropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
+    *("Dropout", "AlphaDropout", "GaussianDropout", "GaussianNoise"),
+    *("SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D"),
 }
 _CLOSE = 1e-3
 _WHERE = {
@@ -60,33 +55,33 @@ def causes(
     warnings: Sequence[str],
 ) -> list[str]:
     """Sentences that explain the difference, the most probable one first."""
-    said = list(warnings)
+    reasons = list(warnings)
     if (method := of_method(runtime, ranks, size)) is not None:
-        return [*said, method]
+        return [*reasons, method]
     if found.kind == "run":
-        said.append(
+        reasons.append(
             "a number that a session returns covers only that worker's rows; after "
             "each step, the weights are equal"
         )
     if "sync_replicas" in ranks.methods:
-        said.append(_SYNC_REPLICAS)
+        reasons.append(_SYNC_REPLICAS)
     if found.kind == "learning_rate":
-        said.append(
+        reasons.append(
             "the program sets the learning rate by its rank or by the number of ranks: "
             "tfcluster keeps the global batch size, so do not scale the learning rate"
         )
     factor, known = found.factor, False
     if factor is not None and abs(factor - 1) > _CLOSE:
         words, known = _of_factor(factor, size)
-        said.append(words)
+        reasons.append(words)
     if ranks.clips and not known and found.kind in ("weight", "slot"):
-        said.append(
+        reasons.append(
             "gradients may have been clipped before the optimizer saw them: "
             + ", ".join(ranks.clips)
         )
     if found.kind in ("weight", "slot", "logs", "state"):
-        said += _of_layers(ranks)
-    return said
+        reasons += _of_layers(ranks)
+    return reasons
 
 
 def of_method(runtime: Runtime, ranks: Recorded, size: int) -> str | None:
@@ -94,7 +89,14 @@ def of_method(runtime: Runtime, ranks: Recorded, size: int) -> str | None:
     if size == 1:
         return None
     if ranks.methods:
-        return _of_tf1(runtime, ranks)
+        served = runtime.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
+        if not served or "independent" not in ranks.methods:
+            return None
+        return (
+            "the graph of TensorFlow 1 applies each worker's gradient as it arrives, "
+            "so the result differs by design (SyncReplicasOptimizer or mean=True "
+            "averages the workers' gradients)"
+        )
     if runtime.strategy is Strategy.LOCAL_SGD:
         return (
             "local_sgd: each rank makes steps of its own between two averagings, so "
@@ -113,17 +115,6 @@ def of_method(runtime: Runtime, ranks: Recorded, size: int) -> str | None:
     return None
 
 
-def _of_tf1(runtime: Runtime, ranks: Recorded) -> str | None:
-    served = runtime.strategy in (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
-    if served and "independent" in ranks.methods:
-        return (
-            "the graph of TensorFlow 1 applies each worker's gradient as it arrives, "
-            "so the result differs by design (SyncReplicasOptimizer or mean=True "
-            "averages the workers' gradients)"
-        )
-    return None
-
-
 def _of_factor(factor: float, size: int) -> tuple[str, bool]:
     """What a constant factor between the updates means, and whether that is certain."""
     words = f"the update of the weights is {factor:.4g} times that of one process"
@@ -137,14 +128,14 @@ def _of_factor(factor: float, size: int) -> tuple[str, bool]:
 
 
 def _of_layers(ranks: Recorded) -> list[str]:
-    said = []
-    if drawing := sorted(ranks.layers & _RANDOM | _augmenting(ranks.layers)):
-        said.append(
-            f"{', '.join(drawing)} draw random numbers: a program that divides its "
-            "data itself draws the same numbers for other rows"
-        )
-    return said
-
-
-def _augmenting(layers: frozenset[str]) -> set[str]:
-    return {name for name in layers if name.startswith("Random")}
+    drawing = [
+        layer
+        for layer in sorted(ranks.layers)
+        if layer in _RANDOM or layer.startswith("Random")
+    ]
+    if not drawing:
+        return []
+    return [
+        f"{', '.join(drawing)} draw random numbers: a program that divides its data "
+        "itself draws the same numbers for other rows"
+    ]

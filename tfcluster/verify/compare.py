@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.verify.noise import Noise
-from tfcluster.verify.recorded import Recorded, RecordedEvent, RecordedRun
+from tfcluster.verify.recorded import Recorded, RecordedEvent
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -45,10 +45,10 @@ class Difference:
     kind: str
     """learning_rate | weight | state | slot | logs | run | course | file | printed"""
     name: str
-    alone: float | None
+    alone: float | None = None
     """The value of the element that differs most, or of the loss or metric."""
-    ranks: float | None
-    relative: float | None
+    ranks: float | None = None
+    relative: float | None = None
     """The difference, relative to the largest value of the array."""
     of_noise: float | None = None
     """The difference, divided by the noise of one process."""
@@ -141,17 +141,17 @@ class _Comparing:
             ):
                 return _other_course(one, other, self.steps)
             if one.kind == "step":
-                found = self._step(one, other, before.get(one.of))
+                difference = self._step(one, other, before.get(one.of))
                 before[one.of] = one
                 self.steps += 1
             else:
-                found = self._logs(one, other, self.steps)
-            if found is not None:
-                return found
+                difference = self._logs(one, other, self.steps)
+            if difference is not None:
+                return difference
         return None
 
     def _fetched(
-        self, alone: Sequence[RecordedRun], ranks: Sequence[RecordedRun]
+        self, alone: Sequence[RecordedEvent], ranks: Sequence[RecordedEvent]
     ) -> Difference | None:
         """The first difference in what sessions returned, as far as both runs went.
 
@@ -159,9 +159,9 @@ class _Comparing:
         although all weights are equal.
         """
         for one, other in zip(alone, ranks, strict=False):
-            found = self._logs(one.event, other.event, one.after_steps)
-            if found is not None:
-                return found
+            difference = self._logs(one, other, one.after_steps)
+            if difference is not None:
+                return difference
         return None
 
     def _of_noise(
@@ -184,26 +184,20 @@ class _Comparing:
         """The first difference, in the order learning rate, weights, states, slots."""
         step = self.steps + 1
         mine, theirs = one.arrays(), other.arrays()
-        known = dict(zip(other.names, theirs, strict=True))
-        if len(known) != len(theirs):
-            known = {}  # the names are not distinct; the arrays have the same order
+        by_name = dict(zip(other.names, theirs, strict=True))
+        if len(by_name) != len(theirs):
+            by_name = {}  # the names are not distinct; the arrays have the same order
         floors = _floors(one, mine)
         for index, (kind, name) in enumerate(one.names):
-            if known and (kind, name) in known:
-                array = known[kind, name]
+            if by_name and (kind, name) in by_name:
+                array = by_name[kind, name]
             elif index < len(theirs) and other.names[index][0] == kind:
                 array = theirs[index]
             else:
                 if kind == "slot":
                     continue  # the array is on a ps
-                return Difference(
-                    step=step,
-                    kind="course",
-                    name=f"{_KINDS[kind]} {name} exists only alone",
-                    alone=None,
-                    ranks=None,
-                    relative=None,
-                )
+                text = f"{_KINDS[kind]} {name} exists only alone"
+                return Difference(step=step, kind="course", name=text)
             relative, at = array_difference(mine[index], array, floors.get(kind, 0.0))
             size = int(mine[index].size)
             part = self._of_noise(kind, (one.of, index), step, relative, size)
@@ -235,7 +229,6 @@ class _Comparing:
                     name=f"{words} exists only {where}",
                     alone=mine,
                     ranks=theirs,
-                    relative=None,
                 )
             relative = _relative(mine, theirs)
             kind = "run" if one.kind == "run" else "logs"
@@ -265,9 +258,7 @@ def _other_course(
         return f"model {event.of} reported {event.kind}"
 
     name = f"alone {words(one)}, but on the ranks {words(other)},"
-    return Difference(
-        step=steps, kind="course", name=name, alone=None, ranks=None, relative=None
-    )
+    return Difference(step=steps, kind="course", name=name)
 
 
 def _floors(event: RecordedEvent, arrays: list[npt.NDArray[Any]]) -> dict[str, float]:

@@ -1,15 +1,48 @@
-"""What one process differs from itself by, in each value and after each step. Pure.
+"""Which differences between runs are no differences: noise and tolerance. Pure.
 
-The noise is measured: the program runs alone twice, the second time with another number
-of threads and with gradients that are moved by about their rounding errors. Training
+The noise is what one process differs from itself by, in each value and after each step.
+It is measured: the program runs alone twice, the second time with another number of
+threads and with gradients that are moved by about their rounding errors. Training
 amplifies this, in some values to their whole size, as in a bias before a normalisation.
+
+The noise says nothing about the first loss, or about a value that the two runs round
+equally. Sums in another order change the last bits of these, too: hence the tolerance.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from tfcluster.verify.recorded import Recorded
+
+VARIABLE = "TF_DETERMINISTIC_OPS"
+_THREADS = "TF_NUM_INTRAOP_THREADS"
+
+
+def deterministic_variables(
+    gpus: Sequence[str], given: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment that makes TensorFlow's operations deterministic on GPUs.
+
+    Empty without a GPU, where the variable would only change input pipelines, and if
+    ``given`` already has a value.
+    """
+    return {VARIABLE: "1"} if gpus and VARIABLE not in given else {}
+
+
+def is_nondeterministic(reason: str, tail: Sequence[str]) -> bool:
+    """Whether a program failed because an operation has no deterministic form."""
+    return "determinis" in "\n".join([reason, *tail]).lower()
+
+
+def other_threads(given: Mapping[str, str]) -> dict[str, str]:
+    """The environment that gives TensorFlow's operations another number of threads."""
+    count = given.get(_THREADS, "") or str(len(os.sched_getaffinity(0)))
+    return {_THREADS: "2" if count == "1" else "1"}
+
 
 MARGIN = 8.0
 """How many times the measured difference counts as noise.
@@ -37,3 +70,38 @@ class Noise:
         grown = self.measured.get(value, [])
         place = bisect_right(grown, step, key=lambda each: each[0])
         return max(self.floor, MARGIN * grown[place - 1][1] if place else 0.0)
+
+
+ON_CPUS = 1e-5
+"""The tolerance that docs/equality.md uses."""
+ON_GPUS = 1e-4
+_FLOAT32, _TF32 = 2.0**-24, 2.0**-11
+"""The rounding error of one number, relative to its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The largest relative difference that always counts as equal, and the reason."""
+
+    value: float
+    why: str
+    given: bool = False
+    """Whether the user gave it: then the noise of one process does not count."""
+
+
+def tolerance(given: float | None, alone: Recorded, ranks: Recorded) -> Tolerance:
+    """The tolerance for these runs; ``given`` takes precedence."""
+    if given is not None:
+        return Tolerance(given, "as given with --tolerance", given=True)
+    unit = max(alone.unit, ranks.unit)
+    if any(run.gpus and run.tf32 for run in (alone, ranks)):
+        unit = max(unit, _TF32)
+    if unit > _FLOAT32:
+        return Tolerance(2 * unit, "twice the rounding error of the coarsest numbers")
+    if max(alone.gpus, ranks.gpus) > 0:
+        return Tolerance(
+            ON_GPUS,
+            "TensorFlow sees a GPU: smaller batches may get other kernels, and atomic "
+            "additions have no fixed order",
+        )
+    return Tolerance(ON_CPUS, "for float32 on CPUs, in another order of sums")

@@ -68,9 +68,9 @@ def compare_outputs(
     """
     if alone.folder is not None and ranks.folder is not None:
         noisy = None if again is None else again.folder
-        found = _files(alone.folder, ranks.folder, noisy, before, tolerance)
-        if found is not None:
-            return found
+        difference = _files(alone.folder, ranks.folder, noisy, before, tolerance)
+        if difference is not None:
+            return difference
     if alone.log is None:
         return None
     third = [] if again is None else again.lines
@@ -105,14 +105,14 @@ def _files(
 
 def _written(folder: Path, before: Mapping[str, Path]) -> dict[str, Path]:
     """The files that are new or changed, by their names without times."""
-    found = {}
+    files = {}
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
         if "__pycache__" in file.parts or not file.is_file() or file.is_symlink():
             continue
         if name not in before or not _same_bytes(file, before[name]):
-            found[_UNSTABLE.sub("*", name)] = file
-    return found
+            files[_UNSTABLE.sub("*", name)] = file
+    return files
 
 
 def _same_bytes(one: Path, other: Path) -> bool:
@@ -146,9 +146,9 @@ def _arrays(file: Path) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     if file.suffix == ".npy":
         yield "", np.load(file, allow_pickle=False)
     elif file.suffix == ".npz":
-        with np.load(file, allow_pickle=False) as found:
-            for name in found.files:
-                yield name, found[name]
+        with np.load(file, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                yield name, arrays[name]
     elif file.suffix == ".keras":
         with zipfile.ZipFile(file) as archive:
             for name in sorted(archive.namelist()):
@@ -161,15 +161,15 @@ def _arrays(file: Path) -> Iterator[tuple[str, npt.NDArray[Any]]]:
 def _in_hdf5(file: Path | io.BytesIO) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     import h5py
 
-    found: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
 
     def visit(name: str, one: Any) -> None:
         if isinstance(one, h5py.Dataset) and one.dtype.kind in "biufc":
-            found[name] = one[()]
+            arrays[name] = one[()]
 
     with h5py.File(file, "r") as opened:
         opened.visititems(visit)
-    yield from found.items()
+    yield from arrays.items()
 
 
 def _arrays_differ(
@@ -286,6 +286,4 @@ def _unit(number: str) -> float:
 
 
 def _output(kind: str, name: str) -> Difference:
-    return Difference(
-        step=-1, kind=kind, name=name, alone=None, ranks=None, relative=None
-    )
+    return Difference(step=-1, kind=kind, name=name)

@@ -26,6 +26,8 @@ class RecordedEvent:
 
     kind: str
     """step | batch | epoch | evaluate | train_on_batch | test_on_batch | run"""
+    after_steps: int
+    """The number of steps that had been recorded before."""
     of: int
     """The number of the optimizer or model, in order of first use."""
     logs: Mapping[str, float] = field(default_factory=dict)
@@ -40,26 +42,8 @@ class RecordedEvent:
 
         if self.file is None:
             return []
-        with np.load(self.file, allow_pickle=False) as found:
-            return [found[f"arr_{index}"] for index in range(len(self.names))]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """A call of ``session.run`` that returned numbers."""
-
-    after_steps: int
-    """The number of steps that had been recorded when it returned."""
-    event: RecordedEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Devices:
-    """What TensorFlow could compute on."""
-
-    gpus: int = 0
-    tf32: bool = False
-    """Whether products of float32 may be computed in TF32."""
+        with np.load(self.file, allow_pickle=False) as arrays:
+            return [arrays[f"arr_{index}"] for index in range(len(self.names))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +52,8 @@ class Recorded:
 
     events: tuple[RecordedEvent, ...]
     """The events in order, without those in ``runs``."""
-    runs: tuple[RecordedRun, ...] = ()
-    """What the program fetched from sessions of TensorFlow 1. If workers wait for each
+    runs: tuple[RecordedEvent, ...] = ()
+    """The numbers that sessions of TensorFlow 1 returned. If workers wait for each
     other, updates are applied while a session runs, so they have a separate order."""
     clips: tuple[str, ...] = ()
     """The program's lines that clip something outside of an optimizer."""
@@ -80,7 +64,10 @@ class Recorded:
     sync_replicas | mean"""
     not_compared: tuple[str, ...] = ()
     """What could not be recorded, in words."""
-    devices: Devices = Devices()
+    gpus: int = 0
+    """The number of GPUs that TensorFlow saw."""
+    tf32: bool = False
+    """Whether products of float32 may have been computed in TF32."""
     unit: float = 0.0
     """The rounding error of its coarsest sums, relative to their size; 0: unknown."""
 
@@ -98,17 +85,14 @@ def read(folder: Path) -> Recorded:
     # A run that was stopped may have left half a line.
     lines = [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
     events: list[RecordedEvent] = []
-    runs: list[RecordedRun] = []
+    runs: list[RecordedEvent] = []
     notes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     steps = 0
     for line in lines:
         if line["kind"] == "step" or "logs" in line:
-            event = _event(line, folder)
+            event = _event(line, folder, steps)
             steps += event.kind == "step"
-            if event.kind == _RUN:
-                runs.append(RecordedRun(steps, event))
-            else:
-                events.append(event)
+            (runs if event.kind == _RUN else events).append(event)
         else:
             notes[line["kind"]].append(line)
     return Recorded(
@@ -118,24 +102,19 @@ def read(folder: Path) -> Recorded:
         layers=frozenset(name for note in notes["layers"] for name in note["layers"]),
         methods=frozenset(note["method"] for note in notes["tf1"]),
         not_compared=tuple(note["what"] for note in notes["not_compared"]),
-        devices=_devices(notes["devices"]),
+        gpus=max((note["gpus"] for note in notes["devices"]), default=0),
+        tf32=any(note["tf32"] for note in notes["devices"]),
         unit=max((note["unit"] for note in notes["rounding"]), default=0.0),
     )
 
 
-def _devices(notes: Sequence[Mapping[str, Any]]) -> Devices:
-    return Devices(
-        gpus=max((note["gpus"] for note in notes), default=0),
-        tf32=any(note["tf32"] for note in notes),
-    )
-
-
-def _event(line: Mapping[str, Any], folder: Path) -> RecordedEvent:
+def _event(line: Mapping[str, Any], folder: Path, steps: int) -> RecordedEvent:
     if line["kind"] == "step":
         return RecordedEvent(
             kind="step",
+            after_steps=steps,
             of=line["optimizer"],
             file=folder / line["file"],
             names=tuple((kind, name) for kind, name in line["names"]),
         )
-    return RecordedEvent(kind=line["kind"], of=line["model"], logs=line["logs"])
+    return RecordedEvent(line["kind"], steps, of=line["model"], logs=line["logs"])

@@ -1,4 +1,4 @@
-"""The folder for copies and recordings; no verify leaves one behind for long.
+"""The folder for recordings and copies of the program's folder.
 
 A verify locks its folder. Its launchers inherit the lock, so it is held while any of
 them works there. If a verify is killed, its launcher, which ends with it, removes what
@@ -13,9 +13,11 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.errors import ResourceError
+from tfcluster.agent.file_names import ENVIRONMENT, NEVER, is_excluded
+from tfcluster.errors import ConfigError, Problem, ResourceError
 from tfcluster.record.files import open_private
 
 PREFIX = "tfcluster-verify-"
@@ -57,8 +59,8 @@ def remove_abandoned() -> None:
 
 
 def _is_ours(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    status = folder.lstat()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _remove_if_abandoned(folder: Path) -> None:
@@ -81,3 +83,72 @@ def _remove(folder: Path) -> None:
                 one.unlink()
         if [one.name for one in folder.iterdir()] == [_LOCK]:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+MOST_BYTES = 2 << 30
+MOST_FILES = 50_000
+
+
+def require_small(folder: Path) -> None:
+    """Raise ConfigError if ``folder`` has more than MOST_BYTES or MOST_FILES."""
+    total = 0
+    for count, file in enumerate(files_below(folder), 1):
+        total += file.lstat().st_size
+        if total > MOST_BYTES or count > MOST_FILES:
+            raise ConfigError(
+                [
+                    Problem(
+                        str(folder),
+                        f"is larger than {MOST_BYTES >> 30} GiB or {MOST_FILES:,} "
+                        "files, and `verify` runs the program in copies of its folder",
+                        "keep the data in another folder, or run the program in its "
+                        "own folder: --in-place",
+                    )
+                ]
+            )
+
+
+def copy_workdir(folder: Path, to: Path) -> None:
+    """Copy ``folder`` with its links, without environments and caches.
+
+    Raises ResourceError if a file cannot be read, or the disk is full.
+    """
+    try:
+        shutil.copytree(folder, to, symlinks=True, ignore=_skipped)
+    except shutil.Error as error:
+        for source, _, why in error.args[0]:
+            # A file that is gone by now was not the program's, which has not begun.
+            if os.path.lexists(source):
+                raise _not_copied(Path(source), why) from error
+    except OSError as error:
+        raise _not_copied(folder, str(error.strerror)) from error
+
+
+def _not_copied(source: Path, why: str) -> ResourceError:
+    hint = "--in-place runs the program in its own folder; TMPDIR is for the copies"
+    return ResourceError(f"cannot copy {source}: {why}", hint=hint)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files that are copied; links count as files."""
+    for root, folders, files in os.walk(folder):
+        skipped = _skipped(root, [*folders, *files])
+        folders[:] = [name for name in folders if name not in skipped]
+        for name in files:
+            if name not in skipped:
+                yield Path(root, name)
+
+
+def _skipped(root: str, names: list[str]) -> set[str]:
+    """Names to leave out: caches, virtual environments, sockets, pipes and devices."""
+    return {
+        name
+        for name in names
+        if is_excluded(name, (*NEVER, f"{PREFIX}*")) or _special(Path(root, name))
+    }
+
+
+def _special(path: Path) -> bool:
+    if path.is_symlink() or path.is_file():
+        return False
+    return not path.is_dir() or (path / ENVIRONMENT).exists()

@@ -1,13 +1,20 @@
-"""The answer of ``tfcluster verify`` as plain data."""
+"""The answer of ``tfcluster verify`` as plain data, and as JSON."""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, cast
 
 from tfcluster.model import Strategy
 from tfcluster.verify.compare import Comparison, Difference
-from tfcluster.verify.tolerance import Tolerance
+from tfcluster.verify.noise import Tolerance
+from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import checks as documents
+
 
 _REFUSAL = re.compile(r"(?:\w+\.)*CollectiveError: ")
 
@@ -70,3 +77,55 @@ class Verdict:
     @property
     def equal(self) -> bool:
         return self.comparison is not None and self.first is None
+
+
+def as_json(verdict: Verdict) -> documents.Verification:
+    """The document of a verdict."""
+    comparison, first = verdict.comparison, verdict.first
+    return {
+        "schema": FORMAT_VERSION,
+        "equal": verdict.equal,
+        "ranks": verdict.size,
+        "strategy": str(verdict.strategy),
+        "of_noise": _finite(comparison.of_noise) if comparison else None,
+        "tolerance": verdict.tolerance.value if verdict.tolerance else None,
+        "tolerance_reason": verdict.tolerance.why if verdict.tolerance else None,
+        "compared_with": verdict.baseline or "one process",
+        "by_chance": verdict.by_chance,
+        "not_compared": list(verdict.not_compared),
+        "steps": comparison.steps if comparison else 0,
+        "to_the_end": verdict.complete,
+        "largest_difference": _finite(comparison.largest) if comparison else None,
+        "compared": {
+            each.kind: {
+                "values": each.compared,
+                "largest": _finite(each.largest),
+                "of_noise": _finite(each.of_noise),
+            }
+            for each in (comparison.quantities if comparison else ())
+        },
+        "first_difference": None if first is None else _difference(first),
+        "causes": list(verdict.causes),
+        "failed_alone": _failure(verdict.failed_alone),
+        "failed_on_ranks": _failure(verdict.failed_on_ranks),
+    }
+
+
+def _failure(failure: TrialFailure | None) -> documents.FailedTrial | None:
+    if failure is None:
+        return None
+    found = asdict(failure) | {"tail": list(failure.tail)}
+    return cast("documents.FailedTrial", found)
+
+
+def _difference(first: Difference) -> documents.FirstDifference:
+    found = {
+        key: _finite(value) if isinstance(value, float) else value
+        for key, value in asdict(first).items()
+    }
+    return cast("documents.FirstDifference", found | {"text": first.words()})
+
+
+def _finite(value: float | None) -> float | None:
+    """The value, or None if it is not finite, which JSON cannot express."""
+    return value if value is not None and math.isfinite(value) else None

@@ -17,7 +17,7 @@ from tests.planning.descriptions import hosts as some_hosts
 from tests.protocol.kinds import example, examples
 from tfcluster import __version__, exit_causes
 from tfcluster.agent import channel, events, loop
-from tfcluster.agent.console_queue import ConsoleQueue
+from tfcluster.agent.console_lines import ConsoleQueue
 from tfcluster.compose import compose
 from tfcluster.console.screen import Screen
 from tfcluster.launcher import hosts as launcher_hosts
@@ -31,9 +31,9 @@ from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
-from tfcluster.record.metrics_writer import MetricsWriter
+from tfcluster.record.events import Writer
+from tfcluster.record.metrics import MetricsWriter
 from tfcluster.record.paths import create_run
-from tfcluster.record.writer import Writer
 
 _PORTION = 1 << 15
 _CLOSING_S = 10.0

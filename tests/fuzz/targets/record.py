@@ -12,15 +12,9 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of
 from tests.planning.descriptions import describe
 from tfcluster import description_json
-from tfcluster.console.views import failures, outcome, run_list, status
+from tfcluster.console.views import failures, status
 from tfcluster.errors import ConfigError, ContactLostError, StartError
-from tfcluster.record import (
-    continuation,
-    events,
-    launched,
-    load_run,
-    logs,
-)
+from tfcluster.record import continuation, events, launched, load_run, logs
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.submit import job_input
 
@@ -53,8 +47,8 @@ def _load(data: bytes) -> None:
         assert json.loads(shown)["run"]
         text = [
             *status.status(view, _NOW_S),
-            *outcome.outcome(view),
-            *run_list.run_list([view], _NOW_S),
+            *failures.outcome(view),
+            *status.run_list([view], _NOW_S),
             status.status_line(view, _NOW_S),
         ]
         if view.first_failure:
@@ -195,7 +189,7 @@ def _job_seed() -> bytes:
     return _line(description_json.to_plain(given))
 
 
-_VIEWS = (status, outcome, run_list, failures)
+_VIEWS = (status, failures, status, failures)
 
 TARGETS = (
     Target(

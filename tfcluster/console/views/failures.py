@@ -1,15 +1,17 @@
-"""Shows failures: the first one with its victims, and equal ones of hosts. Pure."""
+"""How a run ended: its failures, equal ones only once, and its tasks. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
+from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
-from tfcluster.console.style import PLAIN, Style
+from tfcluster.console.text import duration, fold_tasks, is_rank, table
 from tfcluster.host_patterns import fold
-from tfcluster.record.run_status import FailureView, RunView
-from tfcluster.vocabulary import RANKED_TYPES
+from tfcluster.record.run_status import FailureView, RunView, TaskView
+from tfcluster.states import TaskState
 
 _TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"
@@ -28,7 +30,7 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
     first = view.first_failure
     if first is None:
         return []
-    ranks = [task.task for task in view.tasks if _is_rank(task.task)]
+    ranks = [task.task for task in view.tasks if is_rank(task.task)]
     alike = [each for each in view.secondary if _same_cause(each, first)]
     all_alike = len(ranks) > 1 and len(alike) == len(ranks) - 1
     headline = _headline(first, f"all {len(ranks):,} ranks" if all_alike else "")
@@ -44,8 +46,8 @@ def failure(view: RunView, style: Style = PLAIN) -> list[str]:
         lines.append(f"  log: {sanitise_word(first.log)}")
     failed = {e.host: [e.cause] for e in view.secondary if e.host and not e.task}
     # In the order of the plan: tasks fail in any order, and ranges are easier to read.
-    known = [each.host for each in view.hosts if each.host in failed]
-    hosts = {host: failed[host] for host in dict.fromkeys([*known, *failed])}
+    planned = [each.host for each in view.hosts if each.host in failed]
+    hosts = {host: failed[host] for host in dict.fromkeys([*planned, *failed])}
     lines += fold_errors(hosts, style)[:_HOSTS]
     if len(hosts) > _HOSTS:
         lines.append(style.dim(f"{len(hosts):,} hosts failed in total"))
@@ -63,9 +65,9 @@ def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> li
     In the order of hosts; lines after a host's first line are indented.
     """
     alike: dict[tuple[str, ...], list[str]] = {}
-    for host, said in errors.items():
+    for host, lines in errors.items():
         # Messages that differ only in the host's own name are equal.
-        text = tuple(_without(host, sanitise_word(line)) for line in said)
+        text = tuple(_without(host, sanitise_word(line)) for line in lines)
         alike.setdefault(text, []).append(host)
     folded = []
     for text, hosts in alike.items():
@@ -84,8 +86,8 @@ def _headline(failure: FailureView, who_else: str) -> str:
         where = f" on {sanitise_word(failure.host)}"
     cause = sanitise_word(failure.cause)
     fate = how_it_ended(failure.exit_code, failure.signal)
-    known = not fate or fate.removeprefix("exit ") in cause
-    remarks = ", ".join(each for each in ("" if known else fate, who_else) if each)
+    mentioned = not fate or fate.removeprefix("exit ") in cause
+    remarks = ", ".join(each for each in ("" if mentioned else fate, who_else) if each)
     return f"{who}{where}: {cause}" + (f" ({remarks})" if remarks else "")
 
 
@@ -96,13 +98,9 @@ def how_it_ended(exit_code: int | None, signal: str | None) -> str:
     return "" if exit_code is None else f"exit {exit_code}"
 
 
-def _is_rank(task: str) -> bool:
-    return task.partition(":")[0] in RANKED_TYPES
-
-
 def _same_cause(one: FailureView, first: FailureView) -> bool:
     """Whether another rank failed, too, and for the same reason."""
-    return bool(one.task) and _is_rank(one.task or "") and one.cause == first.cause
+    return bool(one.task) and is_rank(one.task or "") and one.cause == first.cause
 
 
 def _tail(lines: Sequence[str]) -> list[str]:
@@ -130,3 +128,66 @@ def _without(host: str, line: str) -> str:
         if line.startswith(mark):
             return line[len(mark) :]
     return line
+
+
+_ROWS = 40
+
+
+def outcome(view: RunView, style: Style = PLAIN) -> list[str]:
+    """The table at the end: task, host, exit, time.
+
+    If there are very many tasks, only failed and lost ones are listed, up to a limit.
+    """
+    first = view.first_failure.task if view.first_failure else None
+    shown = view.tasks
+    if len(shown) > _ROWS:
+        shown = tuple(t for t in shown if t.state in (TaskState.FAILED, TaskState.LOST))
+        shown = tuple(sorted(shown, key=lambda task: task.task != first))[:_ROWS]
+    listed = {task.task for task in shown}
+    rest = [task for task in view.tasks if task.task not in listed]
+    rows = [_row(task, first) for task in shown]
+
+    def paint(row: int, column: int, cell: str) -> str:
+        if row < 0:
+            return style.dim(cell)
+        if column == 2:
+            return style.by_state(shown[row].state, cell)
+        return style.red(cell) if column == 4 else cell
+
+    lines = table(rows, ("task", "host", "end", "time", ""), right=(3,), paint=paint)
+    return lines + [
+        f"{fold_tasks(names)}: {state}" for state, names in _by_state(rest).items()
+    ]
+
+
+def where_logs_are(view: RunView, style: Style = PLAIN) -> list[str]:
+    """The folder of the logs, unless a failure already shows it."""
+    if view.first_failure is not None or not view.tasks or not view.tasks[0].log:
+        return []
+    folder = sanitise_word(str(PurePath(view.tasks[0].log).parent))
+    return [style.dim(f"logs: {folder} (tfcluster logs {sanitise_word(view.run)})")]
+
+
+def _row(task: TaskView, first: str | None) -> tuple[str, ...]:
+    return (
+        sanitise_word(task.task),
+        sanitise_word(task.host or ""),
+        _end(task),
+        duration(task.seconds) if task.seconds is not None else "",
+        "<- first failure" if task.task == first else "",
+    )
+
+
+def _end(task: TaskView) -> str:
+    """``succeeded``, ``failed, exit 3``, or just ``stopped``: the signal was ours."""
+    fate = how_it_ended(task.exit_code, task.signal)
+    if task.state is TaskState.FAILED and fate:
+        return f"{task.state}, {fate}"
+    return task.state_words
+
+
+def _by_state(tasks: list[TaskView]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for task in tasks:
+        names.setdefault(task.state_words, []).append(sanitise_word(task.task))
+    return names

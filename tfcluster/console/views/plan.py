@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import plural, table
 from tfcluster.host_patterns import fold
 
@@ -31,7 +31,7 @@ def plan(
 ) -> list[str]:
     """Hosts, tasks and where values came from; ``full``: with all variables.
 
-    ``document`` is the document of ``plan --json``, or has ``cluster`` once instead of
+    ``document`` is that of ``plan --json``, but with ``cluster`` once instead of
     ``tf_config`` in every task. ``origins`` maps dotted keys to places.
     """
     tasks: list[Json] = list(document.get("tasks", ()))
@@ -52,12 +52,14 @@ def plan(
         title = f"environment of {_word(requirements.get('file'))}, made on each host "
         title += "that lacks it; its Python runs the tasks"
         lines += _section(title, _packages(requirements), style)
-    if known := _transport(document.get("transport")):
-        lines += _section("transport between ranks", [known], style)
+    if transport := _transport(document.get("transport")):
+        lines += _section("transport between ranks", [transport], style)
     for kind, group in _groups(tasks).items():
         title = f"{_word(kind)}: {plural(len(group), 'task')}"
         lines += _section(title, _group(group if full else _plain(group)), style)
-    lines += _section("TF_CONFIG of each task", _cluster(document, tasks), style)
+    lines += _section(
+        "TF_CONFIG of each task", _cluster(document.get("cluster", {}), tasks), style
+    )
     if origins:
         rows = [(_word(key), _word(place)) for key, place in origins.items()]
         lines += _section("where values came from", table(rows), style)
@@ -174,8 +176,8 @@ def _own(task: Json, shared: frozenset[str]) -> Iterator[str]:
     """The settings that only this task has."""
     env = task.get("env") or {}
     own = {key: value for key, value in env.items() if key not in shared}
-    if said := _assignments(own):
-        yield "env  " + " ".join(said)
+    if assignments := _assignments(own):
+        yield "env  " + " ".join(assignments)
     if filters := task.get("device_filters"):
         yield "sees only  " + " ".join(map(_word, filters))
 
@@ -197,16 +199,8 @@ def _command(task: Json) -> str:
     return _word(shlex.join(map(str, task.get("argv") or ())))
 
 
-def _cluster(document: Json, tasks: Sequence[Json]) -> list[str]:
-    cluster = document.get("cluster")
-    if cluster is None and tasks:
-        # All tasks have the same cluster, even the evaluator.
-        config = tasks[0].get("tf_config")
-        config = json.loads(config) if isinstance(config, str) else config
-        cluster = config.get("cluster") if isinstance(config, Mapping) else None
-    if not isinstance(cluster, Mapping):
-        return []
-    rows = [("cluster", _word(job), _addresses(list(a))) for job, a in cluster.items()]
+def _cluster(cluster: Mapping[str, Sequence[str]], tasks: Sequence[Json]) -> list[str]:
+    rows = [("cluster", _word(job), _addresses(a)) for job, a in cluster.items()]
     rows = [row if i == 0 else ("", *row[1:]) for i, row in enumerate(rows)]
     own = [
         ("" if i else "task", _word(task.get("task")), _task_part(task))
@@ -219,10 +213,6 @@ def _cluster(document: Json, tasks: Sequence[Json]) -> list[str]:
 
 def _task_part(task: Json) -> str:
     """The ``task`` part of a task's TF_CONFIG, as JSON."""
-    config = task.get("tf_config")
-    config = json.loads(config) if isinstance(config, str) else config
-    if isinstance(config, Mapping):
-        return _word(json.dumps(config.get("task")))
     kind, _, index = str(task.get("task")).partition(":")
     return _word(f'{{"type": {json.dumps(kind)}, "index": {index}}}')
 

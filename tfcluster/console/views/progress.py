@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.console.text import clock, fold_tasks, plural
-from tfcluster.console.views.training import epoch_text, loss_text, step_text
+from tfcluster.console.text import clock, fold_tasks, is_rank, plural
+from tfcluster.console.views.status import epoch_text, loss_text, step_text
 from tfcluster.host_patterns import fold
 from tfcluster.record.run_status import HostView, RunView, TaskView
 from tfcluster.states import TaskState
-from tfcluster.vocabulary import RANKED_TYPES
 
 _NAMED = 3
 _WAIT_WORTH_NAMING = 0.05
@@ -21,22 +20,22 @@ def starting(view: RunView, now_s: float) -> str:
     hosts = [host for host in view.hosts if host.state in ("pending", "starting")]
     if hosts and not any(_is_up(task) or task.phase for task in view.tasks):
         groups = _by_age((_host_doing(h), h.since_s, h.host) for h in hosts)
-        said = "; ".join(
+        doing_now = "; ".join(
             f"{sanitise_word(fold(names))} {_since(doing, since_s, now_s)}"
             for doing, since_s, names in groups[:_NAMED]
         )
         counted = plural(len(view.hosts), "host")
-        return f"waiting for {len(hosts):,} of {counted}: {said}" + _more(groups)
+        return f"waiting for {len(hosts):,} of {counted}: {doing_now}" + _more(groups)
     tasks = [task for task in view.tasks if not _is_up(task)]
     if not tasks:
         return "starting"
     groups = _by_age((_doing(task), task.since_s, task.task) for task in tasks)
-    said = "; ".join(
+    doing_now = "; ".join(
         f"{sanitise_word(fold_tasks(names))} {_since(doing, since_s, now_s)}"
         for doing, since_s, names in groups[:_NAMED]
     )
     counted = plural(len(view.tasks), "task")
-    return f"waiting for {len(tasks):,} of {counted}: {said}" + _more(groups)
+    return f"waiting for {len(tasks):,} of {counted}: {doing_now}" + _more(groups)
 
 
 def running(view: RunView, now_s: float) -> str:
@@ -95,11 +94,7 @@ def _phases(tasks: Iterable[TaskView]) -> str:
     """What training tasks are doing before their first step."""
     doing: dict[str, list[str]] = {}
     for task in tasks:
-        if (
-            task.task.split(":")[0] in RANKED_TYPES
-            and task.phase
-            and not task.state.final
-        ):
+        if is_rank(task.task) and task.phase and not task.state.final:
             doing.setdefault(task.phase, []).append(task.task)
     return "; ".join(
         sanitise_word(f"{fold_tasks(names)} {phase}") for phase, names in doing.items()
@@ -149,8 +144,8 @@ def _by_age(
 
 
 def _since(doing: str, since_s: float | None, now_s: float) -> str:
-    said = sanitise_word(doing)
-    return said if since_s is None else f"{said}, {max(0, int(now_s - since_s))} s"
+    words = sanitise_word(doing)
+    return words if since_s is None else f"{words}, {max(0, int(now_s - since_s))} s"
 
 
 def _more(groups: Sequence[object]) -> str:

@@ -26,12 +26,12 @@ def result_lines(view: ResultsView) -> list[str]:
     if view.cause is not None:
         why = sanitise_word(view.cause)
         lines.append(f"warning: results from {host} are incomplete: {why}")
-    for names, said in (
+    for names, words in (
         (view.kept, "not replaced by the file of"),
         (view.growing, "still written to on"),
     ):
         lines += [
-            f"{said} {host}: {sanitise_word(path)}: {sanitise_word(why)}"
+            f"{words} {host}: {sanitise_word(path)}: {sanitise_word(why)}"
             for path, why in names
         ]
     lines += [
@@ -74,13 +74,13 @@ def progress_text(hosts: Mapping[str, Mapping[str, Any]]) -> str:
         for host, each in hosts.items()
     }
     busy = {host: size for host, size in sizes.items() if size[0] < size[1]}
-    said = ", ".join(
+    amounts = ", ".join(
         f"{sanitise_word(host)} {byte_size(done)} of {byte_size(total)}"
         for host, (done, total) in list(busy.items())[:_SHOWN_HOSTS]
     )
     left = len(busy) - _SHOWN_HOSTS
     more = f" and {left} more hosts" if left > 0 else ""
-    return f"fetching results: {said}{more}" if said else "fetching results"
+    return f"fetching results: {amounts}{more}" if amounts else "fetching results"
 
 
 def _counts(view: ResultsView) -> str:

@@ -1,31 +1,48 @@
-"""The state of a run: a header and a table of its tasks, or one line. Pure."""
+"""The state of a run: a header and a table of its tasks, or a line in a list. Pure."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise_word
-from tfcluster.console.style import PLAIN, Style
 from tfcluster.console.text import byte_size, clock, duration, table, times
 from tfcluster.console.views.failures import failure, how_it_ended
 from tfcluster.console.views.results import result_summary
-from tfcluster.console.views.training import epoch_text, loss_text, step_text
-from tfcluster.record.run_status import RunView, ServingView, TaskView
-from tfcluster.states import RunState, TaskState
+from tfcluster.record.run_status import FitView, RunView, ServingView, TaskView
+from tfcluster.states import RunState
+
+_LOSS = "loss"
+
+
+def epoch_text(fit: FitView | None) -> str:
+    """``3/12``; ``3`` if the number of epochs is unknown."""
+    return "" if fit is None else _of(fit.epoch, fit.epochs)
+
+
+def step_text(task: TaskView) -> str:
+    """``17/23`` in an epoch; otherwise the number of all steps."""
+    if task.fit is not None and task.fit.epoch_step is not None:
+        return _of(task.fit.epoch_step, task.fit.epoch_steps)
+    return "" if task.step is None else str(task.step)
+
+
+def loss_text(task: TaskView) -> str:
+    """``0.3125``; ``nan`` for a value that is not a finite number."""
+    if _LOSS not in task.metrics:
+        return ""
+    loss = task.metrics[_LOSS]
+    return "nan" if loss is None else f"{loss:.4g}"
+
+
+def _of(part: int, whole: int | None) -> str:
+    return str(part) if whole is None else f"{part}/{whole}"
+
 
 _HEADER = (
-    "task",
-    "state",
-    "host",
-    "pid",
-    "epoch",
-    "step",
-    "steps/s",
-    "loss",
-    "waiting",
-    "left",
-    "end",
-    "",
+    *("task", "state", "host", "pid", "epoch", "step", "steps/s", "loss", "waiting"),
+    *("left", "end", ""),
 )
 _NUMBERS = range(3, 10)
 _STATE = 1
@@ -59,11 +76,7 @@ def state_words(view: RunView, now_s: float, style: Style) -> str:
     if view.unknown_since_s is not None:
         seen = clock_time(view.unknown_since_s, now_s)
         return style.yellow(f"unknown since {seen}") + f" (was {view.state})"
-    word = str(view.state)
-    if view.state in (RunState.FAILED, RunState.LOST):
-        word = style.red(word)
-    elif view.state is RunState.SUCCEEDED:
-        word = style.green(word)
+    word = style.by_state(view.state, str(view.state))
     if view.exit_code is not None and view.state is not RunState.SUCCEEDED:
         word += f" (exit code {view.exit_code})"
     return word
@@ -96,11 +109,11 @@ def _chain(view: RunView) -> list[str]:
 def _troubles(view: RunView) -> list[str]:
     """Reasons and notes that the first failure does not mention, each once."""
     first = view.first_failure
-    said = [first.cause] if first else []
+    causes = [first.cause] if first else []
     lines = []
-    if view.reason and view.reason not in said:
+    if view.reason and view.reason not in causes:
         lines.append(f"reason: {sanitise_word(view.reason)}")
-        said.append(view.reason)
+        causes.append(view.reason)
     failed = {each.host for each in (first, *view.secondary) if each and not each.task}
     lines += [
         sanitise_word(f"host {host.host}: {host.state}: {host.cause}")
@@ -110,7 +123,7 @@ def _troubles(view: RunView) -> list[str]:
     return lines + [
         f"note: {sanitise_word(note)}"
         for note in view.notes
-        if not any(note.startswith(f"{each}:") for each in said)
+        if not any(note.startswith(f"{each}:") for each in causes)
     ]
 
 
@@ -120,12 +133,8 @@ def _tasks(view: RunView, style: Style) -> list[str]:
     def paint(row: int, column: int, cell: str) -> str:
         if row < 0:
             return style.dim(cell)
-        if column != _STATE:
-            return cell
         state = view.tasks[row].state
-        if state in (TaskState.FAILED, TaskState.LOST):
-            return style.red(cell)
-        return style.green(cell) if state is TaskState.SUCCEEDED else cell
+        return style.by_state(state, cell) if column == _STATE else cell
 
     return table(rows, _HEADER, right=_NUMBERS, paint=paint)
 
@@ -175,3 +184,32 @@ def clock_time(t_s: float, now_s: float) -> str:
         return "?"
     today = then[:3] == now[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+_RUN_HEADER = ("run", "backend", "began", "took", "state")
+
+
+def run_list(views: Sequence[RunView], now_s: float, style: Style = PLAIN) -> list[str]:
+    """A header and one line for each run, in the given order."""
+    rows = [_run_row(view, now_s, style) for view in views]
+
+    def paint(row: int, column: int, cell: str) -> str:
+        return style.dim(cell) if row < 0 else cell
+
+    return table(rows, _RUN_HEADER, right=(3,), paint=paint)
+
+
+def _run_row(view: RunView, now_s: float, style: Style) -> tuple[str, ...]:
+    began_s, until_s = view.started_s, view.ended_s
+    if until_s is None and not view.state.final:
+        until_s = view.unknown_since_s or now_s
+    took = ""
+    if began_s is not None and until_s is not None:
+        took = duration(until_s - began_s)
+    return (
+        sanitise_word(view.run),
+        sanitise_word(view.backend or ""),
+        "" if began_s is None else clock_time(began_s, now_s),
+        took,
+        state_words(view, now_s, style),
+    )

@@ -28,7 +28,7 @@ class LocalScheduler(Scheduler):
     here = True
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
-        from tfcluster.agent.devices import gpus
+        from tfcluster.agent.gpus import gpus
 
         del description  # there is only this machine
         return Allocation(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent import open_files
+from tfcluster.agent import proc
 from tfcluster.errors import HostError, StartError
 from tfcluster.host_list import host_names
 from tfcluster.model import Host, HostEntry, Interpreter
@@ -68,7 +68,7 @@ class SshStarter:
 
 
 def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
-    open_files.allow(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
+    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
     sources = _sources(memory, env)
     routes = {
         name: route(entry, sources)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.agent.lines import Budget, ConsoleLines, Tail, shorten, visible
+from tfcluster.agent.console_lines import Budget, ConsoleLines, Tail, shorten, visible
 
 EVERYTHING = 1 << 30
 OUTPUT = st.text("ab\r\n", max_size=8).map(str.encode) | st.binary(max_size=8)

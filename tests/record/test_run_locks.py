@@ -18,7 +18,7 @@ from tests.record.programs import RIVAL, line_of, program
 from tests.time_limits import allow_s
 from tfcluster.errors import ActiveRunError
 from tfcluster.record.liveness import identity, try_lock
-from tfcluster.record.name_lock import hold_name
+from tfcluster.record.run_locks import hold_name
 
 NOW_S = 1795169700.0
 RUN = "digits-20261120-101500-3f2a"

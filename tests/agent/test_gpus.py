@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import Agent
-from tfcluster.agent.devices import gpus
+from tfcluster.agent.gpus import gpus
 
 
 def test_all_of_the_drivers_are_ours_where_nobody_says_otherwise(

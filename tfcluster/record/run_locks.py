@@ -1,15 +1,11 @@
-"""Ensures that only one active run holds a name that a user gave.
-
-Each name has a lock file, which is unlocked when its holder dies and is never removed:
-between finding a file unlocked and removing it, another process may lock it, and a
-third process would then lock a new file of the same name.
-"""
+"""What only the holder of a lock may do: use a name for a run, and remove a record."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +13,19 @@ from tfcluster.errors import ActiveRunError, ResourceError
 from tfcluster.light_dataclasses import as_dict, dataclass
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import Lock, identity, try_lock
-from tfcluster.record.paths import names_dir, valid_name
+from tfcluster.record.paths import RunPaths, names_dir, valid_name
 
 _PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class NameLock:
-    """A name that this process holds until ``release`` or its death."""
+    """A name that this process holds until ``release`` or its death.
+
+    Each name has a lock file, which is never removed: between finding a file unlocked
+    and removing it, another process may lock it, and a third process would then lock a
+    new file of the same name.
+    """
 
     name: str
     lock: Lock
@@ -84,3 +85,57 @@ def _taken(name: str, holder: Mapping[str, Any]) -> ActiveRunError:
         f"{who} already uses the name '{name}'{since}{where}",
         hint=f"use --name OTHER, or run `tfcluster stop {name}` first",
     )
+
+
+_REMOVED = ".removed"
+"""The suffix of folders that are being removed, so that no reader lists them."""
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of all files below ``folder``; does not follow links."""
+    size = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(where, name)).st_size  # noqa: PTH118 - many files
+            except OSError:
+                continue
+    return size
+
+
+def remove_run(paths: RunPaths) -> bool:
+    """Remove the record of a run. False if the run has a launcher: nothing is removed.
+
+    Raises OSError, and ResourceError if its lock cannot be taken.
+    """
+    import shutil  # only to remove something: it takes long to import
+
+    lock = try_lock(paths.lock)
+    if lock is None:
+        return False
+    try:
+        # Rename it first: readers find the whole record or nothing.
+        aside = paths.root.with_name(paths.root.name + _REMOVED)
+        paths.root.rename(aside)
+        shutil.rmtree(aside)
+    finally:
+        lock.release()
+    return True
+
+
+def remove_rests(state: Path) -> None:
+    """Remove what an interrupted removal has left. Raises OSError."""
+    import shutil  # as above
+
+    for rest in (state / "runs").glob(f"*{_REMOVED}"):
+        shutil.rmtree(rest)
+
+
+def old_crash_files(state: Path, before_s: float) -> Iterator[Path]:
+    """The crash files that were written before this Unix time."""
+    for path in sorted(state.glob("crash-*.txt")):
+        try:
+            if path.lstat().st_mtime < before_s:
+                yield path
+        except OSError:
+            continue

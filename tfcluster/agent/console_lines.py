@@ -1,22 +1,24 @@
-"""Splits raw output into lines for a console, and keeps the last ones. Pure.
+"""Lines of output for the launcher's console: splits, limits and queues them.
 
-Knows no files and no channel; the time and the number of permitted lines are arguments.
+Knows no files, no channel and no frames.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 
-from tfcluster.agent.constants import (
-    CONSOLE_BYTES_PER_S,
-    LINE_BYTES,
-    LINES_PER_S,
-    TAIL_CHARS,
-    TAIL_LINES,
-    UPDATE_INTERVAL_S,
-)
 from tfcluster.light_dataclasses import dataclass, field
+
+_LINE_BYTES = 16 << 10
+_LINES_PER_S = 2000
+_CONSOLE_BYTES_PER_S = 1 << 20
+UPDATE_INTERVAL_S = 0.5  # between two updates of a progress bar (lines that end in \r)
+_LOG_QUEUE_BYTES = 4 << 20
+_LOG_FRAME_BYTES = 48 << 10  # before JSON escapes of up to 12 bytes per character
+_TAIL_LINES = 20
+_TAIL_CHARS = 2000
 
 
 @dataclass
@@ -62,7 +64,7 @@ class ConsoleLines:
     """
 
     def __init__(
-        self, limit: int = LINE_BYTES, interval_s: float = UPDATE_INTERVAL_S
+        self, limit: int = _LINE_BYTES, interval_s: float = UPDATE_INTERVAL_S
     ) -> None:
         self._limit = limit
         self._interval_s = interval_s
@@ -119,7 +121,7 @@ class ConsoleLines:
 class Tail:
     """The last lines of a stream, as a terminal shows them, in bounded memory."""
 
-    def __init__(self, count: int = TAIL_LINES, chars: int = TAIL_CHARS) -> None:
+    def __init__(self, count: int = _TAIL_LINES, chars: int = _TAIL_CHARS) -> None:
         self._chars = chars
         self._limit = 4 * chars  # a character has at most four bytes
         self._lines: deque[bytes] = deque(maxlen=count)
@@ -148,7 +150,9 @@ class Budget:
     """Limits the rates of lines and of bytes, both with a burst of one second."""
 
     def __init__(
-        self, lines_per_s: float = LINES_PER_S, bytes_per_s: float = CONSOLE_BYTES_PER_S
+        self,
+        lines_per_s: float = _LINES_PER_S,
+        bytes_per_s: float = _CONSOLE_BYTES_PER_S,
     ) -> None:
         self._rates = (lines_per_s, bytes_per_s)
         self._lines, self._bytes = self._rates
@@ -165,3 +169,104 @@ class Budget:
     def spend(self, lines: Sequence[bytes]) -> None:
         self._lines -= len(lines)
         self._bytes -= sum(map(len, lines))
+
+
+_LINE_COST = 64
+
+
+Source = tuple[str, int]
+"""The task that wrote the output, and its attempt."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Lines of one source; ``dropped`` lines came before them."""
+
+    source: Source
+    lines: list[str] = field(default_factory=list)
+    dropped: int = 0
+    dropped_bytes: int = 0
+    cost: int = 0
+
+
+class ConsoleQueue:
+    """A queue that drops its oldest lines when it is full, but keeps their number.
+
+    The capture thread fills it, the loop's thread empties it.
+    """
+
+    def __init__(self, limit: int = _LOG_QUEUE_BYTES) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._chunks: deque[Chunk] = deque()
+        self._cost = 0
+        self._drops: dict[Source, tuple[int, int]] = {}
+
+    def put(self, source: Source, lines: Sequence[str]) -> None:
+        """Queue lines, oldest first."""
+        with self._lock:
+            for line in lines:
+                self._append(source, line)
+            while self._cost > self._limit:
+                self._forget_oldest()
+
+    def drop(self, source: Source, lines: int, count_bytes: int) -> None:
+        """Count lines as dropped, after all lines that were put so far."""
+        if lines or count_bytes:
+            with self._lock:
+                self._add_drops(source, lines, count_bytes)
+
+    def settle(self, source: Source) -> bool:
+        """Queue the count of drops that no line follows; returns if there was one."""
+        with self._lock:
+            if source not in self._drops:
+                return False
+            self._begin(source)
+            return True
+
+    def take(self) -> Chunk | None:
+        """The oldest lines, as many as fit into a frame; None if there are none."""
+        with self._lock:
+            if not self._chunks:
+                return None
+            chunk = self._chunks.popleft()
+            self._cost -= chunk.cost
+            return chunk
+
+    def _append(self, source: Source, line: str) -> None:
+        chunk = self._chunks[-1] if self._chunks else None
+        fits = chunk is not None and chunk.source == source
+        if chunk is None or not fits or source in self._drops or self._full(chunk):
+            chunk = self._begin(source)
+        chunk.lines.append(line)
+        chunk.cost += len(line) + _LINE_COST
+        self._cost += len(line) + _LINE_COST
+
+    @staticmethod
+    def _full(chunk: Chunk) -> bool:
+        return chunk.cost >= _LOG_FRAME_BYTES
+
+    def _begin(self, source: Source) -> Chunk:
+        dropped, dropped_bytes = self._drops.pop(source, (0, 0))
+        chunk = Chunk(source, [], dropped, dropped_bytes, cost=_LINE_COST)
+        self._cost += chunk.cost
+        self._chunks.append(chunk)
+        return chunk
+
+    def _forget_oldest(self) -> None:
+        old = self._chunks.popleft()
+        self._cost -= old.cost
+        lines = old.dropped + len(old.lines)
+        count_bytes = old.dropped_bytes + sum(
+            len(line.encode("utf-8", "surrogateescape")) + 1 for line in old.lines
+        )
+        heir = next((c for c in self._chunks if c.source == old.source), None)
+        if heir is None:
+            self._add_drops(old.source, lines, count_bytes)
+        else:
+            heir.dropped += lines
+            heir.dropped_bytes += count_bytes
+
+    def _add_drops(self, source: Source, lines: int, count_bytes: int) -> None:
+        before = self._drops.get(source, (0, 0))
+        self._drops[source] = (before[0] + lines, before[1] + count_bytes)

@@ -1,19 +1,42 @@
-"""Asks NVIDIA's management library (NVML) how busy the GPUs are, in a thread.
+"""Finds the GPUs that we may use on this host, and asks NVIDIA how busy they are.
 
-The library comes with the driver. Loading it may take seconds, and a broken driver may
-never answer: nobody waits for it. https://docs.nvidia.com/deploy/nvml-api
+NVIDIA's management library (NVML) comes with the driver. Loading it may take seconds,
+and a broken driver may never answer. So only a thread asks it, and nobody waits for
+that thread. https://docs.nvidia.com/deploy/nvml-api
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 
 from tfcluster.protocol.messages import Gpu
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from typing import Any
+
+
+_NVIDIA = "/proc/driver/nvidia/gpus"
+
+
+def gpus(
+    environ: Mapping[str, str], folder: str | os.PathLike[str] = _NVIDIA
+) -> tuple[str, ...]:
+    """The devices in CUDA_VISIBLE_DEVICES if it is set, else all devices, by number.
+
+    Finds no GPU in containers that lack the driver's folder.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(word.strip() for word in visible.split(",") if word.strip())
+    try:
+        count = len(os.listdir(folder))
+    except OSError:
+        return ()
+    return tuple(map(str, range(count)))
+
 
 _DRIVER = "/proc/driver/nvidia/version"
 _LIBRARY = "libnvidia-ml.so.1"
@@ -38,11 +61,6 @@ class GpuUsage:
             )
             self._thread.start()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait until the thread has found out that there is no library."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-
     def of(self, visible: str | None) -> list[Gpu]:
         """The usage of the GPUs in CUDA_VISIBLE_DEVICES; of all GPUs if it is None."""
         latest = self.latest
@@ -60,8 +78,8 @@ class GpuUsage:
         pause = threading.Event()
         try:
             nvml = _Nvml(self._library)
-            while (found := nvml.read()) is not None:
-                self.latest = found
+            while (usage := nvml.read()) is not None:
+                self.latest = usage
                 pause.wait(_INTERVAL_S)
         except (OSError, AttributeError):
             self.latest = []  # no library, or an old one that lacks a function

@@ -1,4 +1,4 @@
-"""Every listening TCP socket of this network namespace, as the kernel knows them.
+"""Lists the TCP sockets that listen on this host, and those that tasks have open.
 
 Netlink (sock_diag(7)) lets the kernel look at listening sockets only. /proc/net/tcp has
 the same data, but to produce it the kernel walks through the table of all connections,
@@ -7,6 +7,8 @@ which took 30 times as long where it was measured. It is read where there is no 
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator
@@ -45,9 +47,9 @@ def listeners() -> list[Listener]:
             socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
         ) as link:
             return [
-                found
+                listener
                 for family in (socket.AF_INET, socket.AF_INET6)
-                for found in _asked(link, family)
+                for listener in _asked(link, family)
             ]
     except OSError:
         return from_proc()
@@ -55,11 +57,11 @@ def listeners() -> list[Listener]:
 
 def from_proc() -> list[Listener]:
     """All listening TCP sockets, from /proc."""
-    found: list[Listener] = []
+    rows: list[Listener] = []
     for name in ("tcp", "tcp6"):
         with suppress(OSError), open(f"{PROC}/net/{name}") as lines:
-            found += parse(lines)
-    return found
+            rows += parse(lines)
+    return rows
 
 
 def parse(lines: Iterable[str]) -> Iterator[Listener]:
@@ -91,3 +93,68 @@ def _asked(link: socket.socket, family: int) -> Iterator[Listener]:
                 _, port, uid, inode = answer
                 yield Listener(int.from_bytes(port, "big"), uid, inode)
             at += (size + 3) // 4 * 4
+
+
+_PIDFD_OPEN, _PIDFD_GETFD = 434, 438
+"""System call numbers, the same on every architecture of Linux."""
+_SOCKET = "socket:["
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A socket that a process has open."""
+
+    pid: int
+    number: int
+    inode: int
+
+
+def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
+    """The sockets that these processes have open."""
+    sockets: list[Descriptor] = []
+    for pid in pids:
+        folder = f"{PROC}/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue  # the process has ended
+        for name in names:
+            try:
+                target = os.readlink(f"{folder}/{name}")
+            except OSError:
+                continue  # closed in the meantime
+            if target.startswith(_SOCKET):
+                inode = int(target.removeprefix(_SOCKET).rstrip("]"))
+                sockets.append(Descriptor(pid, int(name), inode))
+    return sockets
+
+
+def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
+    """Yield a duplicate of each socket, to set options on it, and then close it.
+
+    Sockets that were closed in the meantime are skipped. Uses pidfd_getfd(2), which
+    exists since Linux 5.6 and requires the right to trace the process. The agent has
+    it, because tasks are its descendants and run as the same user.
+
+    Raises OSError if the kernel does not allow it.
+    """
+    try:
+        import ctypes  # only for programs that may listen: it takes long to import
+    except ImportError as error:  # Python can be built without it
+        raise OSError("the agent's Python has no ctypes") from error
+
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    for each in descriptors:
+        # Not os.pidfd_open: a Python that was built for old kernels has none.
+        process = call(_PIDFD_OPEN, each.pid, 0)
+        if process >= 0:
+            copy = call(_PIDFD_GETFD, process, each.number, 0)
+            code = ctypes.get_errno()
+            os.close(process)
+        else:
+            copy, code = -1, ctypes.get_errno()
+        if copy >= 0:
+            with socket.socket(fileno=copy) as duplicate:
+                yield duplicate
+        elif code not in (errno.EBADF, errno.ESRCH):
+            raise OSError(code, os.strerror(code))

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tfcluster.agent.listening_sockets import Listener, from_proc, listeners
+from tfcluster.agent.tcp_sockets import Listener, from_proc, listeners
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -41,7 +41,7 @@ def test_many_listeners_are_all_found() -> None:
 def test_proc_is_read_where_there_is_no_netlink(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfcluster.agent.listening_sockets._NETLINK_SOCK_DIAG", 31)
+    monkeypatch.setattr("tfcluster.agent.tcp_sockets._NETLINK_SOCK_DIAG", 31)
     with socket.socket() as found:
         found.bind(("", 0))
         found.listen()

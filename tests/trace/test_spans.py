@@ -8,8 +8,7 @@ import random
 import pytest
 
 from tests.trace.rules import Trace
-from tfcluster.trace.chrome import pieces
-from tfcluster.trace.spans import Moment, Process, Span, lanes
+from tfcluster.trace.spans import Moment, Process, Span, lanes, pieces
 
 
 def _written(*processes: Process, start_us: int = 0) -> Trace:

@@ -1,4 +1,4 @@
-"""Patterns of names and paths in a working directory. Pure.
+"""Names of files: as texts of frames, as bytes of this host, and in patterns. Pure.
 
 Launcher and agent use the same patterns, so that both agree on which files are meant.
 """
@@ -6,10 +6,36 @@ Launcher and agent use the same patterns, so that both agree on which files are 
 from __future__ import annotations
 
 import fnmatch
+import os
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+
+def raw(text: str) -> bytes:
+    """A text of a frame as bytes; works for any text.
+
+    Not os.fsencode: the launcher's text is UTF-8, whatever this host's locale is.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a surrogate pair stands for no byte
+        return text.encode("utf-8", "surrogatepass")
+
+
+def local_name(text: str) -> str:
+    """A path in a frame, for functions of ``os``."""
+    return os.fsdecode(raw(text))
+
+
+def local_path(text: str) -> Path:
+    """A path in a frame, as a Path. Importing pathlib delays the agent's start."""
+    from pathlib import Path
+
+    return Path(local_name(text))
+
 
 NEVER = (
     *(".git", ".hg", ".svn", "__pycache__", "*.pyc", "node_modules"),
@@ -19,6 +45,11 @@ NEVER = (
 """Names that are never copied in either direction."""
 BY_HOST = "results-by-host"
 """The folder in which the results of several hosts are kept, in one folder per host."""
+RESULT_FILES = 10_000
+"""The largest number of files in a listing of results."""
+RESULT_PIECE_BYTES = 64 << 10
+"""Pieces are small, so that a slow line still passes some frame every few seconds: a
+host that sends no complete frame counts as silent."""
 ENVIRONMENT = "pyvenv.cfg"
 """Marks a virtual environment, which is of no use on another host."""
 
