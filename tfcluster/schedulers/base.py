@@ -8,6 +8,7 @@ asks for a scheduler's name.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -76,6 +77,23 @@ class SchedulerError(ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+def one_line(answer: CommandAnswer, prefix: str = "") -> str:
+    """A command's message without ``prefix``, a pattern at the start of its lines."""
+    text = answer.stderr.strip() or answer.stdout
+    lines = [
+        re.sub(f"^(?:{prefix})", "", " ".join(line.split()))
+        for line in text.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(dict.fromkeys(lines))[:300]
+
+
+def refusal(command: str, message: str, hints: Mapping[str, str]) -> SchedulerError:
+    """The error that a job is refused; ``hints`` are by words of the message."""
+    hint = next((hint for word, hint in hints.items() if word in message), None)
+    return SchedulerError(f"{command} refused the job: {message or 'no answer'}", hint)
 
 
 def setting(kind: str, about: str, default: Any = None) -> Any:
