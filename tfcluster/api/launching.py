@@ -92,9 +92,7 @@ def begin(
     _refuse_recursion(known)
     description = _described(config, known, **given)
     if usual_name is not None and not description.named:
-        from tfcluster.config.pipeline import as_name
-
-        description = replace(description, name=as_name(usual_name))
+        description = replace(description, name=configuration.as_name(usual_name))
     run, child = launcher_child.start(
         description, known, detach=detach, scratch=scratch
     )

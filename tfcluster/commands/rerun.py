@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tfcluster import schedulers
 from tfcluster.commands.launch import launch_described
-from tfcluster.config.paths import folder_problem
+from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
