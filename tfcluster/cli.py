@@ -433,9 +433,9 @@ def rerun(**options: Any) -> int:
     tfcluster rerun
     tfcluster rerun digits-20261120-101500-3f2a --name second -d
     """
-    from tfcluster.commands import rerun
+    from tfcluster.commands import launch
 
-    return rerun.rerun(environ=os.environ, **options)
+    return launch.rerun(environ=os.environ, **options)
 
 
 @cli.command()
@@ -470,9 +470,9 @@ def stacks(**options: Any) -> int:
     tfcluster stacks
     tfcluster stacks digits worker:1
     """
-    from tfcluster.commands import stacks
+    from tfcluster.commands import launcher_requests
 
-    return stacks.stacks(environ=os.environ, **options)
+    return launcher_requests.stacks(environ=os.environ, **options)
 
 
 @cli.command()
@@ -493,9 +493,9 @@ def resize(**options: Any) -> int:
     tfcluster resize digits hosts+=node9
     tfcluster resize digits worker=12 hosts+=node[9-10]:4 --now
     """
-    from tfcluster.commands import resize as command
+    from tfcluster.commands import launcher_requests
 
-    return command.resize(environ=os.environ, **options)
+    return launcher_requests.resize(environ=os.environ, **options)
 
 
 @cli.command()
@@ -612,9 +612,9 @@ def list_runs(**options: Any) -> int:
     tfcluster list --limit 100
     tfcluster list --json | jq -r '.runs[] | select(.state == "failed") | .run'
     """
-    from tfcluster.commands import list_runs
+    from tfcluster.commands import status_logs
 
-    return list_runs.list_runs(environ=os.environ, **options)
+    return status_logs.list_runs(environ=os.environ, **options)
 
 
 @cli.command()
@@ -680,9 +680,9 @@ def setup(**options: Any) -> int:
     \b
     tfcluster setup cluster.yaml
     """
-    from tfcluster.commands import setup
+    from tfcluster.commands import doctor
 
-    return setup.setup(environ=os.environ, **options)
+    return doctor.setup(environ=os.environ, **options)
 
 
 @_command_with_words("[CONFIG.yaml] [-- COMMAND...]")
@@ -820,7 +820,7 @@ def completion(shell: str) -> int:
     """
     from tfcluster.commands import completion
 
-    put(completion.script(shell))
+    put(completion.SCRIPTS[shell])
     return 0
 
 
