@@ -180,7 +180,7 @@ def test_the_command_prints_the_script(shell_name: str) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == script(shell_name)
+    assert done.stdout == SCRIPTS[shell_name]
 
 
 def test_pressing_tab_creates_nothing(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ import click  # noqa: E402 - only once Ctrl-C is harmless
 
 from tfcluster import __version__, schedulers  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
-from tfcluster.errors import ExitCode, ResourceError, TfclusterError  # noqa: E402
+from tfcluster.errors import ExitCode, TfclusterError  # noqa: E402
 from tfcluster.vocabulary import STRATEGIES  # noqa: E402
 
 if _EARLY:
@@ -854,11 +854,11 @@ def _guarded(command: Callable[[], int | None]) -> int:
         return ExitCode.OK
     except FileNotFoundError as error:
         if _has_folder():
-            return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
+            return _crashed(error)
         gone = "error: the current directory no longer exists"
         return _refused([gone, "  hint: cd to one that does"], ExitCode.USAGE)
     except Exception as error:
-        return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
+        return _crashed(error)
 
 
 def _has_folder() -> bool:
@@ -889,12 +889,7 @@ def _refused(lines: list[str], code: ExitCode) -> ExitCode:
     return code
 
 
-def _crashed(error: Exception) -> TfclusterError:
-    """A bug in tfcluster: the traceback goes to a file, the user sees one line."""
-    from tfcluster.crash import save_crash
+def _crashed(error: Exception) -> ExitCode:
+    from tfcluster.crash import crashed
 
-    where = save_crash(error, os.environ)
-    kept = f"; please report it with {where}" if where else ""
-    return ResourceError(
-        f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
-    )
+    return _refused(crashed(error, os.environ).lines(), ExitCode.RESOURCES)

@@ -27,8 +27,7 @@ from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
 from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths, find, state_dir, valid_name
-from tfcluster.schedulers.base import BatchScheduler
-from tfcluster.schedulers.queries import asker
+from tfcluster.schedulers.base import BatchScheduler, asker
 from tfcluster.state_folder import state_path
 from tfcluster.task_id import TaskId
 

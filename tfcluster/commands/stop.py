@@ -31,7 +31,7 @@ from tfcluster.schedulers.process_channel import OwnHostStarter
 from tfcluster.schedulers.starting import Starter
 from tfcluster.states import RunState
 from tfcluster.submit.job import find_job
-from tfcluster.submit.stopping import cancel_requeued, stop_job
+from tfcluster.submit.job_status import cancel_requeued, stop_job
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0

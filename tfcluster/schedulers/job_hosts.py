@@ -14,7 +14,7 @@ from pathlib import Path
 from tfcluster.errors import ConfigError, Problem, StartError
 from tfcluster.host_patterns import host_name_problem
 from tfcluster.model import Description, Host
-from tfcluster.schedulers.queries import asker
+from tfcluster.schedulers.base import asker
 
 ASK_S = 60.0
 CUDA = ("CUDA_VISIBLE_DEVICES",)

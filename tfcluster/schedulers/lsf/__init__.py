@@ -19,6 +19,7 @@ from tfcluster.schedulers.base import (
     JobPhase,
     JobState,
     SchedulerError,
+    asker,
     one_line,
     placeholders,
     refusal,
@@ -39,7 +40,6 @@ from tfcluster.schedulers.lsf.settings import (
     gpus_of_host,
     mistakes,
 )
-from tfcluster.schedulers.queries import asker
 
 _ASK_S = 3.0
 _STALE = "start a new shell, or `unset ${!LSB_@}`, if this shell is not inside a job"

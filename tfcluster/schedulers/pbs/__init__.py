@@ -24,6 +24,7 @@ from tfcluster.schedulers.base import (
     JobPhase,
     JobState,
     SchedulerError,
+    asker,
     one_line,
     placeholders,
     refusal,
@@ -45,7 +46,6 @@ from tfcluster.schedulers.pbs.settings import (
     gpus_of_chunk,
     mistakes,
 )
-from tfcluster.schedulers.queries import asker
 
 _ASK_S = 3.0
 _SWEEP_S = 5.0

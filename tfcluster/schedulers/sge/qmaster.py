@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from tfcluster.errors import StartError
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.schedulers.queries import told
+from tfcluster.schedulers.base import output_of
 
 ASK_S = 3.0
 
@@ -67,7 +67,7 @@ class Qmaster:
             program = find_program(name, self.environ)
         except StartError:
             return ""
-        return told((program, *words), self.environ, ASK_S)
+        return output_of((program, *words), self.environ, ASK_S)
 
 
 def parse_job(said: str) -> JobFacts | None:

@@ -10,10 +10,10 @@ from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers.base import (
     BatchScheduler,
     Requeuing,
+    asker,
     gpus_of_all,
     placeholders,
 )
-from tfcluster.schedulers.queries import asker
 from tfcluster.schedulers.slurm.controller import Controller, state, submit
 from tfcluster.schedulers.slurm.request import (
     ADVICE,

@@ -18,10 +18,11 @@ from tfcluster.schedulers.base import (
     JobPhase,
     JobState,
     SchedulerError,
+    asker,
     one_line,
+    output_of,
     refusal,
 )
-from tfcluster.schedulers.queries import asker, told
 from tfcluster.schedulers.slurm.srun import own_words
 
 ASK_S = 3.0
@@ -122,7 +123,7 @@ class Controller:
         return said if answer.exit_code else None
 
     def _ask(self, *words: str) -> str:
-        return told(("scontrol", *words), self.environ, ASK_S)
+        return output_of(("scontrol", *words), self.environ, ASK_S)
 
 
 def fields(said: str) -> dict[str, str]:
