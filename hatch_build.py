@@ -59,7 +59,7 @@ class FilesHook(BuildHookInterface[Any]):
 def _generated() -> dict[str, str]:
     """The files by their place in the wheel."""
     from tfcluster import __version__, cli, config
-    from tfcluster.commands.completion_scripts import SCRIPTS
+    from tfcluster.commands.completion import SCRIPTS
     from tools.cli_reference import commands
     from tools.man_page import man_page
 

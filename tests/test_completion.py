@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster import config
-from tfcluster.commands.completion import script, setting_words
+from tfcluster.commands.completion import SCRIPTS, setting_words
 from tfcluster.schedulers import names
 
 SHELLS = ("bash", "zsh", "fish")
@@ -73,7 +73,7 @@ class _Shell:
             start_new_session=True,
         )
         os.close(theirs)
-        (folder / "completion").write_text(script(shell))
+        (folder / "completion").write_text(SCRIPTS[shell])
         self._send(f"{_READY[shell]} source {folder}/completion; echo BE''GIN\n")
         self._wait("BEGIN")
 
@@ -148,7 +148,7 @@ def test_real_shells_complete(shell: _Shell) -> None:
 def test_fish_completes(folder: Path) -> None:
     if shutil.which("fish") is None:
         pytest.skip("no fish")
-    (folder / "completion").write_text(script("fish"))
+    (folder / "completion").write_text(SCRIPTS["fish"])
     lines = [line for line, _ in LINES.values() if "ssh-keysc" not in line]
     asked = "; ".join(f"complete -C '{line}'; echo ---" for line in lines)
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_the_command_prints_the_script(shell_name: str) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == script(shell_name)
+    assert done.stdout == SCRIPTS[shell_name]
 
 
 def test_pressing_tab_creates_nothing(tmp_path: Path) -> None:

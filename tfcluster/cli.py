@@ -27,7 +27,7 @@ import click  # noqa: E402 - only once Ctrl-C is harmless
 
 from tfcluster import __version__, schedulers  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
-from tfcluster.errors import ExitCode, ResourceError, TfclusterError  # noqa: E402
+from tfcluster.errors import ExitCode, TfclusterError  # noqa: E402
 from tfcluster.vocabulary import STRATEGIES  # noqa: E402
 
 if _EARLY:
@@ -433,9 +433,9 @@ def rerun(**options: Any) -> int:
     tfcluster rerun
     tfcluster rerun digits-20261120-101500-3f2a --name second -d
     """
-    from tfcluster.commands import rerun
+    from tfcluster.commands import launch
 
-    return rerun.rerun(environ=os.environ, **options)
+    return launch.rerun(environ=os.environ, **options)
 
 
 @cli.command()
@@ -470,9 +470,9 @@ def stacks(**options: Any) -> int:
     tfcluster stacks
     tfcluster stacks digits worker:1
     """
-    from tfcluster.commands import stacks
+    from tfcluster.commands import launcher_requests
 
-    return stacks.stacks(environ=os.environ, **options)
+    return launcher_requests.stacks(environ=os.environ, **options)
 
 
 @cli.command()
@@ -493,9 +493,9 @@ def resize(**options: Any) -> int:
     tfcluster resize digits hosts+=node9
     tfcluster resize digits worker=12 hosts+=node[9-10]:4 --now
     """
-    from tfcluster.commands import resize as command
+    from tfcluster.commands import launcher_requests
 
-    return command.resize(environ=os.environ, **options)
+    return launcher_requests.resize(environ=os.environ, **options)
 
 
 @cli.command()
@@ -612,9 +612,9 @@ def list_runs(**options: Any) -> int:
     tfcluster list --limit 100
     tfcluster list --json | jq -r '.runs[] | select(.state == "failed") | .run'
     """
-    from tfcluster.commands import list_runs
+    from tfcluster.commands import status_logs
 
-    return list_runs.list_runs(environ=os.environ, **options)
+    return status_logs.list_runs(environ=os.environ, **options)
 
 
 @cli.command()
@@ -680,9 +680,9 @@ def setup(**options: Any) -> int:
     \b
     tfcluster setup cluster.yaml
     """
-    from tfcluster.commands import setup
+    from tfcluster.commands import doctor
 
-    return setup.setup(environ=os.environ, **options)
+    return doctor.setup(environ=os.environ, **options)
 
 
 @_command_with_words("[CONFIG.yaml] [-- COMMAND...]")
@@ -820,7 +820,7 @@ def completion(shell: str) -> int:
     """
     from tfcluster.commands import completion
 
-    put(completion.script(shell))
+    put(completion.SCRIPTS[shell])
     return 0
 
 
@@ -854,11 +854,11 @@ def _guarded(command: Callable[[], int | None]) -> int:
         return ExitCode.OK
     except FileNotFoundError as error:
         if _has_folder():
-            return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
+            return _crashed(error)
         gone = "error: the current directory no longer exists"
         return _refused([gone, "  hint: cd to one that does"], ExitCode.USAGE)
     except Exception as error:
-        return _refused(_crashed(error).lines(), ExitCode.RESOURCES)
+        return _crashed(error)
 
 
 def _has_folder() -> bool:
@@ -889,12 +889,7 @@ def _refused(lines: list[str], code: ExitCode) -> ExitCode:
     return code
 
 
-def _crashed(error: Exception) -> TfclusterError:
-    """A bug in tfcluster: the traceback goes to a file, the user sees one line."""
-    from tfcluster.crash import save_crash
+def _crashed(error: Exception) -> ExitCode:
+    from tfcluster.crash import crashed
 
-    where = save_crash(error, os.environ)
-    kept = f"; please report it with {where}" if where else ""
-    return ResourceError(
-        f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
-    )
+    return _refused(crashed(error, os.environ).lines(), ExitCode.RESOURCES)

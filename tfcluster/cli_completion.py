@@ -1,4 +1,4 @@
-"""Answers the completion scripts of shells (``commands/completion_scripts``)."""
+"""Answers the completion scripts of shells (``commands/completion``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def answer(cli: click.Command, asked: str, environ: Mapping[str, str]) -> str:
     """
     # click's own name for "print the script", which users have in their start-up files
     if asked.endswith("_source"):
-        return completion.script(asked.removesuffix("_source"))
+        return completion.SCRIPTS[asked.removesuffix("_source")]
     try:
         words, word = _split(environ.get(_LINE, ""))
         found = ShellComplete(cli, {}, "tfcluster", "").get_completions(words, word)

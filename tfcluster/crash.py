@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfcluster import __version__
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import ResourceError, TfclusterError
 from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import state_dir
 
@@ -37,6 +37,15 @@ def save_crash(error: BaseException, environ: Mapping[str, str]) -> Path | None:
     except (OSError, TfclusterError):
         return None
     return path
+
+
+def crashed(error: Exception, environ: Mapping[str, str]) -> ResourceError:
+    """A bug in tfcluster: the traceback goes to a file, the user sees one line."""
+    where = save_crash(error, environ)
+    kept = f"; please report it with {where}" if where else ""
+    return ResourceError(
+        f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
+    )
 
 
 def _remove_old(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Durations as people write them: ``500ms``, ``10s``, ``5m``, ``1h``, ``7d``. Pure."""
+"""Durations as people write them, ``500ms``, ``10s``, ``7d``, and Slurm's times."""
 
 from __future__ import annotations
 
@@ -20,3 +20,32 @@ def duration_text(seconds: float) -> str:
         if seconds >= each and seconds % each == 0:
             return f"{seconds / each:.0f}{unit}"
     return f"{seconds:g}s"
+
+
+_MAX_TIME = 100
+"""The limit in characters: a longer text is not a time."""
+
+
+def time_limit_s(time: str) -> int | None:
+    """Parse a time: ``90`` (minutes), ``H:MM:SS``, ``D-HH``; None: unlimited."""
+    if len(time) > _MAX_TIME:
+        return None
+    days, dash, rest = time.rpartition("-")
+    words = rest.split(":")
+    if not all(word.isdecimal() for word in words):
+        return None
+    numbers = [int(word) for word in words]
+    if dash:
+        hours, minutes, rest_s = (*numbers, 0, 0)[:3]
+    elif len(numbers) == 3:
+        hours, minutes, rest_s = numbers
+    else:
+        hours, (minutes, rest_s) = 0, (*numbers, 0)[:2]
+    whole = int(days) if days.isdecimal() else 0
+    return ((whole * 24 + hours) * 60 + minutes) * 60 + rest_s
+
+
+def clock(seconds: int) -> str:
+    """``HH:MM:SS``; hours may exceed 24."""
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"

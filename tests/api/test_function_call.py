@@ -15,7 +15,7 @@ import pytest
 
 import tfcluster
 from tests.launch.cluster import DEADLINE_S, Cluster
-from tfcluster.api.function_source import locate
+from tfcluster.api.function_call import locate
 
 MODULE = """
 import os, time
@@ -242,7 +242,7 @@ def test_a_function_that_was_typed_in(cluster: Cluster) -> None:
 
 def test_modules_of_packages_are_found_from_above() -> None:
     source = locate(locate)
-    assert source.module == "tfcluster.api.function_source"
+    assert source.module == "tfcluster.api.function_call"
     assert source.file is not None
     assert source.path == (source.file.partition("/tfcluster/api/")[0],)
 

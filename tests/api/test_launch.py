@@ -24,7 +24,7 @@ from tests.json_formats import assert_format
 from tests.launch.cluster import DEADLINE_S, Cluster
 from tests.launch.machine import eventually, is_alive
 from tests.launch.oracle import assert_nothing_runs
-from tfcluster.api.relayed_errors import from_plain, to_plain
+from tfcluster.api.launcher_child import error_from_plain, error_to_plain
 from tfcluster.errors import ExitCode
 
 PLAIN = {"runtime.strategy": "none"}
@@ -400,7 +400,7 @@ def test_a_killed_launcher_is_lost(cluster: Cluster) -> None:
 def test_errors_survive_the_way_to_the_program(
     error: tfcluster.TfclusterError,
 ) -> None:
-    again = from_plain(to_plain(error))
+    again = error_from_plain(error_to_plain(error))
     assert type(again) is type(error)
     assert (again.lines(), again.exit_code) == (error.lines(), error.exit_code)
 

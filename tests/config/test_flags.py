@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, loaded
-from tfcluster.config import Loaded, from_command
-from tfcluster.config.pipeline import command_stem
+from tfcluster.config import Loaded, command_stem, from_command
 from tfcluster.model import HostEntry, Strategy, TaskGroup
 
 

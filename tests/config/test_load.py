@@ -27,7 +27,7 @@ from tfcluster.model import (
 from tfcluster.schedulers.sge import SCHEDULER as SGE
 from tfcluster.schedulers.sge.settings import SgeSettings
 from tfcluster.schedulers.slurm import SCHEDULER as SLURM
-from tfcluster.schedulers.slurm.settings import SlurmSettings
+from tfcluster.schedulers.slurm.request import SlurmSettings
 
 CONTRACT = """\
 name: digits

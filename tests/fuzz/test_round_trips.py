@@ -25,7 +25,7 @@ from tfcluster.runtime.collective.transports.multiplexed_sockets import (
 from tfcluster.runtime.net.buffer_pool import Pool
 from tfcluster.runtime.parameter_server import messages
 from tfcluster.runtime.parameter_server.messages import PsMessage
-from tfcluster.schedulers.sge.job import slots_by_host
+from tfcluster.schedulers.sge import slots_by_host
 from tfcluster.schedulers.slurm.variables import counts
 
 _few = settings(max_examples=40, deadline=None)

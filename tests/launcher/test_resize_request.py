@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.planning.descriptions import describe
-from tfcluster.commands.resize import parse
+from tfcluster.commands.launcher_requests import resize_request
 from tfcluster.errors import ConfigError
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.launch import prepare
@@ -136,15 +136,15 @@ def test_the_least_number_holds() -> None:
 
 
 def test_the_words_of_the_command() -> None:
-    run, request = parse(
+    run, request = resize_request(
         ["digits", "worker=8", "hosts+=n[1-2]:4", "hosts+=x"], now=True
     )
     assert run == "digits"
     hosts = NewHost("n1", 4), NewHost("n2", 4), NewHost("x", None)
     assert request == Resize(8, hosts, now=True)
-    assert parse(["worker=2"], now=True)[0] is None
+    assert resize_request(["worker=2"], now=True)[0] is None
     with pytest.raises(ConfigError):
-        parse(["digits"], now=True)
+        resize_request(["digits"], now=True)
     with pytest.raises(ConfigError) as caught:
-        parse(["worker=1", "worker=2", "gpus=3", "chief=2"], now=True)
+        resize_request(["worker=1", "worker=2", "gpus=3", "chief=2"], now=True)
     assert len(caught.value.problems) == 3

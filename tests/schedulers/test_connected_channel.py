@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 
-from tfcluster.schedulers.connected_channel import WORDS_S, ConnectedChannel
+from tfcluster.schedulers.process_channel import WORDS_S, ConnectedChannel
 
 
 def test_a_process_that_ends_before_it_has_read_all_has_its_last_words() -> None:

@@ -11,9 +11,8 @@ from tests.schedulers.standins import env_of, program
 from tfcluster.errors import StartError
 from tfcluster.model import Host
 from tfcluster.schedulers import file_starter
-from tfcluster.schedulers.connected_channel import ConnectedChannel
 from tfcluster.schedulers.file_starter import FileStarter, shared_folder
-from tfcluster.schedulers.process_channel import ProcessChannel
+from tfcluster.schedulers.process_channel import ConnectedChannel, ProcessChannel
 from tfcluster.schedulers.starting import AgentChannel
 
 
@@ -34,8 +33,8 @@ def read_frames(channel: AgentChannel) -> bytes:
 
 def starter(folder: Path, text: str) -> FileStarter:
     rsh = program(folder, "rsh", text)
-    env = env_of(folder, {})
-    return FileStarter((sys.executable,), ("here",), lambda host: (str(rsh), host), env)
+    env = env_of(folder, {"HOSTNAME": "here"})
+    return FileStarter((sys.executable,), lambda host: (str(rsh), host), env)
 
 
 RSH = 'shift; exec "$@" < /dev/null\n'

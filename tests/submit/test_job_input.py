@@ -20,7 +20,7 @@ from tfcluster.model import (
     TaskGroup,
 )
 from tfcluster.record.paths import RunPaths, create_run, state_dir
-from tfcluster.submit.job_input import forget, read, write_job_input
+from tfcluster.submit.job import forget_secrets, read_job_input, write_job_input
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def full() -> Description:
 def test_it_comes_back_equal(paths: RunPaths) -> None:
     state = paths.root.parent.parent
     write_job_input(paths, full(), {}, state)
-    given = read(paths)
+    given = read_job_input(paths)
     assert given.description == full()
     assert given.state == state
 
@@ -57,7 +57,7 @@ def test_secrets_travel_in_files_that_only_their_owner_reads(paths: RunPaths) ->
     secrets = {"KEY": Secret(env="MINE"), "OTHER": Secret(file=Path("/home/a/.key"))}
     description = replace(full(), secrets=secrets)
     write_job_input(paths, description, {"MINE": "hunter2", "PATH": "/bin"}, paths.root)
-    given = read(paths).description.secrets
+    given = read_job_input(paths).description.secrets
     assert given["OTHER"] == secrets["OTHER"]
     file = given["KEY"].file
     assert file is not None
@@ -65,13 +65,13 @@ def test_secrets_travel_in_files_that_only_their_owner_reads(paths: RunPaths) ->
     holders = [p for p in paths.root.rglob("*") if p.is_file()]
     assert [p for p in holders if b"hunter2" in p.read_bytes()] == [file]
     assert {stat.S_IMODE(p.stat().st_mode) for p in holders} == {0o600}
-    forget(paths)
+    forget_secrets(paths)
     assert [p for p in paths.root.rglob("*") if p.is_file()] == []
 
 
 def test_a_folder_that_is_not_there_is_explained(tmp_path: Path) -> None:
     with pytest.raises(StartError) as caught:
-        read(RunPaths(tmp_path / "runs" / "gone"))
+        read_job_input(RunPaths(tmp_path / "runs" / "gone"))
     assert caught.value.hint is not None
     assert "TFCLUSTER_STATE_DIR" in caught.value.hint
 
@@ -86,4 +86,4 @@ def test_damage_is_noticed(paths: RunPaths, old: str, new: str) -> None:
     assert old in text
     file.write_text(text.replace(old, new, 1))
     with pytest.raises(StartError, match="damaged"):
-        read(paths)
+        read_job_input(paths)

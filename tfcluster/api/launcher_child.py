@@ -13,9 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfcluster.api import relayed_errors
+from tfcluster import errors
 from tfcluster.description_json import to_plain
-from tfcluster.errors import ResourceError
+from tfcluster.errors import (
+    ConfigError,
+    ExitCode,
+    Problem,
+    ResourceError,
+    TfclusterError,
+)
 from tfcluster.isolated_import import module_argv
 from tfcluster.model import Description
 
@@ -84,7 +90,7 @@ def start(
     told: dict[str, Any] = json.loads(line)
     if "error" in told:
         child.wait(None)
-        raise relayed_errors.from_plain(told["error"])
+        raise error_from_plain(told["error"])
     return str(told["run"]), child
 
 
@@ -136,3 +142,36 @@ def _died(code: int, said: bytes) -> ResourceError:
         f"the launcher ended before the run started ({how})",
         hint="\n".join(["it said:", *lines]) if lines else None,
     )
+
+
+def error_to_plain(error: TfclusterError) -> dict[str, Any]:
+    """The error as JSON types."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return {
+        "kind": next(kinds).__name__,
+        "message": error.message,
+        "hint": error.hint,
+        "code": int(error.exit_code),
+        "problems": [list(problem) for problem in error.problems]
+        if isinstance(error, ConfigError)
+        else [],
+    }
+
+
+def error_from_plain(found: dict[str, Any]) -> TfclusterError:
+    """The original error: of the same class, with the same words and exit code."""
+    kind = getattr(errors, found["kind"])
+    error: TfclusterError
+    if kind is ConfigError:
+        error = ConfigError([Problem(*problem) for problem in found["problems"]])
+    else:
+        error = kind(found["message"], hint=found["hint"])
+    error.exit_code = ExitCode(found["code"])
+    return shown(error)
+
+
+def shown(error: TfclusterError) -> TfclusterError:
+    """The error, with its hint in what Python prints (from Python 3.11 on)."""
+    if error.hint and hasattr(error, "add_note"):
+        error.add_note(f"hint: {error.hint}")
+    return error

@@ -17,11 +17,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster.api import relayed_errors
+from tfcluster.api.launcher_child import error_to_plain
 from tfcluster.commands.launch import launch_described, submits
-from tfcluster.crash import save_crash
+from tfcluster.crash import crashed
 from tfcluster.description_json import from_plain
-from tfcluster.errors import ResourceError, TfclusterError
+from tfcluster.errors import TfclusterError
 from tfcluster.launcher.detach import leave_terminal
 from tfcluster.model import Description
 from tfcluster.record.files import write_all
@@ -50,10 +50,7 @@ def main(argv: Sequence[str]) -> int:
     except TfclusterError as error:
         return answer.refuse(error)
     except Exception as error:
-        where = save_crash(error, os.environ)
-        kept = f"; please report it with {where}" if where else ""
-        what = f"internal error in tfcluster: {type(error).__name__}: {error}{kept}"
-        return answer.refuse(ResourceError(what))
+        return answer.refuse(crashed(error, os.environ))
     finally:
         if asked["scratch"] is not None and os.getppid() != parent:
             shutil.rmtree(asked["scratch"], ignore_errors=True)
@@ -82,7 +79,7 @@ class _Answer:
 
     def refuse(self, error: TfclusterError) -> int:
         if self._descriptor >= 0:
-            self.say({"error": relayed_errors.to_plain(error)})
+            self.say({"error": error_to_plain(error)})
         else:
             print(*error.lines(), sep="\n", file=sys.stderr)  # noqa: T201 - to the log
         return int(error.exit_code)

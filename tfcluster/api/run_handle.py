@@ -19,7 +19,7 @@ from tfcluster.documents.run import Status
 from tfcluster.errors import ConfigError
 from tfcluster.record.continuation import latest
 from tfcluster.record.logs import follow as follow_files
-from tfcluster.record.paths import RunPaths, find, state_dir
+from tfcluster.record.paths import find, state_dir
 from tfcluster.record.run_status import RunView
 
 _POLL_S = 0.25
@@ -50,7 +50,7 @@ class Run:
 
     def __init__(
         self,
-        run: str,
+        run: str | None,
         environ: Mapping[str, str] | None = None,
         child: LauncherChild | None = None,
     ) -> None:
@@ -237,11 +237,6 @@ class Run:
 
     def _still_runs(self, timeout_s: float | None) -> TimeoutError:
         return TimeoutError(f"{self.id} is not over after {timeout_s:g} s")
-
-
-def known_run(run: str | None, environ: Mapping[str, str]) -> RunPaths:
-    """The run with an id, a unique prefix of an id, or a name. Raises ConfigError."""
-    return find(state_dir(environ), run)
 
 
 class _Now:

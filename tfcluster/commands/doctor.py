@@ -1,9 +1,10 @@
-"""The command ``doctor``."""
+"""The commands ``doctor`` and ``setup``, which prepare hosts and start no task."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from tfcluster.doctor.diagnosis import (
     to_json,
 )
 from tfcluster.doctor.probe_hosts import HostAnswers, ProbedRequirements, examine
-from tfcluster.errors import ExitCode
+from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import PreparedLaunch, prepare
 from tfcluster.launcher.preparation import (
     changed_python,
@@ -35,6 +36,8 @@ from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
 from tfcluster.protocol.requests import Prepare
 from tfcluster.schedulers.base import BatchScheduler
+from tfcluster.schedulers.process_channel import OwnHostStarter
+from tfcluster.schedulers.starting import Starter
 
 
 def doctor(
@@ -48,10 +51,7 @@ def doctor(
     passed: Sequence[str] = (),
 ) -> int:
     """Examine a file's hosts; returns the exit code with which a launch would fail."""
-    loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)
-    for problem in loaded.warnings:
-        say(sanitise(str(problem)))
-    description = loaded.description
+    description = _load(path, overrides, environ, passed)
     scheduler = schedulers.batch_scheduler(description.backend)
     if scheduler is not None and not scheduler.is_inside(environ):
         return _examine_here(
@@ -64,6 +64,23 @@ def doctor(
     reports = examine(prepared.allocation.hosts, starter, requirements)
     found = findings(reports, _wanted_gpus(prepared), prepared.description.remedy)
     return _answer(reports, found, environ, display, as_json=as_json)
+
+
+def _load(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    passed: Sequence[str],
+) -> Description:
+    """The Description in a file, whose warnings are shown."""
+    loaded = config.load(path, overrides=overrides, environ=environ, passed=passed)
+    for problem in loaded.warnings:
+        say(sanitise(str(problem)))
+    return loaded.description
+
+
+def _this_machine() -> Host:
+    return Host(name=os.uname().nodename, address="127.0.0.1")
 
 
 def _examine_here(
@@ -81,9 +98,8 @@ def _examine_here(
     """
     prepared = prepare(description, scheduler.expected(description))
     requirements = _requirements(prepared, quick=quick)
-    local = schedulers.get("local")
-    here = Host(name=os.uname().nodename, address="127.0.0.1")
-    reports = examine((here,), local.starter(description, environ), requirements)
+    here = _this_machine()
+    reports = examine((here,), OwnHostStarter(), requirements)
     found = [
         finding
         if finding.text.startswith("there is no ")
@@ -113,14 +129,14 @@ def _requirements(prepared: PreparedLaunch, *, quick: bool) -> ProbedRequirement
         imports=not quick,
         low=ports.low if ports else None,
         high=ports.high if ports else None,
-        prepare=preparing(description),
+        prepare=_preparing(description),
         say=lambda text: say(sanitise(text)),
         unprepared=partial(unprepared_cause, description),
         own_python=partial(changed_python, description),
     )
 
 
-def preparing(description: Description) -> Callable[[Host], Prepare] | None:
+def _preparing(description: Description) -> Callable[[Host], Prepare] | None:
     """Makes the request that prepares a host as a launch does; None: none is needed."""
     if not description.prepares_hosts:
         return None
@@ -185,3 +201,83 @@ def _tell(
         say(paint(sanitise(str(finding))))
     if not found and not display.quiet:
         say(style.green("no problems found"))
+
+
+def setup(
+    path: str,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    passed: Sequence[str] = (),
+) -> int:
+    """Run the setup lines and make the environment on every host.
+
+    Prints the interpreter of each host. Returns the exit code with which a launch would
+    fail. Raises TfclusterError.
+    """
+    description = _load(path, overrides, environ, passed)
+    if not description.prepares_hosts:
+        message = "there is nothing to set up"
+        hint = "'requirements' or 'setup' says what hosts need"
+        raise ConfigError([Problem(description.source, message, hint)])
+    _refuse_files_to_copy(description)
+    scheduler = schedulers.batch_scheduler(description.backend)
+    outside = scheduler is not None and not scheduler.is_inside(environ)
+    hosts: Sequence[Host] = (_this_machine(),)
+    starter: Starter = OwnHostStarter()
+    if not outside:
+        backend = schedulers.get(description.backend)
+        allocation = backend.allocate(description, environ)
+        hosts = prepare(description, allocation).allocation.hosts
+        starter = backend.starter(description, environ)
+    reports = examine(hosts, starter, _setup_requirements(description))
+    if scheduler is not None and outside:
+        say(
+            f"not inside a {scheduler.title} job: only this host was set up, which "
+            "suffices if its nodes share your home folder"
+        )
+    return _setup_answer(reports, description)
+
+
+def _refuse_files_to_copy(description: Description) -> None:
+    requirements, workdir = description.requirements, description.workdir
+    if requirements is None or description.sync is None:
+        return
+    for local in (*requirements.local, *requirements.editable):
+        if local.is_relative_to(workdir):
+            message = (
+                f"{requirements.file} refers to {local}, which only a launch copies "
+                "to the hosts"
+            )
+            hint = "`tfcluster launch` makes the environment, too"
+            raise ConfigError([Problem(description.source, message, hint)])
+
+
+def _setup_requirements(description: Description) -> ProbedRequirements:
+    return ProbedRequirements(
+        python=description.python,
+        workdir=None,
+        scripts=(),
+        imports=False,
+        prepare=_preparing(description),
+        probes=False,
+        unprepared=partial(unprepared_cause, description),
+        own_python=partial(changed_python, description),
+        say=lambda text: say(sanitise(text)),
+    )
+
+
+def _setup_answer(reports: Mapping[str, HostAnswers], description: Description) -> int:
+    ready = {n: r for n, r in reports.items() if r.error is None}
+    rows = [
+        (name, shlex.join(report.python or report.host.python or description.python))
+        for name, report in ready.items()
+    ]
+    cells = [[sanitise_word(cell) for cell in row] for row in rows]
+    put("".join(f"{line}\n" for line in table(cells, ("host", "python"))))
+    failed = [report for report in reports.values() if report.error is not None]
+    for report in failed:
+        say(sanitise(f"{report.host.name}: error: {report.error}"))
+    if any(report.unreachable for report in failed):
+        return ExitCode.HOST
+    return ExitCode.START if failed else ExitCode.OK

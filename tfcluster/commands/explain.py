@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfcluster import config
 from tfcluster.commands import verify_trial
 from tfcluster.compose import TaskSpec
 from tfcluster.console.display import DEFAULT, Display
@@ -77,29 +76,13 @@ def _described(
 ) -> Description:
     if not words:
         raise ConfigError([Problem("explain", "nothing to explain", _EXAMPLE)])
-    overrides = list(options.overrides)
-    if Path(words[0]).suffix in (".yaml", ".yml"):
-        if options.count is not None:
-            overrides.append(f"tasks.worker={options.count}")
-        loaded = config.load(
-            words[0],
-            overrides=overrides,
-            arguments=words[1:],
-            environ=environ,
-            passed=options.passed,
-        )
-    else:
-        loaded = config.from_command(
-            words,
-            count=2 if options.count is None else options.count,
-            overrides=overrides,
-            environ=environ,
-            cwd=Path.cwd(),
-            passed=options.passed,
-        )
-    for problem in loaded.warnings:
-        say(sanitise(str(problem)))
-    description = loaded.description
+    description = verify_trial.described(
+        words,
+        environ,
+        count=options.count,
+        overrides=options.overrides,
+        passed=options.passed,
+    )
     where = description.source
     if verify_trial.size_of(description) < 2:
         alone = "one rank divides nothing"

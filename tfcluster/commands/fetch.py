@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import schedulers
-from tfcluster.commands.launcher_request import LauncherRequest
+from tfcluster.commands.launcher_requests import LauncherRequest
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen

@@ -1,4 +1,4 @@
-"""The commands ``launch``, ``submit`` and ``plan``."""
+"""The commands ``launch``, ``submit``, ``plan`` and ``rerun``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tfcluster import config, schedulers
 from tfcluster.config import Loaded
+from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, Style, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
@@ -22,9 +24,9 @@ from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_fi
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
 from tfcluster.plan_document import plan_lines, task_parts
-from tfcluster.record.paths import RunPaths
-from tfcluster.schedulers.base import BatchScheduler
-from tfcluster.schedulers.queries import asker
+from tfcluster.record.launched import launched
+from tfcluster.record.paths import RunPaths, find, state_dir, valid_name
+from tfcluster.schedulers.base import BatchScheduler, asker
 from tfcluster.state_folder import state_path
 from tfcluster.task_id import TaskId
 
@@ -360,3 +362,31 @@ def _text_plan(
     origins = prepared.description.origins
     for line in plan_view(document, origins, style, full=full):
         yield f"{line}\n"
+
+
+def rerun(
+    run: str | None,
+    environ: Mapping[str, str],
+    display: Display = DEFAULT,
+    *,
+    name: str | None,
+    detach: bool,
+) -> int:
+    """Launch a run again, as a new run; returns its exit code. Raises TfclusterError.
+
+    Uses the configuration that the run was launched with, not the file as it is now.
+    """
+    paths = find(state_dir(environ), run)
+    description = launched(paths)
+    if name is not None:
+        if not valid_name(name) or name.startswith((".", "-")):
+            hint = "at most 64 letters, digits, '.', '_' and '-'"
+            raise ConfigError([Problem("--name", f"{name!r} is not a name", hint)])
+        description = replace(description, name=name, named=True)
+    local = schedulers.get(description.backend).here
+    here = local or description.sync is not None
+    if here and (problem := folder_problem(description.workdir)):
+        hint = f"{paths.run} ran there"
+        raise ConfigError([Problem("workdir", problem, hint)])
+    say(sanitise(f"launching {paths.run} again"))
+    return launch_described(description, environ, display, detach=detach)

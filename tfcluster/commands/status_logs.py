@@ -1,12 +1,14 @@
-"""The commands ``status``, ``logs`` and ``stop``."""
+"""The commands ``status``, ``logs``, ``list`` and ``stop``."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tfcluster.commands.record_query import (
     all_runs_json,
@@ -22,12 +24,17 @@ from tfcluster.console.display import is_debugging, is_terminal, style_of
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, settle
+from tfcluster.console.views.status import run_list, status_line
 from tfcluster.console.views.status import status as status_view
-from tfcluster.console.views.status import status_line
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import Echo
-from tfcluster.record.load_run import gpus_of_tasks
-from tfcluster.record.run_status import RunView
+from tfcluster.record.load_run import gpus_of_tasks, read_summary
+from tfcluster.record.paths import RunPaths, runs, state_dir
+from tfcluster.record.run_status import RunView, iso_time
+from tfcluster.vocabulary import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from tfcluster.documents import run as documents
 
 _WATCH_S = 1.0
 _CLEAR = "\x1b[H\x1b[J"
@@ -121,3 +128,37 @@ def _say(text: str) -> None:
 def _put(text: str) -> int:
     put(f"{text}{os.linesep}")
     return 0
+
+
+def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -> int:
+    """Print the ``limit`` newest runs, newest first; all runs if it is None."""
+    known, now_s = runs(state_dir(environ)), time.time()
+    shown = list(itertools.islice(known, limit))
+    views = [read_summary(paths, now_s=now_s) for paths in shown]
+    if as_json:
+        rows = [_row(*pair) for pair in zip(shown, views, strict=True)]
+        found: documents.RunList = {"schema": FORMAT_VERSION, "runs": rows}
+        put(json.dumps(found, indent=1) + "\n")
+        return 0
+    lines = run_list(views, now_s, style_of(sys.stdout, environ))
+    put("".join(f"{line}\n" for line in lines))
+    if not known:
+        say("no runs yet: `tfcluster launch` starts one")
+    elif len(known) > len(shown):
+        more = len(known) - len(shown)
+        say(f"and {more:,} older; --limit {len(known)} shows all")
+    return 0
+
+
+def _row(paths: RunPaths, view: RunView) -> documents.ListedRun:
+    return {
+        "run": view.run,
+        "name": view.name,
+        "backend": view.backend,
+        "state": view.state.value,
+        "exit_code": view.exit_code,
+        "started": iso_time(view.started_s),
+        "ended": iso_time(view.ended_s),
+        "reason": view.reason,
+        "folder": str(paths.root),
+    }

@@ -11,15 +11,14 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from tfcluster import schedulers
 from tfcluster.errors import ContactLostError
 from tfcluster.host_patterns import fold
-from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.cleanup import sweep, sweep_all
+from tfcluster.launcher.cleanup import sweep_all
 from tfcluster.model import Host
 from tfcluster.record.continuation import latest
 from tfcluster.record.files import read_json
@@ -28,11 +27,11 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.schedulers.base import Remembering
-from tfcluster.schedulers.local import LocalScheduler
+from tfcluster.schedulers.process_channel import OwnHostStarter
 from tfcluster.schedulers.starting import Starter
 from tfcluster.states import RunState
 from tfcluster.submit.job import find_job
-from tfcluster.submit.stopping import cancel_requeued, stop_job
+from tfcluster.submit.job_status import cancel_requeued, stop_job
 
 _POLL_S = 0.05
 _PATIENCE_S = 60.0
@@ -219,38 +218,28 @@ def _sweep(
     view: RunView, paths: RunPaths, environ: Mapping[str, str], say: Say
 ) -> None:
     say(f"the launcher of {view.run} is gone: {view.reason}")
-    backend, known = schedulers.get(view.backend or "local"), read_json(paths.hosts)
-    if isinstance(backend, Remembering) and known is not None:
+    backend = schedulers.get(view.backend) if view.backend else None
+    remembered = read_json(paths.hosts)
+    starter: Starter
+    if backend is None or backend.here:
+        hosts, starter = [Host(name="localhost")], OwnHostStarter()
+    elif isinstance(backend, Remembering) and remembered is not None:
         used = {task.host for task in view.tasks}
-        hosts, starter = backend.return_to(known, environ)
-        _sweep_hosts(starter, [h for h in hosts if h.name in used], view.run, say)
-        return
-    if not backend.here:
+        all_hosts, starter = backend.return_to(remembered, environ)
+        hosts = [host for host in all_hosts if host.name in used]
+    else:
         say(
             "its agents stop everything when their lease ends; check the hosts yourself"
         )
         return
-    here = Host(name="localhost", address="")
-    count = sweep(LocalScheduler(), here, view.run, ChannelThreads())
-    if count is None:
-        raise ContactLostError("localhost could not be swept")
-    say(f"localhost: {_ended(count)}")
-
-
-def _ended(count: int) -> str:
-    if count == 0:
-        return "no leftover processes found"
-    return f"{count} leftover processes ended"
-
-
-def _sweep_hosts(starter: Starter, hosts: Sequence[Host], run: str, say: Say) -> None:
     missed = []
-    for name, found in sweep_all(starter, hosts, run):
-        if isinstance(found, int):
-            say(f"{name}: {_ended(found)}")
+    for name, result in sweep_all(starter, hosts, view.run):
+        if isinstance(result, int):
+            count = f"{result} leftover processes ended"
+            say(f"{name}: {count if result else 'no leftover processes found'}")
         else:
             missed.append(name)
-            say(found.message if found is not None else f"{name}: no answer")
+            say(result.message if result is not None else f"{name}: no answer")
     if missed:
         raise ContactLostError(
             f"{fold(missed)} could not be swept",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from tfcluster import config
 from tfcluster.agent.gpus import gpus
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
@@ -95,31 +93,14 @@ def _described(
     if not words:
         hint = "`tfcluster verify -n 2 -- python train.py`"
         raise ConfigError([Problem("verify", "nothing to verify", hint)])
-    if Path(words[0]).suffix in (".yaml", ".yml"):
-        if options.count is not None:
-            overrides.append(f"tasks.worker={options.count}")
-        if options.ps:
-            overrides.append(f"tasks.ps={options.ps}")
-        loaded = config.load(
-            words[0],
-            overrides=overrides,
-            arguments=words[1:],
-            environ=environ,
-            passed=options.passed,
-        )
-    else:
-        loaded = config.from_command(
-            words,
-            count=2 if options.count is None else options.count,
-            ps=options.ps,
-            overrides=overrides,
-            environ=environ,
-            cwd=Path.cwd(),
-            passed=options.passed,
-        )
-    for problem in loaded.warnings:
-        _say(str(problem))
-    description = loaded.description
+    description = verify_trial.described(
+        words,
+        environ,
+        count=options.count,
+        ps=options.ps,
+        overrides=overrides,
+        passed=options.passed,
+    )
     origins, source = description.origins, description.source
     if description.runtime.strategy is Strategy.NONE:
         where = origins.get("runtime.strategy", source)

@@ -1,4 +1,4 @@
-"""One trial of ``verify``: a run of the program that records what it trains."""
+"""The program of ``verify`` and ``explain``, and a run of it that records its steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tfcluster import config
 from tfcluster.commands.stop import stop
+from tfcluster.console.output import say
+from tfcluster.console.sanitise import sanitise
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Restart, Strategy, TaskGroup
@@ -64,6 +67,44 @@ class Trial:
         return failure(
             first.cause, first.log_tail, folder=self.copied_to, task=first.task or ""
         )
+
+
+def described(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    count: int | None,
+    ps: int = 0,
+    overrides: Sequence[str],
+    passed: Sequence[str],
+) -> Description:
+    """What a file describes, or a command on ``count`` ranks; shows the warnings.
+
+    Raises ConfigError.
+    """
+    if Path(words[0]).suffix in (".yaml", ".yml"):
+        changes = {"tasks.worker": count, "tasks.ps": ps or None}
+        set_here = [f"{key}={n}" for key, n in changes.items() if n is not None]
+        loaded = config.load(
+            words[0],
+            overrides=[*overrides, *set_here],
+            arguments=words[1:],
+            environ=environ,
+            passed=passed,
+        )
+    else:
+        loaded = config.from_command(
+            words,
+            count=2 if count is None else count,
+            ps=ps,
+            overrides=overrides,
+            environ=environ,
+            cwd=Path.cwd(),
+            passed=passed,
+        )
+    for problem in loaded.warnings:
+        say(sanitise(str(problem)))
+    return loaded.description
 
 
 def alone(description: Description) -> Description:

@@ -1,20 +1,53 @@
 """Reads cluster.yaml, or the flags that replace it, into a checked ``Description``.
 
-Importing this package is cheap: YAML is imported on use. It reads only
-the configuration itself, contacts no host and resolves no name.
+File or flags -> tree -> overrides -> shape -> rules -> Description, and all problems
+are found in one pass. Importing this package is cheap: YAML is imported on use. It
+reads only the configuration itself, contacts no host and resolves no name.
 """
 
 from __future__ import annotations
 
 import os
+import pathlib
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
-from tfcluster.config.loaded import Loaded
+from tfcluster.config.describe import Setting, check_ports, describe
+from tfcluster.config.diagnostics import Findings, Report
+from tfcluster.config.files import read_file
+from tfcluster.config.models import ClusterSection
+from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
+from tfcluster.config.passed_variables import with_passed
+from tfcluster.config.rules import check_rules, check_sections, check_unused
+from tfcluster.config.sections import cluster_model, known, mentioned, schema, starter
+from tfcluster.config.shape import Wrong
+from tfcluster.config.shape import read as read_section
+from tfcluster.config.text import MAX_PATH, printable
+from tfcluster.config.tree import Map, Mark, Path, Scalar, shown, value
+from tfcluster.config.yaml11_scalars import EMPTY
+from tfcluster.errors import Problem
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.model import Description
 
-__all__ = ["Loaded", "from_command", "load", "schema", "starter"]
+__all__ = ["Loaded", "as_name", "from_command", "load", "schema", "starter"]
+
+_SMALLEST = "smallest valid config: {command: python train.py, tasks: {worker: 2}}"
+_REMOVED = {
+    "batch_normalization": "BatchNormalization does what it does on one machine",
+    "on_difference": "every script gets the result of one machine",
+}
+"""Key of ``runtime`` -> why it is no longer needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checked Description, with warnings for the user."""
+
+    description: Description
+    warnings: tuple[Problem, ...] = ()
 
 
 def load(
@@ -35,17 +68,19 @@ def load(
     variables to pass on, as ``NAME`` or ``NAME=VALUE``. Raises ConfigError with all
     problems, sorted by place.
     """
-    from tfcluster.config import pipeline
-
-    return pipeline.load(
-        path,
-        overrides=overrides,
-        name=name,
-        arguments=arguments,
+    given = os.fspath(path)
+    report = Report(printable(given, MAX_PATH))
+    root = _read(given, report)
+    file = pathlib.Path(given).absolute()
+    setting = Setting(
         environ=environ,
+        folder=file.parent,
+        stem=as_name(file.stem),
         python=python,
-        passed=passed,
+        arguments=tuple(arguments),
     )
+    root = _overridden(root, overrides, name, report)
+    return _check(with_passed(root, passed, environ, report), report, setting)
 
 
 def from_command(
@@ -58,7 +93,7 @@ def from_command(
     overrides: Sequence[str] = (),
     name: str | None = None,
     environ: Mapping[str, str],
-    cwd: Path,
+    cwd: pathlib.Path,
     python: str = sys.executable,
     passed: Sequence[str] = (),
 ) -> Loaded:
@@ -68,32 +103,164 @@ def from_command(
     ``name:4`` sets slots; without it all tasks run on this host. Raises ConfigError
     with all problems.
     """
-    from tfcluster.config import pipeline
-
-    return pipeline.from_command(
-        command,
-        count=count,
-        ps=ps,
-        gpus=gpus,
-        hosts=hosts,
-        overrides=overrides,
-        name=name,
-        environ=environ,
-        cwd=cwd,
-        python=python,
-        passed=passed,
+    report = Report(COMMAND_LINE.source)
+    root = from_flags(
+        command, count=count, ps=ps, gpus=gpus, hosts=hosts, report=report
     )
+    setting = Setting(
+        environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
+    )
+    root = _overridden(root, overrides, name, report)
+    return _check(with_passed(root, passed, environ, report), report, setting)
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of cluster.yaml."""
-    from tfcluster.config.json_schema import schema as make
+def _read(path: str, report: Report) -> Map:
+    from tfcluster.config.parse import parse  # imported here: flags need no YAML
 
-    return make()
+    start = Mark(report.source, 1, 1)
+    root = parse(read_file(path, report), start, report)
+    if root is None or (isinstance(root, Scalar) and root.value is EMPTY):
+        raise report.failed(start, "the file is empty", _SMALLEST)
+    if not isinstance(root, Map):
+        message = f"expected a mapping, found {shown(root)}"
+        raise report.failed(root.mark, message, _SMALLEST)
+    return root
 
 
-def starter(backend: str) -> str:
-    """A commented cluster.yaml to start from. Raises ConfigError for an unknown one."""
-    from tfcluster.config.templates import starter as text
+def _overridden(
+    root: Map, overrides: Sequence[str], name: str | None, report: Report
+) -> Map:
+    root = _without_removed(override(root, overrides, report), report)
+    return root if name is None else named(root, name)
 
-    return text(backend)
+
+def _check(root: Map, report: Report, setting: Setting) -> Loaded:
+    findings = Findings(root, report)
+    cluster = _shape(findings)
+    check_rules(cluster, findings)
+    description = describe(cluster, findings, setting)
+    if findings.sound("ports", "tasks", "hosts", "backend"):
+        check_ports(description, findings)
+    check_sections(description, findings)
+    report.check()
+    check_unused(cluster, findings)
+    return Loaded(description=description, warnings=report.warnings())
+
+
+def _shape(findings: Findings) -> ClusterSection:
+    """The values, checked one by one; invalid ones are left out."""
+    data = value(findings.root)
+    whole = dict(data) if isinstance(data, dict) else {}
+    # Another scheduler than ours may be named as the backend, or have a section.
+    backend = whole.get("backend")
+    names = {*whole} | ({backend} if isinstance(backend, str) else {"local"})
+    if "launcher" not in whole:
+        # Only what is needed to see that all is well: most schedulers are not used.
+        cluster, wrong = _checked(cluster_model(mentioned(names)), whole)
+        if not wrong:
+            return cluster
+    model = cluster_model(known(names))
+    cluster, wrong = _checked(model, whole)
+    if not wrong:
+        return cluster
+    from tfcluster.config.explain import explain  # imported here: it is rarely needed
+
+    for each in wrong:
+        explain(each, findings, model)
+    findings.broken = frozenset(str(each.path[0]) for each in wrong)
+    rest, findings.left_out = _without(whole, [each.path for each in wrong])
+    cluster, wrong = _checked(model, {"tasks": {}} | rest)
+    if not wrong:
+        return cluster
+    # The rest of a key is not valid by itself: leave out the whole key.
+    findings.left_out = {}
+    rest = {k: v for k, v in whole.items() if k not in findings.broken}
+    return _checked(model, {"tasks": {"worker": 1}} | rest)[0]
+
+
+def _checked(
+    model: type[ClusterSection], data: Mapping[str, object]
+) -> tuple[ClusterSection, list[Wrong]]:
+    wrong: list[Wrong] = []
+    return read_section(model, data, (), wrong), wrong
+
+
+def as_name(text: str) -> str:
+    """``text`` with characters replaced that are not allowed in a name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip(".-")[:64]
+    return name or "run"
+
+
+def command_stem(command: Sequence[str]) -> str:
+    """The name of a run of ``command``: its script or module, or else its program."""
+    program = pathlib.PurePath(command[0]).name if command else ""
+    if not re.fullmatch(r"python[0-9.]*", program):
+        return pathlib.PurePath(program).stem or program
+    words = iter(command[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, program)
+        if word == "-c":
+            return program
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return pathlib.PurePath(word).stem
+    return program
+
+
+def _without_removed(root: Map, report: Report) -> Map:
+    """The tree without these keys; each has a warning."""
+    runtime = root.entries.get("runtime")
+    if runtime is None or not isinstance(runtime.node, Map):
+        return root
+    entries = dict(runtime.node.entries)
+    for name, why in _REMOVED.items():
+        if entry := entries.pop(name, None):
+            message = f"{name!r} is no longer needed: {why}"
+            report.warn(entry.key.mark, message, "remove it")
+    kept = runtime._replace(node=runtime.node._replace(entries=entries))
+    return root._replace(entries={**root.entries, "runtime": kept})
+
+
+def _without(
+    data: dict[str, Any], places: Iterable[Sequence[str | int]]
+) -> tuple[dict[str, Any], dict[Path, set[int]]]:
+    """A copy of ``data`` without the values at these places.
+
+    If a place does not exist, the deepest value above it is left out. The second result
+    maps the paths of lists to the indices of items that were left out.
+    """
+    # deepcopy keeps shared values shared: aliases may expand to very many values.
+    rest = deepcopy(data)
+    items: dict[Path, set[int]] = {}
+    lists: dict[Path, list[Any]] = {}
+    for place in places:
+        path, holder = _deepest(rest, place)
+        if not path:
+            continue
+        key = path[-1]
+        if isinstance(holder, dict):
+            holder.pop(key, None)
+        else:
+            items.setdefault(path[:-1], set()).add(int(key))
+            lists[path[:-1]] = holder
+    for path, gone in items.items():
+        lists[path][:] = [v for at, v in enumerate(lists[path]) if at not in gone]
+    return rest, items
+
+
+def _deepest(root: dict[str, Any], place: Sequence[str | int]) -> tuple[Path, Any]:
+    """The path to the deepest value on the way to ``place``, and its container."""
+    path: Path = ()
+    holder: Any = root
+    node: Any = root
+    for part in place:
+        inside = part in node if isinstance(node, dict) else False
+        if isinstance(node, list) and isinstance(part, int):
+            inside = part < len(node)
+        if not inside:
+            break
+        holder, node = node, node[part]
+        path = (*path, part)
+    return path, holder

@@ -13,18 +13,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfcluster import model, schedulers
-from tfcluster.config import paths
-from tfcluster.config.commands import CommandError, split_command
+from tfcluster.config import files
+from tfcluster.config.commands import (
+    CommandError,
+    name_problem,
+    split_command,
+    wrapper_problem,
+)
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.hosts import host_entries
-from tfcluster.config.interpolation import FillError, fill
 from tfcluster.config.models import ClusterSection, SecretSource, TaskSection
 from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
-from tfcluster.config.source import read_file
+from tfcluster.config.text import FillError, fill
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
-from tfcluster.config.wrappers import name_problem, wrapper_problem
 from tfcluster.errors import ConfigError
 from tfcluster.file_patterns import pattern_problem
 from tfcluster.light_dataclasses import dataclass, replace
@@ -168,8 +171,8 @@ class _Describer:
             return None
         setting, filled = self._setting, self._fill(keys, text)
         try:
-            return paths.absolute(filled, setting.folder, setting.environ)
-        except paths.PathError as error:
+            return files.absolute(filled, setting.folder, setting.environ)
+        except files.PathError as error:
             self._findings.error(keys, str(error))
             return None
 
@@ -203,7 +206,7 @@ class _Describer:
         scheduler = schedulers.get(self._cluster.backend)
         local = scheduler.here and self._findings.sound("backend")
         here = local or workdir.sync is not None
-        if here and (problem := paths.folder_problem(path)):
+        if here and (problem := files.folder_problem(path)):
             self._findings.error(keys, problem)
         return path
 
@@ -227,7 +230,7 @@ class _Describer:
         try:
             found = Bundle()
             if path is not None:
-                found = bundle(path, workdir, read, paths.exists)
+                found = bundle(path, workdir, read, files.exists)
         except RequirementsError as error:
             self._findings.error(keys, f"{given.file}: {error}")
             return None
@@ -245,12 +248,12 @@ class _Describer:
         return "" if path is None else self._text_of(keys, path, hint)
 
     def _text_of(self, keys: Keys, path: Path, hint: str | None = None) -> str:
-        if not paths.exists(path):
+        if not files.exists(path):
             self._findings.error(keys, f"{str(path)!r} does not exist", hint)
             return ""
         report, text = Report(str(path)), ""
         with contextlib.suppress(ConfigError):
-            text = read_file(str(path), report)
+            text = files.read_file(str(path), report)
         for problem in report.errors():
             where = f"{problem.where}: {problem.message}"
             self._findings.error(keys, where, problem.hint)
@@ -300,9 +303,9 @@ class _Describer:
             self._findings.error((*keys, "env"), f"{variable} is not set here")
         path = self._path((*keys, "file"), source.file)
         if path is not None:
-            if found := paths.secret_problem(path):
+            if found := files.secret_problem(path):
                 self._findings.error((*keys, "file"), *found)
-            elif not paths.exists(path):
+            elif not files.exists(path):
                 # Text that does not look like a path may be the secret itself.
                 shown = repr(str(path)) if "/" in (source.file or "") else "its file"
                 self._findings.warn((*keys, "file"), f"{shown} does not exist here")
@@ -335,7 +338,7 @@ class _Describer:
         }
         if schedulers.get(self._cluster.backend).lists_hosts:
             for key, path in found.items():
-                if path is not None and not paths.exists(path):
+                if path is not None and not files.exists(path):
                     self._findings.error(("ssh", key), f"{str(path)!r} does not exist")
         return model.Ssh(
             user=ssh.user, port=ssh.port, connect_timeout_s=ssh.connect_timeout, **found

@@ -22,16 +22,54 @@ from tfcluster.config.models import (
     Workdir,
 )
 from tfcluster.config.shape import Key, Nested, Section, Widened, Wrong
-from tfcluster.config.synonyms import (
-    EXAMPLES,
-    EXAMPLES_OF_SECTIONS,
-    OF_SECTIONS,
-    SYNONYMS,
-)
 from tfcluster.config.text import cut, printable
 from tfcluster.config.tree import Found, Path, Scalar, find, shown
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
 from tfcluster.schedulers.base import Scheduler
+
+SYNONYMS: Mapping[str, Mapping[str, str]] = {
+    "": {
+        "run": "command",
+        "cmd": "command",
+        "script": "command",
+        "entrypoint": "command",
+        "environment": "env",
+        "cluster": "tasks",
+        "cwd": "workdir",
+        "working_dir": "workdir",
+    },
+    "tasks": {
+        "master": "chief",
+        "parameter_server": "ps",
+        "workers": "worker",
+        "replicas": "worker",
+    },
+}
+"""Section ("": the top level) -> another word for a key -> the key."""
+
+OF_SECTIONS = dict.fromkeys(("job_extra", "job_extra_directives", "extra"), "options")
+"""Other words for keys that the sections of all schedulers have."""
+
+_GPUS = "tasks: {worker: {count: 2, gpus: 1}}"
+_TASKS = "tasks: {worker: 4}"
+_OF_GPUS = dict.fromkeys(
+    ("gpus", "gpu", "num_gpus", "ngpus", "n_gpus", "gres", "gpus_per_task"), _GPUS
+)
+_OF_TASKS = dict.fromkeys(
+    ("ntasks", "n", "np", "nprocs", "num_workers", "n_workers", "processes"), _TASKS
+)
+EXAMPLES: Mapping[str, Mapping[str, str]] = {
+    "": {**_OF_GPUS, **_OF_TASKS, "workers": _TASKS},
+    "tasks": _OF_GPUS,
+}
+"""Section -> a word for which there is no single key -> what to write."""
+
+EXAMPLES_OF_SECTIONS = {
+    **_OF_GPUS,
+    **_OF_TASKS,
+    "env_extra": "env: {NAME: value}, at the top level",
+}
+"""The same for the sections of all schedulers."""
 
 
 def explain(wrong: Wrong, findings: Findings, cluster: type[ClusterSection]) -> None:

@@ -105,7 +105,7 @@ class TasksSection(Section):
     chief: TaskSection | None = optional(
         _GROUP, "Rank 0; left out, worker 0 is the chief."
     )
-    worker: TaskSection | None = optional(_GROUP, "TasksSection that train together.")
+    worker: TaskSection | None = optional(_GROUP, "Tasks that train together.")
     ps: TaskSection | None = optional(_GROUP, "Parameter servers, built in.")
     evaluator: TaskSection | None = optional(
         _GROUP, "Runs the command outside the training cluster."

@@ -12,8 +12,10 @@ from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, TaskSection
 from tfcluster.config.passed_variables import SECRET
 from tfcluster.config.tree import Path
-from tfcluster.model import Strategy
+from tfcluster.model import Description, Strategy
 from tfcluster.schedulers.base import BatchScheduler, Requeuing
+from tfcluster.schedulers.options import Mistake
+from tfcluster.schedulers.script import option_mistakes
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES
 
 _NEEDS_PS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
@@ -266,3 +268,31 @@ def _check_secrets(cluster: ClusterSection, findings: Findings) -> None:
                 f"{name} looks like a secret, and values under 'env:' are shown",
                 "put it under 'secrets:' ({file: ...} or {env: NAME})",
             )
+
+
+def check_sections(description: Description, findings: Findings) -> None:
+    """Check the options in all sections, and the own section against the tasks."""
+    for name in description.sections:
+        for found in option_mistakes(schedulers.get(name), description):
+            _note(found, findings)
+    if findings.sound("tasks", "backend", description.backend):
+        scheduler = schedulers.get(description.backend)
+        settings = scheduler.settings_in(description)
+        for found in scheduler.mistakes(description, settings):
+            _note(found, findings)
+
+
+def _note(found: Mistake, findings: Findings) -> None:
+    """Note a mistake at one of its places; the message has the other one."""
+    message = found.message
+    if found.other is not None:
+        message += f" ({findings.mark(_path(found.other, findings))})"
+    note = findings.error if found.fatal else findings.warn
+    note(_path(found.key, findings), message, found.hint)
+
+
+def _path(key: str, findings: Findings) -> Path:
+    words = key.split(".")
+    if words[-1].isdecimal():
+        return findings.item(tuple(words[:-1]), int(words[-1]))
+    return tuple(words)

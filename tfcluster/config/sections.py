@@ -1,4 +1,4 @@
-"""The shape of cluster.yaml together with the sections of schedulers.
+"""The shape of cluster.yaml together with the sections of schedulers; its JSON Schema.
 
 A scheduler names the kind of each of its keys; here, these become kinds of values.
 """
@@ -10,10 +10,18 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from tfcluster import schedulers
+from tfcluster import __version__, schedulers
 from tfcluster.config import field_types as kinds
 from tfcluster.config.models import ClusterSection
-from tfcluster.config.shape import Key, Kind, ListOf, MapOf, Nested, Section
+from tfcluster.config.shape import (
+    Key,
+    Kind,
+    ListOf,
+    MapOf,
+    Nested,
+    Section,
+    section_json,
+)
 from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import Scheduler
 
@@ -72,3 +80,46 @@ def _section(settings: type[Any]) -> type[Section]:
         keys[each.name] = Key(kind, about, default)
     name = settings.__name__.removesuffix("Settings")
     return type(name, (Section,), {**keys, "__doc__": settings.__doc__})
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_ID = f"https://tfcluster.example/schema/{__version__}/cluster.schema.json"
+
+
+def schema() -> dict[str, Any]:
+    """A schema that refuses unknown keys; loading checks what a schema cannot say."""
+    shapes: dict[str, Any] = {}
+    whole = section_json(cluster_model(known(())), shapes)
+    head = {"$schema": _DIALECT, "$id": _ID, "title": "cluster.yaml"}
+    return {**head, "$defs": shapes, **whole}
+
+
+_HEAD = """\
+# A TensorFlow cluster and what runs on it: `tfcluster launch cluster.yaml`.
+# What each key means: docs/configuration.md, or `tfcluster schema` for your editor.
+
+"""
+
+_COMMAND = """\
+# Split as a shell would, but no shell runs it. `python` is the interpreter below.
+command: python train.py
+# python: /opt/venv/bin/python   # default: the one that runs tfcluster
+# workdir: .                     # default: the folder of this file
+# env: {OMP_NUM_THREADS: "1"}
+# secrets: {WANDB_API_KEY: {file: ~/.wandb}}
+"""
+
+_TAIL = """\
+
+# runtime:
+#   strategy: collective         # parameter_server, replicated, local_sgd, none
+#   batch: global                # the script's batch is that of all workers together
+
+# restart: {max: 2}              # restart after a failure
+# progress_timeout: 10m          # end a run that makes no step for this long
+"""
+
+
+def starter(backend: str) -> str:
+    """A commented cluster.yaml to start from. Raises ConfigError for an unknown one."""
+    return _HEAD + _COMMAND + "\n" + schedulers.get(backend).example + _TAIL

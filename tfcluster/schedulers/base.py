@@ -3,12 +3,15 @@
 A scheduler is a folder of this package, or a package that a site installs; its module
 has a ``SCHEDULER``, an instance of ``Scheduler`` or ``BatchScheduler``. Whatever
 differs from one scheduler to another is an attribute or a method here: no other code
-asks for a scheduler's name.
+asks for a scheduler's name. ``asker`` runs a scheduler's commands: without a shell,
+with a deadline.
 """
 
 from __future__ import annotations
 
+import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
@@ -33,6 +36,44 @@ class CommandAnswer:
 
 Ask = Callable[[tuple[str, ...]], CommandAnswer]
 """Runs an argv to its end. Never raises: a failure is an answer, too."""
+
+_ASK_S = 30.0
+
+
+def asker(environ: Mapping[str, str], timeout_s: float = _ASK_S) -> Ask:
+    """An Ask with ``environ``, which has PATH and the controller's address."""
+
+    def ask(argv: tuple[str, ...]) -> CommandAnswer:
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="backslashreplace",
+                timeout=timeout_s,
+                check=False,
+                env={**environ, "LC_ALL": "C"},
+                # Ctrl-C must reach only us; we then tell the scheduler.
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            return CommandAnswer(127, "", f"{argv[0]} is not on the PATH")
+        except OSError as error:
+            return CommandAnswer(126, "", f"{argv[0]}: {error.strerror}")
+        except subprocess.TimeoutExpired:
+            return CommandAnswer(
+                124, "", f"{argv[0]} did not answer in {timeout_s:g} s"
+            )
+        return CommandAnswer(done.returncode, done.stdout, done.stderr)
+
+    return ask
+
+
+def output_of(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -> str:
+    """What a program writes to standard output; empty if it fails."""
+    answer = asker(env, timeout_s)(argv)
+    return answer.stdout if answer.exit_code == 0 else ""
 
 
 class JobPhase(Enum):
@@ -76,6 +117,23 @@ class SchedulerError(ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+def one_line(answer: CommandAnswer, prefix: str = "") -> str:
+    """A command's message without ``prefix``, a pattern at the start of its lines."""
+    text = answer.stderr.strip() or answer.stdout
+    lines = [
+        re.sub(f"^(?:{prefix})", "", " ".join(line.split()))
+        for line in text.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(dict.fromkeys(lines))[:300]
+
+
+def refusal(command: str, message: str, hints: Mapping[str, str]) -> SchedulerError:
+    """The error that a job is refused; ``hints`` are by words of the message."""
+    hint = next((hint for word, hint in hints.items() if word in message), None)
+    return SchedulerError(f"{command} refused the job: {message or 'no answer'}", hint)
 
 
 def setting(kind: str, about: str, default: Any = None) -> Any:

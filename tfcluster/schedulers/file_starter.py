@@ -20,12 +20,19 @@ from queue import Empty, SimpleQueue
 
 from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
-from tfcluster.schedulers import gpus, process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.connect_back import Caller, CallerReception
-from tfcluster.schedulers.connected_channel import ConnectedChannel
-from tfcluster.schedulers.own_host import is_one_of
-from tfcluster.schedulers.process_channel import ProcessChannel
+from tfcluster.schedulers.job_hosts import (
+    gpu_question,
+    gpus_on,
+    is_one_of,
+    own_names,
+)
+from tfcluster.schedulers.process_channel import (
+    ConnectedChannel,
+    OwnHostStarter,
+    ProcessChannel,
+)
 from tfcluster.schedulers.starting import AgentChannel
 from tfcluster.state_folder import state_path
 
@@ -39,18 +46,17 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,%~-]+")
 class FileStarter:
     """Starts agents on hosts of a job; ``argv_on`` makes a command run on a host.
 
-    ``own`` are the names of this host, whose agent is a child process.
+    The agent of this host is a child process.
     """
 
     def __init__(
         self,
         python: Interpreter,
-        own: Sequence[str],
         argv_on: Callable[[str], tuple[str, ...]],
         env: Mapping[str, str],
     ) -> None:
         self._python = python
-        self._own = own
+        self._own = own_names(env)
         self._argv_on = argv_on
         self._env = env
         self._lock = threading.Lock()
@@ -60,7 +66,7 @@ class FileStarter:
     def start_agent(self, host: Host) -> AgentChannel:
         """Raises StartError."""
         if is_one_of(host.name, self._own):
-            return ProcessChannel.start(host.name, process_channel.agent_argv())
+            return OwnHostStarter().start_agent(host)
         folder = shared_folder(self._env)
         try:
             channel = self._start(host, folder)
@@ -160,10 +166,8 @@ def ask_gpus(
     env: Mapping[str, str],
 ) -> dict[str, tuple[str, ...] | None]:
     """The job's GPUs on other hosts, as each sees them. Raises StartError."""
-    folder, line = shared_folder(env), gpus.question() + "\n"
+    folder, line = shared_folder(env), gpu_question() + "\n"
     try:
-        return gpus.ask(
-            hosts, lambda host: shell_argv(argv_on, host, folder, line), env
-        )
+        return gpus_on(hosts, lambda host: shell_argv(argv_on, host, folder, line), env)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

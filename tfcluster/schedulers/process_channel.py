@@ -1,18 +1,20 @@
-"""The channel to an agent that is a child process of ours, or behind one."""
+"""Channels to agents: to a child process, and to a process that connects to us."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TypeVar
 
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import module_argv
+from tfcluster.model import Host
 from tfcluster.schedulers.starting import is_readable
 
 READ_BYTES = 1 << 18
@@ -132,3 +134,67 @@ class ProcessChannel:
 def agent_argv() -> tuple[str, ...]:
     """The argv of an agent on this machine, from this copy of the package."""
     return module_argv((sys.executable,), "tfcluster.agent", options=("-I", "-S"))
+
+
+class OwnHostStarter:
+    """Starts agents on this machine, as child processes with our environment."""
+
+    def start_agent(self, host: Host) -> ProcessChannel:
+        return ProcessChannel.start(host.name, agent_argv())
+
+
+WORDS_S = 2.0
+"""How long to wait for the last words of a process that we have not ended."""
+
+
+class ConnectedChannel:
+    """The standard input and output of a process that has connected to us.
+
+    ``words`` gives its last words, perhaps only after the given number of seconds;
+    ``leave`` is called once the channel is unused.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        words: Callable[[float], str],
+        leave: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._words = words
+        self._leave = leave
+        self._closed = False
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def read(self) -> bytes:
+        try:
+            return self._connection.recv(READ_BYTES)
+        except ConnectionResetError:
+            # The process ended before it had read everything that we sent.
+            # ``diagnosis`` has its last words.
+            return b""
+
+    def has_unread(self) -> bool:
+        return is_readable(self._connection.fileno())
+
+    def write(self, data: bytes) -> None:
+        self._connection.sendall(data)
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        # The agent ends its tasks when it reads the end of file, as over SSH.
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._leave()
+
+    def diagnosis(self) -> str:
+        words = self._words(0.0 if self._closed else WORDS_S)
+        self._leave()
+        return words

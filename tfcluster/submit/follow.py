@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
 
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
@@ -27,21 +28,18 @@ from tfcluster.record.load_run import gpus_of_tasks, read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
-from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError
-from tfcluster.schedulers.queries import asker
+from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError, asker
 from tfcluster.states import RunState, TaskState
-from tfcluster.submit.background_query import BackgroundQuery
-from tfcluster.submit.job import QueuedJob
-from tfcluster.submit.job_input import forget
+from tfcluster.submit.job import QueuedJob, forget_secrets
 from tfcluster.submit.job_status import (
     SETTLING_S,
     ask_state,
+    cancel,
     ended,
     settle,
     still_there,
     waiting,
 )
-from tfcluster.submit.stopping import cancel
 from tfcluster.task_id import TaskId
 
 LOOK_S = 0.5
@@ -180,7 +178,7 @@ class _JobWatch:
                 if signal.code is not ExitCode.HANGUP and not self._stays:
                     _say(f"cancelling job {self._job.id}")
                     cancel(self._job, self._ask, now=True)
-                    forget(first(self._job.paths))
+                    forget_secrets(first(self._job.paths))
                 return None
             if state is not None and state.phase in (JobPhase.OVER, JobPhase.GONE):
                 return None
@@ -303,3 +301,39 @@ def _reread(paths: RunPaths) -> RunView:
 def _tasks(paths: RunPaths) -> list[str]:
     plan = read_json(paths.plan) or {}
     return [str(entry["task"]) for entry in plan.get("tasks", ())]
+
+
+Found = TypeVar("Found")
+
+
+class BackgroundQuery(Generic[Found]):
+    """A query that runs in the background, repeatedly but only once at a time."""
+
+    def __init__(self, question: Callable[[], Found]) -> None:
+        self._question = question
+        self._answers: SimpleQueue[Found | SchedulerError] = SimpleQueue()
+        self.open = False
+        """Whether a query has begun whose answer has not been taken yet."""
+
+    def begin(self) -> None:
+        self.open = True
+        # A daemon thread: the exit does not wait for an answer.
+        threading.Thread(target=self._run, name="inquiry", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._answers.put(self._question())
+        except SchedulerError as error:
+            self._answers.put(error)
+
+    def answer(self, timeout_s: float = 0.0) -> Found | SchedulerError | None:
+        """Take the answer or error; None if there is no answer yet."""
+        try:
+            found = self._answers.get(timeout=timeout_s) if timeout_s else self._now()
+        except Empty:
+            return None
+        self.open = False
+        return found
+
+    def _now(self) -> Found | SchedulerError:
+        return self._answers.get_nowait()

@@ -1,5 +1,8 @@
 """Submits: begins a run, hands over what it needs, and queues a job for it.
 
+A private file in the run's folder has the checked Description, so that the job needs
+neither the configuration file nor the user's environment.
+
 From then on, the run exists, so that ``status``, ``logs -f`` and ``stop`` work while
 the job is still queued. Knows schedulers only through ``BatchScheduler``.
 """
@@ -7,6 +10,8 @@ the job is still queued. Knows schedulers only through ``BatchScheduler``.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 import sys
 import sysconfig
@@ -14,14 +19,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tfcluster.description_json import from_plain, to_plain
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Description
+from tfcluster.light_dataclasses import dataclass, replace
+from tfcluster.model import Description, Secret
 from tfcluster.plan_document import task_parts
-from tfcluster.record.files import read_json, replace_json
+from tfcluster.record.files import open_private, read_json, replace_json, write_all
 from tfcluster.record.launched import save_launched
 from tfcluster.record.paths import RunPaths, create_run, state_dir
 from tfcluster.record.run_locks import hold_name
@@ -32,7 +38,76 @@ from tfcluster.schedulers.base import (
     SchedulerError,
 )
 from tfcluster.schedulers.script import job_script
-from tfcluster.submit.job_input import write_job_input, write_private
+
+INPUT = "job-input.json"
+_SECRET = "secret-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInput:
+    """What the launcher in the job reads."""
+
+    description: Description
+    """The Description. All its secrets are in files: the job lacks our environment."""
+    state: Path
+    """The state folder, which the job must see under the same path."""
+
+
+def write_job_input(
+    paths: RunPaths,
+    description: Description,
+    environ: Mapping[str, str],
+    state: Path,
+) -> None:
+    """Write the JobInput into the run's folder, as private files. Raises OSError.
+
+    From ``environ``, it takes only the values of secrets, each into a separate file.
+    """
+    secrets = dict(description.secrets)
+    for name, secret in description.secrets.items():
+        if secret.env is not None:
+            file = paths.root / f"{_SECRET}{name}"
+            write_private(file, os.fsencode(environ[secret.env]) + b"\n")
+            secrets[name] = Secret(file=file)
+    given = JobInput(description=replace(description, secrets=secrets), state=state)
+    text = json.dumps(to_plain(given), indent=1) + "\n"
+    write_private(paths.root / INPUT, text.encode())
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a new private file, durably. Raises OSError."""
+    descriptor = open_private(path, os.O_WRONLY | os.O_EXCL)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_job_input(paths: RunPaths) -> JobInput:
+    """Read the JobInput of this run. Raises StartError."""
+    path = paths.root / INPUT
+    found = read_json(path)
+    if found is None:
+        raise StartError(
+            f"{path} cannot be read here",
+            hint="the state folder must be on a file system that the nodes share: "
+            "TFCLUSTER_STATE_DIR",
+        )
+    try:
+        given = from_plain(JobInput, found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StartError(f"{path} is damaged: {error!r}") from error
+    if not isinstance(given, JobInput):
+        raise StartError(f"{path} is damaged")
+    return given
+
+
+def forget_secrets(paths: RunPaths) -> None:
+    """Remove the files with secrets: the job is over and will not start again."""
+    for file in (paths.root / INPUT, *paths.root.glob(f"{_SECRET}*")):
+        file.unlink(missing_ok=True)
+
 
 SCRIPT = "job.sh"
 """The submitted script, in the run's folder."""

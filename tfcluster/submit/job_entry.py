@@ -15,7 +15,7 @@ from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.states import RunState
-from tfcluster.submit import job_input
+from tfcluster.submit.job import JobInput, forget_secrets, read_job_input
 from tfcluster.submit.job_status import settle
 
 
@@ -26,7 +26,7 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
     TfclusterError.
     """
     first = RunPaths(folder)
-    given = job_input.read(first)
+    given = read_job_input(first)
     paths = _again(first, given) if first.events.exists() else first
     known = {**environ, "TFCLUSTER_STATE_DIR": str(given.state)}
     try:
@@ -36,10 +36,10 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
         settle(paths, RunState.FAILED, error.exit_code, error.message + hint)
         view = read_run(paths, now_s=time.time())
         call_on_end(given.description, paths, view, known)
-        job_input.forget(first)
+        forget_secrets(first)
         raise
     if code != ExitCode.PREEMPTED and not was_requeued(paths):
-        job_input.forget(first)
+        forget_secrets(first)
     return code
 
 
@@ -50,7 +50,7 @@ def _was_cut_off(paths: RunPaths) -> bool:
     return dead and all(event["type"] != "end" for event in read_events(paths.events))
 
 
-def _again(first: RunPaths, given: job_input.JobInput) -> RunPaths:
+def _again(first: RunPaths, given: JobInput) -> RunPaths:
     before = latest(first)
     paths = create_run(given.state, given.description.name, time.time())
     for source, target in ((first.job, paths.job), (first.launched, paths.launched)):

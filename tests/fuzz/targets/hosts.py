@@ -7,11 +7,9 @@ from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster import host_patterns
 from tfcluster.errors import ConfigError, StartError
 from tfcluster.host_patterns import HostlistError
-from tfcluster.schedulers import gpus as sge_gpus
-from tfcluster.schedulers.sge import GPU_VARIABLES, job
-from tfcluster.schedulers.sge.job import HostfileError
-from tfcluster.schedulers.slurm import gpus as slurm_gpus
-from tfcluster.schedulers.slurm import variables
+from tfcluster.schedulers import job_hosts, sge
+from tfcluster.schedulers.sge import GPU_VARIABLES, HostfileError
+from tfcluster.schedulers.slurm import srun, variables
 
 
 def _hostlist(data: bytes) -> None:
@@ -33,14 +31,14 @@ def _environment(data: bytes) -> dict[str, str]:
 def _slurm(data: bytes) -> None:
     environ = _environment(data)
     variables.is_inside(environ)
-    slurm_gpus.has_gpus(environ)
+    srun.has_gpus(environ)
     variables.require_one_launcher(environ)
     for node in variables.nodes(environ):
         assert host_patterns.host_name_problem(node.name) is None
 
 
 def _hostfile(data: bytes) -> None:
-    slots = job.slots_by_host(text_of(data))
+    slots = sge.slots_by_host(text_of(data))
     assert all(count > 0 for count in slots.values())
     assert not any(name.startswith("-") for name in slots)
 
@@ -48,14 +46,14 @@ def _hostfile(data: bytes) -> None:
 def _sge(data: bytes) -> None:
     environ = _environment(data)
     environ.pop("PE_HOSTFILE", None)
-    sge_gpus.given(environ, GPU_VARIABLES)
-    job.granted_slots(environ)
+    job_hosts.gpus_given(environ, GPU_VARIABLES)
+    sge.granted_slots(environ)
 
 
 def _gpus(data: bytes) -> None:
     said = text_of(data)
-    slurm_gpus.parse(said)
-    sge_gpus.parse("h1", said, GPU_VARIABLES)
+    srun.parse_gpus(said)
+    job_hosts.parse_gpus("h1", said, GPU_VARIABLES)
 
 
 TARGETS = (

@@ -16,7 +16,7 @@ from tfcluster.console.views import failures, status
 from tfcluster.errors import ConfigError, ContactLostError, StartError
 from tfcluster.record import continuation, events, launched, load_run, logs
 from tfcluster.record.paths import RunPaths, create_run
-from tfcluster.submit import job_input
+from tfcluster.submit import job
 
 _NOW_S = 1795169700.0
 
@@ -92,8 +92,8 @@ def _launched(data: bytes) -> None:
 
 def _job_input(data: bytes) -> None:
     paths = _paths()
-    (paths.root / job_input.FILE).write_bytes(data)
-    job_input.read(paths)
+    (paths.root / job.INPUT).write_bytes(data)
+    job.read_job_input(paths)
 
 
 def _logs(data: bytes) -> None:
@@ -185,7 +185,7 @@ def _launched_seed() -> bytes:
 
 def _job_seed() -> bytes:
     description = describe({"worker": 2})
-    given = job_input.JobInput(description=description, state=Path("/tmp"))
+    given = job.JobInput(description=description, state=Path("/tmp"))
     return _line(description_json.to_plain(given))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster.schedulers import sge, slurm, times
+from tfcluster import durations
+from tfcluster.schedulers import sge, slurm
 from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerError
 from tfcluster.schedulers.sge import qmaster
 from tfcluster.schedulers.sge import queue as sge_queue
@@ -31,7 +32,7 @@ def _slurm(data: bytes) -> None:
     controller.parse_ended(said, "12")
     wait_s = controller.parse_kill_wait(said)
     assert wait_s is None or math.isfinite(wait_s)
-    limit_s = times.seconds(said)
+    limit_s = durations.time_limit_s(said)
     assert limit_s is None or limit_s >= 0
 
 

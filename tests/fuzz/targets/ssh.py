@@ -11,7 +11,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.errors import ContactLostError, HostError
 from tfcluster.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import config, known_hosts, route, saved_settings
+from tfcluster.schedulers.ssh import SavedSettings, config, known_hosts, route
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 
@@ -66,7 +66,7 @@ def _saved(data: bytes) -> None:
     found = json.loads(data)
     if not isinstance(found, dict):
         raise ValueError("a record that is no object is not read")
-    saved_settings.SavedSettings.from_json(found)
+    SavedSettings.from_json(found)
 
 
 def _hashed(name: str) -> str:

@@ -20,10 +20,15 @@ from tests.schedulers.standins import (
 from tests.schedulers.test_file_starter import read_frames
 from tfcluster.errors import ConfigError, ExitCode, StartError
 from tfcluster.model import Description, Host, TaskGroup
-from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
+from tfcluster.schedulers.base import (
+    CommandAnswer,
+    JobPhase,
+    JobState,
+    SchedulerError,
+    asker,
+)
 from tfcluster.schedulers.lsf import SCHEDULER
 from tfcluster.schedulers.options import Mistake
-from tfcluster.schedulers.queries import asker
 from tfcluster.schedulers.script import job_script
 
 

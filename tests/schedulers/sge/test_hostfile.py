@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.schedulers.sge.job import HostfileError, slots_by_host
+from tfcluster.schedulers.sge import HostfileError, slots_by_host
 
 READABLE = {
     "as SGE 8.1.9 writes it": (

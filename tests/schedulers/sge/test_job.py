@@ -11,8 +11,7 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster import schedulers
 from tfcluster.errors import ConfigError, StartError
-from tfcluster.schedulers.gpus import given
-from tfcluster.schedulers.own_host import is_one_of, own_names
+from tfcluster.schedulers.job_hosts import gpus_given, is_one_of, own_names
 from tfcluster.schedulers.sge import GPU_VARIABLES, SCHEDULER
 
 JOB = {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "HOSTNAME": "node4.cluster.test"}
@@ -148,4 +147,4 @@ def test_grid_engines_own_name_for_this_host_counts_as_well_as_the_kernels() -> 
 def test_gpus_are_those_that_were_given(
     variables: dict[str, str], expected: tuple[str, ...] | None
 ) -> None:
-    assert given(variables, GPU_VARIABLES) == expected
+    assert gpus_given(variables, GPU_VARIABLES) == expected

@@ -18,7 +18,7 @@ from tests.time_limits import allow_s
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Host, TaskGroup
-from tfcluster.schedulers import gpus
+from tfcluster.schedulers.job_hosts import parse_gpus
 from tfcluster.schedulers.sge import GPU_VARIABLES, SCHEDULER, ask_gpus
 from tfcluster.schedulers.sge.qrsh import QrshChannel, qrsh_argv, shielded
 
@@ -170,12 +170,12 @@ def test_a_host_that_cannot_be_asked_is_named(qrsh: str) -> None:
 def test_what_a_host_says_of_its_gpus(
     said: str, expected: tuple[str, ...] | None
 ) -> None:
-    assert gpus.parse("node2", said, GPU_VARIABLES) == expected
+    assert parse_gpus("node2", said, GPU_VARIABLES) == expected
 
 
 def test_a_host_that_says_something_else_is_named() -> None:
     with pytest.raises(StartError, match=r"^node2: "):
-        gpus.parse("node2", "welcome\n")
+        parse_gpus("node2", "welcome\n")
 
 
 IGNORES = "import signal; print(signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN)"

@@ -47,7 +47,7 @@ def test_the_job_s_id(said: str, job: str) -> None:
             "`sinfo -N -l` shows what nodes have",
         ),
         (CommandAnswer(127, "", "sbatch is not on the PATH"), "not on the PATH", None),
-        (CommandAnswer(0, "Submitted batch job\n"), "no answer", None),
+        (CommandAnswer(0, "Submitted batch job\n"), "job: Submitted batch job", None),
         (CommandAnswer(0, ""), "no answer", None),
     ],
 )

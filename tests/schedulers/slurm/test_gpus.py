@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tfcluster.schedulers.slurm.gpus import has_gpus, parse, question_argv
+from tfcluster.schedulers.slurm.srun import gpu_question_argv, has_gpus, parse_gpus
 
 
 def test_names_are_taken_as_they_are() -> None:
@@ -18,7 +18,7 @@ def test_names_are_taken_as_they_are() -> None:
         "tfcluster-gpus node4 unset\n"
         "tfcluster-gpus node5 NoDevFiles\n"
     )
-    assert parse(said) == {
+    assert parse_gpus(said) == {
         "node1": ("2", "3"),
         "node2": ("GPU-8f1d", "MIG-33ab/1/0"),
         "node3": (),
@@ -38,7 +38,7 @@ def test_names_are_taken_as_they_are() -> None:
 def test_the_question_is_answered_by_a_real_shell(
     variables: dict[str, str], expected: dict[str, tuple[str, ...] | None]
 ) -> None:
-    argv = question_argv(["node1"])
+    argv = gpu_question_argv(["node1"])
     command = argv[argv.index("/bin/sh") :]
     done = subprocess.run(
         command,
@@ -47,14 +47,14 @@ def test_the_question_is_answered_by_a_real_shell(
         text=True,
         check=True,
     )
-    assert parse(done.stdout) == expected
+    assert parse_gpus(done.stdout) == expected
 
 
 def test_every_node_is_asked_once() -> None:
-    argv = question_argv(["node1", "node3"])
+    argv = gpu_question_argv(["node1", "node3"])
     assert {"--nodes=2", "--ntasks=2", "--nodelist=node1,node3"} <= set(argv)
-    assert "--het-group=1" in question_argv(["node1"], group=1)
-    assert "--gpus-per-node=4" in question_argv(["node1"], count=4)
+    assert "--het-group=1" in gpu_question_argv(["node1"], group=1)
+    assert "--gpus-per-node=4" in gpu_question_argv(["node1"], gpus=4)
     assert not any("gpus-per" in word for word in argv)
 
 

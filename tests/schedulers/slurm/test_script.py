@@ -10,12 +10,12 @@ import pytest
 
 from tests.planning.descriptions import describe
 from tfcluster import __version__
+from tfcluster.durations import time_limit_s
 from tfcluster.errors import ConfigError
 from tfcluster.model import Description, Restart, Results, TaskGroup
 from tfcluster.schedulers.base import LauncherCommand
 from tfcluster.schedulers.script import job_script
 from tfcluster.schedulers.slurm import SCHEDULER
-from tfcluster.schedulers.times import seconds
 
 FOLDER = Path("/home/a/.local/state/tfcluster/runs/digits-20261121-101500-3f2a")
 LAUNCHER = LauncherCommand(
@@ -143,7 +143,7 @@ def test_a_given_option_takes_the_place_of_ours(option: str, ours: str) -> None:
     ],
 )
 def test_times_as_slurm_takes_them(time: str, expected: int | None) -> None:
-    assert seconds(time) == expected
+    assert time_limit_s(time) == expected
 
 
 @pytest.mark.parametrize(

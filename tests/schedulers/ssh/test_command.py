@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tfcluster.schedulers.agent_bundle import agent_argv
-from tfcluster.schedulers.ssh.command import remote_command
+from tfcluster.schedulers.ssh.starter import remote_command
 
 SHELLS = ["sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish"]
 _PRINT = "import os,sys;os.write(1,b'|'.join(map(os.fsencode,sys.argv[1:])))"

@@ -11,8 +11,7 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster.errors import ContactLostError
 from tfcluster.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import SCHEDULER
-from tfcluster.schedulers.ssh.saved_settings import SavedSettings
+from tfcluster.schedulers.ssh import SCHEDULER, SavedSettings
 
 
 def _described() -> Any:

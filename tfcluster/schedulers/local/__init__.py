@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers.base import Scheduler
-from tfcluster.schedulers.process_channel import ProcessChannel, agent_argv
+from tfcluster.schedulers.process_channel import OwnHostStarter
 
 _EXAMPLE = """\
 backend: local                   # all tasks on this machine
@@ -37,16 +37,13 @@ class LocalScheduler(Scheduler):
 
     def starter(
         self, description: Description, env: Mapping[str, str]
-    ) -> LocalScheduler:
+    ) -> OwnHostStarter:
         del description, env  # agents inherit our environment
-        return self
+        return OwnHostStarter()
 
     def expected(self, description: Description) -> Allocation:
         del description
         return Allocation(hosts=(Host(name="localhost", address="127.0.0.1"),))
-
-    def start_agent(self, host: Host) -> ProcessChannel:
-        return ProcessChannel.start(host.name, agent_argv())
 
 
 SCHEDULER = LocalScheduler()

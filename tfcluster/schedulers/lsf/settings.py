@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from tfcluster.durations import time_limit_s
 from tfcluster.model import Description
 from tfcluster.schedulers.base import LauncherCommand, gpus_of_all, setting
 from tfcluster.schedulers.options import (
@@ -21,7 +22,6 @@ from tfcluster.schedulers.options import (
     set_twice,
 )
 from tfcluster.schedulers.script import into_log
-from tfcluster.schedulers.times import seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def directives(
 
 
 def _limit(description: Description, lsf: LsfSettings) -> Iterator[str]:
-    limit_s = None if lsf.time is None else seconds(lsf.time)
+    limit_s = None if lsf.time is None else time_limit_s(lsf.time)
     if limit_s is None:
         return
     minutes = ceil(limit_s / 60)

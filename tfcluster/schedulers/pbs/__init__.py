@@ -1,23 +1,40 @@
 """PBS: OpenPBS, PBS Professional, Torque. Hosts from PBS_NODEFILE; TM starts agents.
 
-The agent on the host of the job's script is a child process, as with ``local``.
+The agent on the host of the job's script is a child process, as with ``local``. OpenPBS
+and PBS Professional answer in JSON; Torque's qstat knows only ``key = value``.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
-from tfcluster.host_patterns import host_name_problem
-from tfcluster.model import Allocation, Description, Host
-from tfcluster.schedulers import gpus
-from tfcluster.schedulers.base import BatchScheduler, SchedulerError, placeholders
+from tfcluster.durations import time_limit_s
+from tfcluster.errors import ExitCode, StartError
+from tfcluster.model import Allocation, Description
+from tfcluster.protocol.wire import loads
+from tfcluster.schedulers.base import (
+    Ask,
+    BatchScheduler,
+    CommandAnswer,
+    JobPhase,
+    JobState,
+    SchedulerError,
+    asker,
+    one_line,
+    placeholders,
+    refusal,
+)
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
-from tfcluster.schedulers.own_host import is_one_of, own_names
-from tfcluster.schedulers.pbs import queue
+from tfcluster.schedulers.job_hosts import (
+    hosts_with_gpus,
+    names_in_file,
+    require_host_names,
+)
 from tfcluster.schedulers.pbs.settings import (
     ADVICE,
     EXAMPLE,
@@ -29,14 +46,42 @@ from tfcluster.schedulers.pbs.settings import (
     gpus_of_chunk,
     mistakes,
 )
-from tfcluster.schedulers.queries import asker
-from tfcluster.schedulers.times import seconds
 
 _ASK_S = 3.0
 _SWEEP_S = 5.0
 _KILL_DELAY_S = 10.0
 """The queue attribute kill_delay, if a queue does not set it."""
 _STALE = "start a new shell, or `unset PBS_JOBID PBS_NODEFILE`, outside of a job"
+
+_JOB_ID = re.compile(r"[0-9]+(?:\.[A-Za-z0-9_.-]+)?")
+_COMMAND = "qsub: |qstat: "
+"""The name of a command before its message."""
+_FIELD = re.compile(r"^ {4}(\S+) = (.*(?:\n\t.*)*)", re.MULTILINE)
+_UNKNOWN = re.compile(r"Unknown Job Id|Job has finished", re.IGNORECASE)
+_WORDS = {
+    "Q": (JobPhase.PENDING, "queued"),
+    "H": (JobPhase.PENDING, "held"),
+    "W": (JobPhase.PENDING, "waiting"),
+    "T": (JobPhase.PENDING, "moving"),
+    "M": (JobPhase.PENDING, "moved"),
+    "R": (JobPhase.RUNNING, "running"),
+    "B": (JobPhase.RUNNING, "begun"),
+    "E": (JobPhase.RUNNING, "exiting"),
+    "S": (JobPhase.RUNNING, "suspended"),
+    "U": (JobPhase.RUNNING, "suspended"),
+    "F": (JobPhase.OVER, "finished"),
+    "X": (JobPhase.OVER, "finished"),
+    "C": (JobPhase.OVER, "completed"),
+}
+"""job_state -> what it means and a word for it."""
+_HINTS = {
+    "Unknown queue": "`qstat -Q` lists the queues; pbs: {queue: ...}",
+    "exceeds queue": "`qstat -Qf` shows the limits of the queues",
+    "Unknown resource": "`pbsnodes -a` shows what hosts have",
+    "Unauthorized Request": "`qstat -Qf` shows who may use a queue",
+    "cannot connect to server": "`qstat -B` checks it",
+    "Connection refused": "`qstat -B` checks it",
+}
 
 
 class PbsScheduler(BatchScheduler):
@@ -47,8 +92,6 @@ class PbsScheduler(BatchScheduler):
     settings = PbsSettings
     mistakes = staticmethod(mistakes)
     directives = staticmethod(directives)
-    submit = staticmethod(queue.submit)
-    state = staticmethod(queue.state)
     options = OPTIONS
     launcher = "tm"
     example = EXAMPLE
@@ -59,23 +102,18 @@ class PbsScheduler(BatchScheduler):
     without_gpus = "the job has none: ask for them: `-l select=N:ngpus=M` of qsub"
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
-        lines, own = granted(env), own_names(env)
-        slots = Counter(lines)
-        devices = dict.fromkeys(slots, gpus.given(env))
-        others = [name for name in slots if not is_one_of(name, own)]
-        devices |= dict.fromkeys(others)
-        if others and any(group.gpus for group in description.tasks.values()):
-            devices |= ask_gpus(others, _argv_on(env, lines), env)
+        lines = granted(env)
         asked = self.settings_in(description).tasks_per_node
-        hosts = [
-            Host(name=name, slots=asked or count, gpus=devices[name])
-            for name, count in slots.items()
-        ]
+        hosts = hosts_with_gpus(
+            {name: asked or count for name, count in Counter(lines).items()},
+            description,
+            env,
+            lambda others: ask_gpus(others, _argv_on(env, lines), env),
+        )
         return self.granted(description, hosts)
 
     def starter(self, description: Description, env: Mapping[str, str]) -> FileStarter:
-        argv_on = _argv_on(env, granted(env))
-        return FileStarter(description.python, own_names(env), argv_on, env)
+        return FileStarter(description.python, _argv_on(env, granted(env)), env)
 
     def expected(self, description: Description) -> Allocation:
         pbs = self.settings_in(description)
@@ -90,6 +128,28 @@ class PbsScheduler(BatchScheduler):
     def is_inside(self, env: Mapping[str, str]) -> bool:
         return bool(env.get("PBS_JOBID") and env.get("PBS_NODEFILE"))
 
+    def submit(self, script: Path, ask: Ask) -> str:
+        answer = ask(("qsub", str(script)))
+        for line in reversed(answer.stdout.splitlines()):
+            if answer.exit_code == 0 and _JOB_ID.fullmatch(line.strip()):
+                return line.strip()
+        raise refusal("qsub", one_line(answer, _COMMAND), _HINTS)
+
+    def state(self, job: str, ask: Ask) -> JobState:
+        """The job's state; PBS forgets a job that is over unless it keeps a history."""
+        facts = _job_facts(job, ask)
+        if facts is None:
+            return JobState(JobPhase.GONE, "gone")
+        letter = str(facts.get("job_state", ""))
+        phase, word = _WORDS.get(letter, (JobPhase.RUNNING, letter))
+        reason = " ".join(str(facts.get("comment") or "").split()) or None
+        if letter == "H":
+            reason = f"`qrls {job}` releases it"
+        status = facts.get("Exit_status", facts.get("exit_status"))
+        if phase is JobPhase.OVER and status is not None:
+            reason = f"exit status {status}"
+        return JobState(phase, word, reason)
+
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # SIGTERM, and after kill_delay SIGKILL.
         return (self.kill_argv(job),)
@@ -101,7 +161,7 @@ class PbsScheduler(BatchScheduler):
         """The queue's kill_delay, less the time of a sweep."""
         name = env.get("PBS_QUEUE", "")
         answer = asker(env, _ASK_S)(("qstat", "-Q", "-f", "-F", "json", name))
-        facts = (queue.section(answer, "Queue") or {}).get(name)
+        facts = (_section(answer, "Queue") or {}).get(name)
         if facts is None:
             return None
         delay = str(facts.get("kill_delay", ""))
@@ -111,7 +171,7 @@ class PbsScheduler(BatchScheduler):
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
         """qdel and the time limit send the same signal: compare the job's times."""
         try:
-            facts = queue.job_facts(env.get("PBS_JOBID", ""), asker(env, _ASK_S))
+            facts = _job_facts(env.get("PBS_JOBID", ""), asker(env, _ASK_S))
         except SchedulerError:
             return None
         used, limit = (
@@ -130,21 +190,12 @@ def granted(env: Mapping[str, str]) -> list[str]:
 
     Raises StartError outside of a job, ConfigError if the file is unusable.
     """
-    path = env.get("PBS_NODEFILE")
-    if not path or not env.get("PBS_JOBID"):
+    if not SCHEDULER.is_inside(env):
         hint = "`tfcluster submit`, or launch in a job of qsub"
         raise StartError("not inside a PBS job", hint=hint)
-    where = f"PBS_NODEFILE={path!r}"
-    try:
-        names = Path(path).read_text(encoding="utf-8", errors="replace").split()
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        raise ConfigError([Problem(where, problem, _STALE)]) from error
-    for name in names:
-        if wrong := host_name_problem(name):
-            raise ConfigError([Problem(where, f"{name[:60]!r} {wrong}", _STALE)])
-    if not names:
-        raise ConfigError([Problem(where, "lists no host", _STALE)])
+    path = env["PBS_NODEFILE"]
+    names = names_in_file("PBS_NODEFILE", path, _STALE)
+    require_host_names(f"PBS_NODEFILE={path!r}", names, _STALE)
     return names
 
 
@@ -165,7 +216,39 @@ def _walltime(facts: Mapping[str, object] | None, name: str) -> int | None:
     group = known.get(name)
     text = group.get("walltime") if isinstance(group, dict) else None
     text = text or known.get(f"{name}.walltime")
-    return seconds(str(text)) if text else None
+    return time_limit_s(str(text)) if text else None
+
+
+def _job_facts(job: str, ask: Ask) -> Mapping[str, Any] | None:
+    """The job's attributes; None if PBS does not know it. Raises SchedulerError."""
+    answer = ask(("qstat", "-x", "-f", "-F", "json", job))
+    if answer.exit_code != 0 and "invalid option" in answer.stderr:
+        answer = ask(("qstat", "-f", job))
+        if answer.exit_code == 0:
+            return {
+                match[1]: match[2].replace("\n\t", "")
+                for match in _FIELD.finditer(answer.stdout)
+            }
+    if _UNKNOWN.search(answer.stderr):
+        return None
+    found = _section(answer, "Jobs")
+    if found is None:
+        raise SchedulerError(one_line(answer, _COMMAND) or "qstat prints nothing")
+    # The server's name may be longer in the answer.
+    number = job.partition(".")[0]
+    return next((f for k, f in found.items() if k.partition(".")[0] == number), None)
+
+
+def _section(answer: CommandAnswer, name: str) -> dict[str, dict[str, Any]] | None:
+    """``{"Jobs": {"12.server": {...}}}``; None if it is not such an answer."""
+    try:
+        found = loads(answer.stdout.encode())
+    except ValueError:
+        return None
+    entries = found.get(name) if isinstance(found, dict) else None
+    if not isinstance(entries, dict):
+        return None
+    return {str(k): each for k, each in entries.items() if isinstance(each, dict)}
 
 
 SCHEDULER = PbsScheduler()

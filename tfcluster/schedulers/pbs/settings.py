@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tfcluster.durations import clock, time_limit_s
 from tfcluster.model import Description
 from tfcluster.schedulers.base import LauncherCommand, setting
 from tfcluster.schedulers.options import (
@@ -20,7 +21,6 @@ from tfcluster.schedulers.options import (
     set_twice,
 )
 from tfcluster.schedulers.script import into_log
-from tfcluster.schedulers.times import clock, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ def directives(
         placed = any(word.startswith(("place=", "-lplace=")) for word in pbs.options)
         if pbs.nodes is not None and not placed:
             yield "#PBS -l place=scatter"
-    limit_s = None if pbs.time is None else seconds(pbs.time)
+    limit_s = None if pbs.time is None else time_limit_s(pbs.time)
     if limit_s is not None:
         yield f"#PBS -l walltime={clock(limit_s)}"
     if pbs.queue is not None:

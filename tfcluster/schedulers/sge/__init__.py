@@ -6,22 +6,29 @@ needs no qrsh: its agent is a child process, as with the backend ``local``.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tfcluster.errors import ExitCode, StartError
+from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
 from tfcluster.model import Allocation, Description, Host, Interpreter
-from tfcluster.schedulers import gpus, process_channel
+from tfcluster.schedulers import process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.base import BatchScheduler, gpus_of_all, placeholders
-from tfcluster.schedulers.own_host import is_one_of, own_names
+from tfcluster.schedulers.job_hosts import (
+    CUDA,
+    gpu_question,
+    gpus_on,
+    hosts_with_gpus,
+    is_one_of,
+    own_names,
+)
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
-from tfcluster.schedulers.sge.job import granted_slots, is_inside
-from tfcluster.schedulers.sge.programs import find_program
-from tfcluster.schedulers.sge.qmaster import Qmaster
+from tfcluster.schedulers.sge.qmaster import Qmaster, find_program
 from tfcluster.schedulers.sge.qrsh import QrshChannel, meaning, qrsh_argv, shielded
 from tfcluster.schedulers.sge.settings import (
     ADVICE,
@@ -36,7 +43,14 @@ from tfcluster.schedulers.sge.settings import (
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
-GPU_VARIABLES = (*gpus.CUDA, "SGE_HGR_gpu", "SGV_HGR_gpu", "SGE_GPU")
+_MAX_DIGITS = 9
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+"""A host's name; one that begins with ``-`` would be an option of qrsh."""
+_STALE = (
+    "start a new shell, or `unset JOB_ID SGE_TASK_ID PE_HOSTFILE`, if this shell is "
+    "not inside a job"
+)
+GPU_VARIABLES = (*CUDA, "SGE_HGR_gpu", "SGV_HGR_gpu", "SGE_GPU")
 """Variables that name GPUs; the first one that is set counts."""
 
 
@@ -50,7 +64,6 @@ class SgeScheduler(BatchScheduler):
     directives = staticmethod(directives)
     submit = staticmethod(queue.submit)
     state = staticmethod(queue.state)
-    is_inside = staticmethod(is_inside)
     options = OPTIONS
     launcher = "qrsh"
     example = EXAMPLE
@@ -71,6 +84,13 @@ class SgeScheduler(BatchScheduler):
         hosts = placeholders(1, slots, gpus_of_all(description))
         return self.granted(description, hosts)
 
+    def is_inside(self, env: Mapping[str, str]) -> bool:
+        """Whether this is the environment of a job's script.
+
+        ``JOB_ID`` alone does not suffice: other programs than Grid Engine set it, too.
+        """
+        return "JOB_ID" in env and "SGE_TASK_ID" in env
+
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # With -notify, the launcher gets SIGUSR2 first.
         return (self.kill_argv(job),)
@@ -80,18 +100,13 @@ class SgeScheduler(BatchScheduler):
         return ("qdel", job)
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
-        own = own_names(env)
-        slots = granted_slots(env)
-        others = [name for name in slots if not is_one_of(name, own)]
-        devices = dict.fromkeys(slots, gpus.given(env, GPU_VARIABLES)) | dict.fromkeys(
-            others
+        hosts = hosts_with_gpus(
+            granted_slots(env),
+            description,
+            env,
+            lambda others: ask_gpus(find_program("qrsh", env), others, env),
+            GPU_VARIABLES,
         )
-        if others and any(group.gpus for group in description.tasks.values()):
-            devices |= ask_gpus(find_program("qrsh", env), others, env)
-        hosts = [
-            Host(name=name, slots=count, gpus=devices[name])
-            for name, count in slots.items()
-        ]
         return self.granted(description, hosts)
 
     def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
@@ -136,8 +151,8 @@ def ask_gpus(
     qrsh: str, hosts: Sequence[str], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
     """The job's GPUs on other hosts, from a qrsh task on each. Raises StartError."""
-    shell = ("/bin/sh", "-c", gpus.question(GPU_VARIABLES))
-    return gpus.ask(
+    shell = ("/bin/sh", "-c", gpu_question(GPU_VARIABLES))
+    return gpus_on(
         hosts, lambda host: qrsh_argv(qrsh, host, shell), env, GPU_VARIABLES, meaning
     )
 
@@ -174,6 +189,81 @@ class _JobStarter:
                 f"{host.name}: the agent exited immediately: {said}"
             ) from error
         return channel
+
+
+class HostfileError(ValueError):
+    """The text is not a host file; the message says why."""
+
+
+def slots_by_host(text: str) -> dict[str, int]:
+    """Host -> slots, in the file's order, with names exactly as in the file.
+
+    A line is ``HOST SLOTS [QUEUE@HOST [PROCESSORS]]`` (sge_pe(5)): the queue and the
+    processors (``UNDEFINED`` or ``0,1:0,2``) are not needed here, and some variants
+    leave them out. A host with slots in several queues has a line for each, so slots
+    are summed. Raises HostfileError if the text is not such a file.
+    """
+    slots: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split()
+        if not words:
+            continue
+        shown = f"line {number}: {line[:80]!r}"
+        if len(words) < 2:
+            raise HostfileError(f"{shown} has too few fields: expected HOST SLOTS")
+        name, count = words[:2]
+        if not _NAME.fullmatch(name):
+            raise HostfileError(f"{shown} does not begin with a host name")
+        if not count.isascii() or not count.isdecimal() or len(count) > _MAX_DIGITS:
+            raise HostfileError(f"{shown}: the second field is not a number of slots")
+        slots[name] = slots.get(name, 0) + int(count)
+    granted = {name: count for name, count in slots.items() if count}
+    if not granted:
+        raise HostfileError("lists no host with slots")
+    return granted
+
+
+def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
+    """Host -> slots, in the scheduler's order.
+
+    Raises StartError outside of a job, ConfigError if the host file is unusable.
+    """
+    if not SCHEDULER.is_inside(env):
+        raise StartError(
+            "not inside a Grid Engine job",
+            hint="`tfcluster submit`, or launch in a job that was submitted with -pe",
+        )
+    path = env.get("PE_HOSTFILE")
+    if not path:
+        if parallel := _parallel(env):
+            problem = f"is not set, but the job is a parallel one: {parallel}"
+            raise ConfigError([Problem("PE_HOSTFILE", problem, _STALE)])
+        # Submitted without -pe: one slot on one host.
+        return {own_names(env)[0]: 1}
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
+        return slots_by_host(text)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        hint = "it exists only while the job runs, on the host of its script"
+        raise _broken(path, problem, f"{hint}; {_STALE}") from error
+    except HostfileError as error:
+        raise _broken(path, str(error), _STALE) from error
+
+
+def _parallel(env: Mapping[str, str]) -> str | None:
+    """The variable that shows that the job was submitted with -pe (submit(1))."""
+    if env.get("PE"):
+        return f"PE={env['PE']}"
+    slots = env.get("NSLOTS", "")
+    several = (
+        slots.isascii() and slots.isdecimal() and len(slots) < 10 and int(slots) > 1
+    )
+    return f"NSLOTS={slots}" if several else None
+
+
+def _broken(path: str, problem: str, hint: str) -> ConfigError:
+    return ConfigError([Problem(f"PE_HOSTFILE={path!r}", problem, hint)])
 
 
 SCHEDULER = SgeScheduler()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from xml.etree import ElementTree
 
 from tfcluster.errors import StartError
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.schedulers.queries import told
-from tfcluster.schedulers.sge.programs import find_program
+from tfcluster.schedulers.base import output_of
 
 ASK_S = 3.0
 
@@ -66,7 +67,7 @@ class Qmaster:
             program = find_program(name, self.environ)
         except StartError:
             return ""
-        return told((program, *words), self.environ, ASK_S)
+        return output_of((program, *words), self.environ, ASK_S)
 
 
 def parse_job(said: str) -> JobFacts | None:
@@ -113,3 +114,21 @@ def seconds(text: str) -> float:
     for part in text.split(":"):
         total = total * 60 + int(part or 0)
     return float(total)
+
+
+def find_program(name: str, env: Mapping[str, str]) -> str:
+    """The path of a program such as qrsh. Raises StartError if there is none.
+
+    A program that is not on the job's PATH is sought below SGE_ROOT.
+    """
+    folders = [env.get("PATH", "")]
+    if root := env.get("SGE_ROOT"):
+        arch = env.get("SGE_ARCH") or env.get("ARC", "")
+        folders.append(str(Path(root, "bin", arch)))
+    for folder in folders:
+        if found := shutil.which(name, path=folder):
+            return found
+    raise StartError(
+        f"{name} is not found",
+        hint="put Grid Engine's programs on the PATH of the job",
+    )

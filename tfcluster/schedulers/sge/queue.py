@@ -14,6 +14,8 @@ from tfcluster.schedulers.base import (
     JobPhase,
     JobState,
     SchedulerError,
+    one_line,
+    refusal,
 )
 
 _JOB_ID = re.compile(r"([1-9][0-9]*)")
@@ -51,9 +53,7 @@ def _refusal(answer: CommandAnswer) -> SchedulerError:
         for line in (answer.stderr + "\n" + answer.stdout).splitlines()
         if line.strip() and line.strip() != "Exiting."
     ]
-    text = "; ".join(dict.fromkeys(said)) or "no answer"
-    hint = next((hint for word, hint in _HINTS.items() if word in text), None)
-    return SchedulerError(f"qsub refused the job: {text}", hint)
+    return refusal("qsub", "; ".join(dict.fromkeys(said)), _HINTS)
 
 
 _GONE = re.compile(r"<unknown_jobs|[Jj]obs? do(?:es)? not exist")
@@ -79,8 +79,7 @@ def job_state(job: str, answer: CommandAnswer) -> JobState:
     try:
         root = ElementTree.fromstring(answer.stdout)
     except ElementTree.ParseError as error:
-        said = " ".join((answer.stderr or answer.stdout).split())
-        raise SchedulerError(said[:300] or "qstat prints nothing") from error
+        raise SchedulerError(one_line(answer) or "qstat prints nothing") from error
     if root.tag != "detailed_job_info":
         # qstat gives this answer, without an error code, if the qmaster is unreachable.
         said = "; ".join(_texts(root.iter("AN_text")))

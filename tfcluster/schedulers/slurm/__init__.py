@@ -10,16 +10,28 @@ from tfcluster.model import Allocation, Description, Host
 from tfcluster.schedulers.base import (
     BatchScheduler,
     Requeuing,
+    asker,
     gpus_of_all,
     placeholders,
 )
-from tfcluster.schedulers.queries import asker
-from tfcluster.schedulers.slurm import gpus, queue
-from tfcluster.schedulers.slurm.controller import Controller
-from tfcluster.schedulers.slurm.request import contradictions, slurm_request
+from tfcluster.schedulers.slurm.controller import Controller, state, submit
+from tfcluster.schedulers.slurm.request import (
+    ADVICE,
+    EXAMPLE,
+    SYNONYMS,
+    SlurmSettings,
+    contradictions,
+    slurm_request,
+)
 from tfcluster.schedulers.slurm.script import OPTIONS, directives
-from tfcluster.schedulers.slurm.settings import ADVICE, EXAMPLE, SYNONYMS, SlurmSettings
-from tfcluster.schedulers.slurm.srun import meaning, own_words, step_environ
+from tfcluster.schedulers.slurm.srun import (
+    gpu_question_argv,
+    has_gpus,
+    meaning,
+    own_words,
+    parse_gpus,
+    step_environ,
+)
 from tfcluster.schedulers.slurm.starter import SrunStarter
 from tfcluster.schedulers.slurm.variables import (
     SlurmNode,
@@ -40,8 +52,8 @@ class SlurmScheduler(BatchScheduler, Requeuing):
     settings = SlurmSettings
     mistakes = staticmethod(contradictions)
     directives = staticmethod(directives)
-    submit = staticmethod(queue.submit)
-    state = staticmethod(queue.state)
+    submit = staticmethod(submit)
+    state = staticmethod(state)
     is_inside = staticmethod(is_inside)
     options = OPTIONS
     launcher = "srun"
@@ -85,8 +97,8 @@ class SlurmScheduler(BatchScheduler, Requeuing):
                 "one",
             )
         found = nodes(env)
-        has_gpus = gpus.has_gpus(env) or Controller(env).has_gpus()
-        devices = _devices(found, env) if has_gpus else {}
+        any_gpus = has_gpus(env) or Controller(env).has_gpus()
+        devices = _devices(found, env) if any_gpus else {}
         asked = self.settings_in(description).tasks_per_node
         hosts = [
             Host(name=node.name, slots=asked or node.slots, gpus=devices.get(node.name))
@@ -136,8 +148,8 @@ def _devices(
     devices: dict[str, tuple[str, ...] | None] = {}
     for group, count in dict.fromkeys((node.group, node.gpus) for node in found):
         here = [n.name for n in found if (n.group, n.gpus) == (group, count)]
-        argv = gpus.question_argv(here, group=group, count=count)
-        devices.update(gpus.parse(_ask(argv, env)))
+        argv = gpu_question_argv(here, group=group, gpus=count)
+        devices.update(parse_gpus(_ask(argv, env)))
     silent = [node.name for node in found if node.name not in devices]
     if silent:
         raise StartError(f"{', '.join(silent)}: did not report the job's GPUs")

@@ -1,7 +1,7 @@
-"""Asks Slurm's controller about our job, while it ends, and about its settings.
+"""Asks Slurm's controller: queues and follows a job, and asks about our own job.
 
-Pure functions parse the answers; only ``Controller`` runs commands, never for longer
-than ``ASK_S``, because its callers are in a hurry.
+Pure functions parse the answers. ``Controller`` runs commands inside of a job, never
+for longer than ``ASK_S``, because its callers are in a hurry.
 """
 
 from __future__ import annotations
@@ -9,10 +9,20 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 
 from tfcluster.errors import ExitCode
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.schedulers.queries import asker, told
+from tfcluster.schedulers.base import (
+    Ask,
+    JobPhase,
+    JobState,
+    SchedulerError,
+    asker,
+    one_line,
+    output_of,
+    refusal,
+)
 from tfcluster.schedulers.slurm.srun import own_words
 
 ASK_S = 3.0
@@ -23,6 +33,45 @@ _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,9}) sec", re.MULTILINE)
 _SRUN_PORTS = re.compile(
     r"^SrunPortRange\s*=\s*([0-9]{1,5})-([0-9]{1,5})", re.MULTILINE
 )
+
+_JOB_ID = re.compile(r"([0-9]+)(?:;[A-Za-z0-9_.-]+)?")
+_RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
+_PENDING = ("PENDING", "CONFIGURING", "REQUEUE", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+_REASONS = {
+    "Resources": "waits until enough nodes are free",
+    "Priority": "jobs of higher priority come first",
+    "BeginTime": "its start time has not been reached",
+    "Dependency": "waits for another job",
+    "JobHeldUser": "held by its owner; `scontrol release` releases it",
+    "JobHeldAdmin": "held by an administrator",
+    "Licenses": "waits for a licence",
+    "NodeDown": "a node that it needs is down",
+    "PartitionConfig": "the partition cannot satisfy its request",
+    "PartitionNodeLimit": "it asks for more nodes than the partition has or allows",
+    "PartitionTimeLimit": "it asks for more time than the partition allows",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "ReqNodeNotAvail": "a node that it needs is not available",
+    "BadConstraints": "no nodes match its request",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its quality of service is not valid",
+    "AssocMaxJobsLimit": "you have reached your account's limit of jobs",
+    "JobLaunchFailure": "it could not be started on its node",
+    "launch failed requeued held": "it could not be started on its node",
+    "None": None,
+    "": None,
+}
+_HINTS = {
+    "Invalid partition": "`sinfo` lists the partitions",
+    "Invalid account": "slurm: {account: ...}",
+    "node configuration is not available": "`sinfo -N -l` shows what nodes have",
+    "time limit": "slurm: {time: ...}",
+    "contact slurm controller": "`scontrol ping` checks it",
+    "configuration source": "is this a login node of the cluster?",
+}
+_COMMAND = "[a-z]+: (?:error: |fatal: )?"
+"""The name of a command before its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +123,7 @@ class Controller:
         return said if answer.exit_code else None
 
     def _ask(self, *words: str) -> str:
-        return told(("scontrol", *words), self.environ, ASK_S)
+        return output_of(("scontrol", *words), self.environ, ASK_S)
 
 
 def fields(said: str) -> dict[str, str]:
@@ -143,3 +192,42 @@ def parse_ended(said: str, job: str) -> str | None:
 def _count(text: str) -> int:
     """A number of restarts; 0 if unknown."""
     return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def submit(script: Path, ask: Ask) -> str:
+    answer = ask(("sbatch", "--parsable", str(script)))
+    lines = answer.stdout.split()
+    match = _JOB_ID.fullmatch(lines[-1]) if lines else None
+    if answer.exit_code != 0 or match is None:
+        raise refusal("sbatch", one_line(answer, _COMMAND), _HINTS)
+    return match[1]
+
+
+def state(job: str, ask: Ask) -> JobState:
+    """squeue also knows jobs that are over, for a while."""
+    argv = ("squeue", "--noheader", "--states=all", f"--jobs={job}", "-o", "%T|%r")
+    answer = ask(argv)
+    if answer.exit_code != 0:
+        if "Invalid job id" in answer.stderr:
+            return JobState(JobPhase.GONE, "gone")
+        raise SchedulerError(one_line(answer, _COMMAND) or "squeue failed")
+    lines = answer.stdout.split("\n")
+    word, _, reason = lines[0].strip().partition("|")
+    if not word:
+        return JobState(JobPhase.GONE, "gone")
+    return JobState(_phase(word), word, _reason(reason.strip()))
+
+
+def _phase(word: str) -> JobPhase:
+    if word.startswith(_PENDING):
+        return JobPhase.PENDING
+    return JobPhase.RUNNING if word.startswith(_RUNNING) else JobPhase.OVER
+
+
+def _reason(text: str) -> str | None:
+    """``(Resources)`` with its meaning."""
+    known = text.strip("()")
+    meaning = _REASONS.get(known.split(",")[0], "")
+    if meaning is None:
+        return None
+    return f"{known}: {meaning}" if meaning else known

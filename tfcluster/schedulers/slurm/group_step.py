@@ -16,10 +16,40 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tfcluster.schedulers.connect_back import Caller, CallerReception
-from tfcluster.schedulers.connected_channel import ConnectedChannel
-from tfcluster.schedulers.process_channel import LAST_WORDS_BYTES
-from tfcluster.schedulers.slurm.channel import STEP_END_S, explained
-from tfcluster.schedulers.slurm.srun import has_reason, words_about
+from tfcluster.schedulers.process_channel import (
+    LAST_WORDS_BYTES,
+    ConnectedChannel,
+    ProcessChannel,
+)
+from tfcluster.schedulers.slurm.srun import has_reason, meaning, own_words, words_about
+
+STEP_END_S = 6.0
+"""How long Slurm may take to end the processes of a step."""
+
+
+class StepChannel(ProcessChannel):
+    """The standard streams of a step's only task, through our child srun."""
+
+    def kill(self) -> None:
+        # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
+        # SIGINT would end the step at once. Only after that, srun itself is killed.
+        self.terminate(STEP_END_S)
+
+    def diagnosis(self) -> str:
+        """An explanation of srun's end if there is one, with srun's own message."""
+        plain = super().diagnosis()
+        return explained(self.last_words()) or plain
+
+
+def explained(said: str) -> str:
+    """An explanation of srun's message, followed by the message; "" if unknown."""
+    found = meaning(said)
+    if found is None:
+        return ""
+    text, hint = found
+    own = own_words(said)
+    return f"{text}: {own}; {hint}" if hint else f"{text}: {own}"
+
 
 FIRST_S = 60.0
 """How long the first process may take to connect: after that, we assume that none can.

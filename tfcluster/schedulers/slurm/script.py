@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from math import ceil
 
+from tfcluster.durations import time_limit_s
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.model import Description
 from tfcluster.schedulers.base import LauncherCommand
@@ -18,11 +19,10 @@ from tfcluster.schedulers.script import require_plain
 from tfcluster.schedulers.slurm.request import (
     QUOTABLE,
     SLURM_KEYS,
+    SlurmSettings,
     slurm_options,
     slurm_request,
 )
-from tfcluster.schedulers.slurm.settings import SlurmSettings
-from tfcluster.schedulers.times import seconds
 
 WARNING_S = 60
 """The launcher is warned at least this long before the time limit."""
@@ -112,7 +112,7 @@ def _warning_s(description: Description, slurm: SlurmSettings) -> int:
     wanted = max(WARNING_S, ceil(description.grace_s) + _SWEEP_S)
     if description.restart.requeues and description.results is not None:
         wanted += _RESULTS_S
-    limit_s = None if slurm.time is None else seconds(slurm.time)
+    limit_s = None if slurm.time is None else time_limit_s(slurm.time)
     return wanted if limit_s is None else min(wanted, max(10, limit_s // 4))
 
 

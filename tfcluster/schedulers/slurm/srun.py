@@ -1,4 +1,4 @@
-"""The srun command of an agent, and explanations of srun's messages. Pure."""
+"""The srun commands of agents and of the question for GPUs; srun's messages. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ _ALWAYS = (
     "--mem=0",
     "--cpu-bind=none",
     "--mpi=none",
-    "--input=all",
     "--export=ALL",
     "--kill-on-bad-exit=0",
     f"--immediate={BUSY_S}",
@@ -36,6 +35,20 @@ _ALWAYS = (
     "--job-name=tfcluster",
     "--quiet",
 )
+# A constant: no user input goes into this shell command. Device names are used as they
+# are on each host: SLURM_JOB_GPUS has the names on the batch host, and inside a cgroup
+# names start at 0 again, or may be UUIDs or parts of a GPU.
+_ASK = 'echo "tfcluster-gpus $SLURMD_NODENAME ${CUDA_VISIBLE_DEVICES-unset}"'
+_MARK = "tfcluster-gpus"
+_GPU_COUNTS = (
+    "SLURM_GPUS",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_GPUS_PER_SOCKET",
+    "SLURM_GPUS_PER_TASK",
+)
+_GPU_NAMES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+_INPUT = "--input=all"
 _EXITED = re.compile(r"srun: error: .*: Exited with exit code \d+")
 
 
@@ -55,7 +68,7 @@ def srun_argv(
     may use, not a binding of their agent. Output is not ``--unbuffered``, which would
     put a terminal in between.
     """
-    return ("srun", *_where([host], group, gpus), *_ALWAYS, *argv)
+    return ("srun", *_where([host], group, gpus), *_ALWAYS, _INPUT, *argv)
 
 
 def group_argv(
@@ -71,7 +84,7 @@ def group_argv(
     Each line of standard error begins with the number of its task (``--label``).
     """
     more = ("--ntasks-per-node=1", "--no-kill", "--wait=0", "--label")
-    return ("srun", *_where(hosts, group, gpus), *more, *_ALWAYS, *argv)
+    return ("srun", *_where(hosts, group, gpus), *more, *_ALWAYS, _INPUT, *argv)
 
 
 def _where(
@@ -183,3 +196,40 @@ def words_about(said: str, host: str, task: int) -> str:
         elif named.match(line):
             found.append(line)
     return "\n".join(found)
+
+
+def has_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether any variable says that the job has GPUs."""
+    counted = any(environ.get(name, "0") not in ("", "0") for name in _GPU_COUNTS)
+    return counted or any(environ.get(name) for name in _GPU_NAMES)
+
+
+def gpu_question_argv(
+    hosts: Sequence[str], *, group: int | None = None, gpus: int | None = None
+) -> tuple[str, ...]:
+    """An srun command that asks ``hosts`` for the job's GPUs there, in one step."""
+    shell = ("/bin/sh", "-c", _ASK)
+    options = ("--ntasks-per-node=1", *_ALWAYS, "--input=none")
+    return ("srun", *_where(hosts, group, gpus), *options, *shell)
+
+
+def parse_gpus(said: str) -> dict[str, tuple[str, ...] | None]:
+    """Node -> device names, for nodes that answered.
+
+    None: Slurm does not bind GPUs there; (): the node has no GPU for us.
+    """
+    found: dict[str, tuple[str, ...] | None] = {}
+    for line in said.splitlines():
+        mark, _, rest = line.partition(" ")
+        node, _, devices = rest.partition(" ")
+        if mark == _MARK and rest:
+            found[node] = _devices(devices.strip())
+    return found
+
+
+def _devices(text: str) -> tuple[str, ...] | None:
+    if text == "unset":
+        return None
+    if text in ("NoDevFiles", "-1"):
+        return ()
+    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.slurm.channel import StepChannel
 from tfcluster.schedulers.slurm.controller import Controller
-from tfcluster.schedulers.slurm.group_step import GroupStep
+from tfcluster.schedulers.slurm.group_step import GroupStep, StepChannel
 from tfcluster.schedulers.slurm.srun import group_argv, srun_argv
 from tfcluster.schedulers.slurm.variables import SlurmNode
 from tfcluster.schedulers.starting import AgentChannel

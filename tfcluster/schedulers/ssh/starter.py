@@ -6,8 +6,9 @@ import contextlib
 import glob
 import os
 import pwd
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,12 @@ from tfcluster.errors import HostError, StartError
 from tfcluster.host_list import host_names
 from tfcluster.model import Host, HostEntry, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.ssh import errors
+from tfcluster.schedulers.ssh import SavedSettings, errors
 from tfcluster.schedulers.ssh.channel import SshChannel
-from tfcluster.schedulers.ssh.command import remote_command
 from tfcluster.schedulers.ssh.config import Directive, parse
 from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route, Sources, route
-from tfcluster.schedulers.ssh.saved_settings import SavedSettings
 from tfcluster.schedulers.starting import ANSWER_S
 
 _FILES_PER_HOST = 4
@@ -120,3 +119,33 @@ def _directives(path: Path, home: Path) -> tuple[Directive, ...]:
                 raise HostError(f"{name}: {error.strerror}") from error
 
     return parse(str(path), text, included)
+
+
+_PLAIN = re.compile(rb"[A-Za-z0-9_./:,@%+=-]+")
+_PARTS = re.compile(rb"\\|'|!|[^\\'!]+")
+_BACKSLASHED = (b"\\", b"'", b"!")
+"""Special even between single quotes: ``\\`` in fish, ``!`` in csh."""
+
+
+def remote_command(argv: Sequence[str]) -> bytes:
+    """A line that makes sh, bash, zsh, csh or fish ``exec`` the words of ``argv``.
+
+    Raises ValueError for NUL and newlines, which cannot be quoted for all of them, and
+    for a program that would be an option of ``exec``.
+    """
+    if not argv or argv[0].startswith("-"):
+        raise ValueError(f"{argv[:1]!r} names no program")
+    return b"exec " + b" ".join(_quoted(os.fsencode(word)) for word in argv)
+
+
+def _quoted(word: bytes) -> bytes:
+    if any(byte in word for byte in (b"\0", b"\n", b"\r")):
+        raise ValueError(f"{word!r} cannot be passed through a login shell")
+    if _PLAIN.fullmatch(word):
+        return word
+    if not word:
+        return b"''"
+    return b"".join(
+        b"\\" + part if part in _BACKSLASHED else b"'" + part + b"'"
+        for part in _PARTS.findall(word)
+    )
