@@ -65,6 +65,8 @@ class Unopened:
 
     host: str
     error: TfclusterError
+    began_s: float
+    """When we began to connect."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,11 +88,11 @@ class BriefContacts:
                     left.discard(item.host)
 
     def _open_one(self, host: Host) -> None:
-        post, threads = self._items.put, self._threads
+        post, threads, began_s = self._items.put, self._threads, time.time()
         try:
             contact = open_agent(self._starter, host, self._run, 0.0, post, threads)
         except TfclusterError as error:
-            self._items.put(Unopened(host.name, error))
+            self._items.put(Unopened(host.name, error, began_s))
         else:
             self._items.put(Opened(host.name, contact))
 

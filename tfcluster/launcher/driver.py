@@ -28,11 +28,11 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.clocks import Measured, clock_warnings
 from tfcluster.launcher.cores import crowding, threads_env
 from tfcluster.launcher.current_job import CurrentJob
+from tfcluster.launcher.host_facts import machine_warnings
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
 from tfcluster.launcher.resizer import Resizer
@@ -442,7 +442,9 @@ class Driver:
     def _located(self, job: Job) -> Job:
         """The job with what its hosts have reported. Raises StartError."""
         hosts = self._hosts
-        return job.located(hosts.addresses(), hosts.gpus(), hosts.machines())
+        return job.located(
+            hosts.addresses(), hosts.facts.gpus(), hosts.facts.machines()
+        )
 
     @cached_property
     def _ports(self) -> dict[TaskId, int]:
@@ -458,7 +460,7 @@ class Driver:
             except StartError as error:
                 self._feed(LauncherFault(error.message, ExitCode.START))
                 return
-            for warning in machine_warnings(hosts.machines()):
+            for warning in machine_warnings(hosts.facts.machines()):
                 self._say(warning)
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
@@ -475,24 +477,24 @@ class Driver:
         if self._new_hosts:
             self._new_hosts = False
             self._show.ports(self._job, ports)
-            apart = [h for h in self._plan.hosts() if not hosts.shares_files(h)]
+            apart = [h for h in self._plan.hosts() if not hosts.facts.shares_files(h)]
             for warning in clock_warnings(hosts.clock_leads_s):
                 self._say(warning)
             self._show.places(self._job, apart, hosts.files.copies())
-        if first and (note := crowding(self._job.specs.values(), hosts.cpus())):
+        if first and (note := crowding(self._job.specs.values(), hosts.facts.cpus())):
             self._say(note)
-        threads = threads_env(self._job.specs.values(), hosts.cpus())
+        threads = threads_env(self._job.specs.values(), hosts.facts.cpus())
         data_service = self._job.data_service(ports)
         parameter_ports = hosts.parameter_ports()
         parameter_servers = self._job.parameter_servers(parameter_ports)
         closed = self._job.description.expose == "run"
-        peers = ",".join(hosts.peers()) if closed else None
+        peers = ",".join(hosts.facts.peers()) if closed else None
         now = time.monotonic()
         for task, attempt in zip(tasks, attempts, strict=True):
             spec = self._job.specs[task]
             host = spec.place.host.name
             warm = self._hosts.is_warm(host, spec.warm) and task not in self._tasks.cold
-            package = self._hosts.package(host)
+            package = self._hosts.facts.package(host)
             found = {
                 "TF_CONFIG": cluster.tf_config(task),
                 "TFCLUSTER_DATA_SERVICE": data_service,
@@ -529,7 +531,7 @@ class Driver:
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int
     ) -> None:
         """Copy lines of logs that are not on our file system."""
-        if not self._hosts.shares_files(host):
+        if not self._hosts.facts.shares_files(host):
             self._copies.add(task, lines, skipped=skipped, at=host)
 
     def _stop(self, tasks: tuple[TaskId, ...], signal: str, grace_s: float) -> None:

@@ -28,6 +28,7 @@ from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.end_command import run_end_command
+from tfcluster.launcher.host_start import Stage
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.job import Item, Job
@@ -359,8 +360,8 @@ class Launch:
             with contextlib.suppress(OSError):  # events have the addresses, too
                 replace_json(paths.plan, task_parts(known, cluster))
 
-        def note(host: str, stage: str, began_s: float | None) -> None:
-            journal.event("stage", host=host, stage=stage, began=began_s)
+        def note(host: str, stage: Stage, began_s: float | None) -> None:
+            journal.event("stage", host=host, stage=stage.value, began=began_s)
 
         hosts = Hosts(current, self.starter, queue.put, note)
 

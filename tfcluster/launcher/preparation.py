@@ -5,8 +5,6 @@ Pure. ``doctor`` asks hosts to do the same.
 
 from __future__ import annotations
 
-from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.types import HostFailed
 from tfcluster.model import Description, Host, Interpreter
 from tfcluster.protocol.messages import Prepared, Unprepared
 from tfcluster.protocol.requests import Environment, Prepare
@@ -73,9 +71,3 @@ def unprepared_cause(description: Description, failed: Unprepared) -> str:
     if setup is None or failed.of == "environment":
         return failed.cause
     return setup.failed(failed.line, failed.cause)
-
-
-def unprepared(description: Description, host: str, failed: Unprepared) -> HostFailed:
-    """The event that the host cannot run tasks, with the last lines of the output."""
-    cause = unprepared_cause(description, failed)
-    return HostFailed(host, cause, ExitCode.START, failed.tail)

@@ -128,7 +128,7 @@ class Resizer:
         self._say(f"resizing {what}{new}")
         if found.new:
             self._remember(found.job.description)
-        return self._hosts.plan(found.job)
+        return self._hosts.prepare_for(found.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
         """The events due now: ``Resize``, or hosts that are let go. Call it repeatedly.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.launcher.host_address import choose_address, resolve
+from tfcluster.launcher.host_facts import choose_address, resolve
 from tfcluster.model import Host
 
 
