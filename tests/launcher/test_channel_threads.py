@@ -75,12 +75,24 @@ class Pipes:
         return "exit status 3"
 
 
+def listening(
+    host: str,
+    pipes: Pipes,
+    post: Callable[[Received | Closed], None],
+    threads: ChannelThreads,
+) -> AgentConnection:
+    """A connection that posts what arrives."""
+    connection = AgentConnection(host, pipes, NONCE, post, threads)
+    connection.listen()
+    return connection
+
+
 @contextmanager
 def connected(
     threads: ChannelThreads, host: str = "h1"
 ) -> Iterator[tuple[Pipes, AgentConnection, SimpleQueue[Received | Closed]]]:
     pipes, inbox = Pipes(), SimpleQueue[Received | Closed]()
-    yield pipes, AgentConnection(host, pipes, NONCE, inbox.put, threads), inbox
+    yield pipes, listening(host, pipes, inbox.put, threads), inbox
     pipes.may_write.set()
 
 
@@ -136,8 +148,8 @@ def test_what_has_arrived_counts_before_it_is_handled() -> None:
         may_go_on.wait(SOON_S)
 
     one, two = Pipes(), Pipes()
-    to_one = AgentConnection("h1", one, NONCE, post, threads)
-    to_two = AgentConnection("h2", two, NONCE, lambda item: None, threads)
+    to_one = listening("h1", one, post, threads)
+    to_two = listening("h2", two, lambda item: None, threads)
     assert 0.0 < to_two.silent_s() < SOON_S
     os.write(one.said, HELLO)
     assert busy.wait(SOON_S)
@@ -176,8 +188,8 @@ def test_a_defect_on_the_way_of_one_host_silences_no_other() -> None:
         items.put(item)
 
     one, two = Pipes(), Pipes()
-    AgentConnection("h1", one, NONCE, post, threads)
-    AgentConnection("h2", two, NONCE, items.put, threads)
+    listening("h1", one, post, threads)
+    listening("h2", two, items.put, threads)
     os.write(one.said, HELLO)
     assert items.get(timeout=SOON_S) == Closed(
         "h1", "KeyError: 'defect' (exit status 3)"
@@ -195,7 +207,7 @@ def test_a_hundred_hosts_need_few_threads() -> None:
     channels = [Pipes() for _ in range(count)]
     inbox = SimpleQueue[Received | Closed]()
     contacts = [
-        AgentConnection(f"h{n}", pipes, NONCE, inbox.put, threads)
+        listening(f"h{n}", pipes, inbox.put, threads)
         for n, pipes in enumerate(channels)
     ]
     for contact in contacts:
@@ -280,3 +292,15 @@ def test_a_frame_that_violates_the_protocol_ends_the_contact() -> None:
         "its agent violated the protocol: 'held' frame: 'cause' is missing"
     )
     assert pipes.killed.is_set()
+
+
+def test_nothing_is_posted_before_somebody_listens() -> None:
+    pipes, inbox = Pipes(), SimpleQueue[Received | Closed | None]()
+    connection = AgentConnection("h1", pipes, NONCE, inbox.put, ChannelThreads())
+    os.write(pipes.said, HELLO)
+    os.close(pipes.said)
+    inbox.put(None)  # the launcher notes the connection here
+    connection.listen()
+    assert inbox.get(timeout=SOON_S) is None
+    assert isinstance(inbox.get(timeout=SOON_S), Received)
+    assert isinstance(inbox.get(timeout=SOON_S), Closed)

@@ -116,8 +116,11 @@ class AgentConnection:
         self._outbox: deque[bytes | None] = deque()
         self._writing = False
         self._closed = False
-        name, number = f"end {host}", channel.fileno()
-        threads.watch(Watch(name, number, self._read, self._end))
+        self._watch = Watch(f"end {host}", channel.fileno(), self._read, self._end)
+
+    def listen(self) -> None:
+        """Begin to post messages; whoever handles them must know of us by then."""
+        self._threads.watch(self._watch)
 
     def send(self, request: Request) -> None:
         """Queue a request; never blocks. Raises WireError if it is too long."""
@@ -260,6 +263,7 @@ def open_agent(
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
+    The caller calls ``listen`` once it can handle messages.
     ``witness`` is the path of a file of this run. The agent says whether it sees that
     file, that is, whether the host shares our files.
     """

@@ -95,6 +95,7 @@ class BriefContacts:
             self._items.put(Unopened(host.name, error, began_s))
         else:
             self._items.put(Opened(host.name, contact))
+            contact.listen()
 
     def _ping(self) -> None:
         """Send heartbeats: agents exit if they receive nothing for too long."""

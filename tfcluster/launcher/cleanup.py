@@ -108,6 +108,7 @@ def _sweep_once(
             over.set()
 
     contact = open_agent(starter, host, run, 0.0, listen, threads)
+    contact.listen()
     left_s = max(0.0, until - time.monotonic())
     contact.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
     if not over.wait(left_s):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.light_dataclasses import dataclass
@@ -27,8 +27,9 @@ class _Facts:
 class HostFacts:
     """The facts about every host that has greeted us, also if it is gone now."""
 
-    def __init__(self) -> None:
-        self._facts: dict[str, _Facts] = {}
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._facts: dict[str, _Facts | None] = dict.fromkeys(hosts)
+        """In the hosts' order; None: nothing is known yet."""
 
     def note(
         self, host: Host, hello: Hello, resolved: tuple[str, ...], *, alone: bool
@@ -52,40 +53,43 @@ class HostFacts:
             "'address' under 'hosts')"
         )
 
-    def forget(self, host: str) -> None:
-        """Forget a host that is started anew."""
-        self._facts.pop(host, None)
+    def expect(self, host: str) -> None:
+        """Note that a host is started, perhaps anew."""
+        self._facts[host] = None
 
     def __contains__(self, host: str) -> bool:
-        return host in self._facts
+        return self._facts.get(host) is not None
+
+    def _items(self) -> list[tuple[str, _Facts]]:
+        return [(name, facts) for name, facts in self._facts.items() if facts]
 
     def addresses(self, *, alone: bool) -> dict[str, str]:
         """The address at which other hosts reach each host."""
         return {
             name: facts.address if alone else facts.reachable or facts.address
-            for name, facts in self._facts.items()
+            for name, facts in self._items()
         }
 
     def peers(self) -> tuple[str, ...]:
         """The networks that the hosts of the run are in, as in ``peer_filter``."""
         addresses: list[str] = []
-        for facts in self._facts.values():
+        for _, facts in self._items():
             addresses += facts.hello.addresses
             addresses += (*facts.resolved, facts.address, facts.reachable)
         return compact(addresses)
 
     def cpus(self) -> dict[str, int]:
         """The number of each host's cores."""
-        return {name: facts.hello.cpus for name, facts in self._facts.items()}
+        return {name: facts.hello.cpus for name, facts in self._items()}
 
     def gpus(self) -> dict[str, tuple[str, ...]]:
         """The GPUs that each host reports."""
-        return {name: facts.hello.gpus for name, facts in self._facts.items()}
+        return {name: facts.hello.gpus for name, facts in self._items()}
 
     def machines(self) -> dict[str, str]:
         """Host names that share a machine -> the first name of that machine."""
         names: dict[tuple[str, ...], list[str]] = {}
-        for name, facts in self._facts.items():
+        for name, facts in self._items():
             if machine := _machine_of(facts.hello):
                 names.setdefault(machine, []).append(name)
         return {name: same[0] for same in names.values() if same[1:] for name in same}

@@ -86,7 +86,7 @@ class Hosts:
         """What the lifecycle is to be told next."""
         self._failures: list[HostFailed] = []
         """What it is to be told once every host has answered or failed."""
-        self.facts = HostFacts()
+        self.facts = HostFacts(self._contacts)
         self.files = WorkdirSender(job.files, self.send)
         self.sweeps = Cleanup(starter, job.run)
         self.silence = HostLiveness(starter, post)
@@ -126,6 +126,7 @@ class Hosts:
             resolved = () if is_known else resolve(name)
             begun_s = began_s, connected_s, time.time()
             self._post(Opened(host.name, connection, resolved, begun_s))
+            connection.listen()
 
     def prepare_for(self, job: Job) -> list[str]:
         """Prepare for a job on more hosts or with other tasks, which is ``use``d later.
@@ -143,7 +144,7 @@ class Hosts:
                 continue
             self._contacts[host.name] = self._new(job, host)
             self._added.add(host.name)
-            self.facts.forget(host.name)
+            self.facts.expect(host.name)
             new.append(host)
         self._open(new)
         return [host.name for host in new]

@@ -136,6 +136,7 @@ class _Line:
             line.contact = open_agent(starter, host, mark, 0.0, line.post, threads)
         except TfclusterError as error:
             return error
+        line.contact.listen()
         return line
 
     def send(self, request: Request) -> None:
