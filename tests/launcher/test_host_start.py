@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.errors import ExitCode
-from tfcluster.launcher.host_start import (
+from tfcluster.launcher.host_start import is_gone, ports_of, step, warm_of
+from tfcluster.launcher.host_types import (
     Action,
     AgentEnded,
     Connected,
@@ -47,10 +48,6 @@ from tfcluster.launcher.host_start import (
     Sweep,
     Unable,
     Unreached,
-    is_gone,
-    ports_of,
-    step,
-    warm_of,
 )
 
 K = frozenset({"k"})

@@ -6,16 +6,13 @@ reports into events of the lifecycle; messages about tasks are left to the drive
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from tfcluster.compose import WARM, warm_specs
 from tfcluster.errors import TfclusterError
-from tfcluster.isolated_import import module_argv
-from tfcluster.launcher import host_start
+from tfcluster.launcher import host_start, host_types
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
     AgentConnection,
@@ -31,20 +28,22 @@ from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.fan_out import open_all
 from tfcluster.launcher.host_facts import HostFacts, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
-from tfcluster.launcher.host_start import Stage
-from tfcluster.launcher.job import Item, Job, search_paths, warm_env
+from tfcluster.launcher.host_types import Stage
+from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.preparation import (
     changed_python,
     prepare_request,
+    requirements_digest,
     unprepared_cause,
+    warm_requests,
+    why_unable,
 )
 from tfcluster.launcher.workdir_sender import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Host, Strategy
+from tfcluster.model import Host
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.wire import UNFORKABLE, UNUSABLE
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
 
@@ -57,7 +56,7 @@ class _Contact:
     """A host, how far it is, and our connection to its agent."""
 
     host: Host
-    state: host_start.State
+    state: host_types.State
     connection: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
     """What the host's name or configured address resolves to here."""
@@ -140,7 +139,7 @@ class Hosts:
             contact = self._contacts.get(host.name)
             if contact is not None and not host_start.is_gone(contact.state):
                 count = _count_ports(job, host)
-                self._step(contact, host_start.PortsWanted(count))
+                self._step(contact, host_types.PortsWanted(count))
                 continue
             self._contacts[host.name] = self._new(job, host)
             self._added.add(host.name)
@@ -153,7 +152,7 @@ class Hosts:
         """Whether all hosts of the job are ready and hold enough ports."""
         for host in job.used_hosts():
             state = self._state(host)
-            if not isinstance(state, host_start.Ready):
+            if not isinstance(state, host_types.Ready):
                 return False
             if len(state.ports) < _count_ports(job, host):
                 return False
@@ -165,7 +164,7 @@ class Hosts:
             state = self._state(host)
             if host_start.is_gone(state):
                 return f"{host.name} is lost"
-            if isinstance(state, host_start.Ready) and state.shortage is not None:
+            if isinstance(state, host_types.Ready) and state.shortage is not None:
                 return f"{host.name}: {state.shortage}"
         return None
 
@@ -182,17 +181,17 @@ class Hosts:
         """Note that the planned job is now the current one."""
         self._added -= {host.name for host in self._job.used_hosts()}
 
-    def _state(self, host: Host) -> host_start.State:
+    def _state(self, host: Host) -> host_types.State:
         contact = self._contacts.get(host.name)
-        return host_start.Unreached() if contact is None else contact.state
+        return host_types.Unreached() if contact is None else contact.state
 
     def _new(self, job: Job, host: Host) -> _Contact:
-        needs = host_start.Needs(
+        needs = host_types.Needs(
             ports=_count_ports(job, host),
             files=job.files is not None,
             set_up=job.description.prepares_hosts,
         )
-        return _Contact(host, host_start.Connecting(needs))
+        return _Contact(host, host_types.Connecting(needs))
 
     def _job_of(self, host: Host) -> Job:
         """The job for whose tasks the host is prepared."""
@@ -222,12 +221,12 @@ class Hosts:
         """Have agents end; ``elapsed`` returns the ends of those that never began."""
         self._failures = [f for f in self._failures if f.host not in names]
         for name in names:
-            self._step(self._contacts[name], host_start.EndWanted(grace_s))
+            self._step(self._contacts[name], host_types.EndWanted(grace_s))
 
     def drop(self, names: Sequence[str]) -> None:
         """End contact, and have new agents sweep what the old ones left."""
         for name in names:
-            self._step(self._contacts[name], host_start.GivenUp())
+            self._step(self._contacts[name], host_types.GivenUp())
 
     def finish(self) -> list[str]:
         """Wait for running sweeps and end all contacts.
@@ -240,43 +239,43 @@ class Hosts:
                 contact.connection.close()
         return unswept
 
-    def _step(self, contact: _Contact, event: host_start.Event) -> None:
+    def _step(self, contact: _Contact, event: host_types.Event) -> None:
         contact.state, actions = host_start.step(contact.state, event)
         for action in actions:
             self._perform(contact, action)
 
-    def _perform(self, contact: _Contact, action: host_start.Action) -> None:
+    def _perform(self, contact: _Contact, action: host_types.Action) -> None:
         name = contact.host.name
         match action:
-            case host_start.NoteStage(stage):
+            case host_types.NoteStage(stage):
                 self._note(name, stage, None)
-            case host_start.HoldPorts(count):
+            case host_types.HoldPorts(count):
                 ports = self._job.description.ports
                 low, high = (ports.low, ports.high) if ports else (None, None)
                 self.send(name, requests.Hold(count, low, high))
-            case host_start.CopyFiles():
+            case host_types.CopyFiles():
                 self.files.begin(name)
-            case host_start.RunSetUp():
+            case host_types.RunSetUp():
                 self._set_up(contact.host)
-            case host_start.Import():
+            case host_types.Import():
                 keys = self._import(contact.host)
-                self._step(contact, host_start.ImportsBegun(keys))
-            case host_start.EndAgent(grace_s):
+                self._step(contact, host_types.ImportsBegun(keys))
+            case host_types.EndAgent(grace_s):
                 self.send(name, requests.Close(grace_s))
-            case host_start.Disconnect():
+            case host_types.Disconnect():
                 if contact.connection is not None:
                     contact.connection.kill()
-            case host_start.Sweep():
+            case host_types.Sweep():
                 patience_s = SILENT_SWEEP_S if self.silence.is_long(name) else SWEEP_S
                 self.sweeps.begin(contact.host, patience_s)
-            case host_start.ReportReady():
+            case host_types.ReportReady():
                 self._events.append(HostReady(name))
-            case host_start.ReportFailure(cause, exit_code, tail, together):
+            case host_types.ReportFailure(cause, exit_code, tail, together):
                 later = self._failures if together else self._events
                 later.append(HostFailed(name, cause, exit_code, tail))
-            case host_start.ReportLoss(cause):
+            case host_types.ReportLoss(cause):
                 self._events.append(HostLost(name, cause))
-            case host_start.ReportEnd():
+            case host_types.ReportEnd():
                 self._events.append(HostClosed(name))
 
     def _set_up(self, host: Host) -> None:
@@ -295,32 +294,15 @@ class Hosts:
     def _digest(self) -> str | None:
         """An identifier of the requirements; None if there are none."""
         requirements = self._job.description.requirements
-        if requirements is None:
-            return None
-        # Imported here: few launches need it.
-        from tfcluster.launcher.requirements_digest import requirements_digest
-
-        return requirements_digest(requirements)
+        return None if requirements is None else requirements_digest(requirements)
 
     def _import(self, host: Host) -> frozenset[str]:
         """Have the host start its warm interpreters; returns their keys."""
         job, package = self._job_of(host), self.facts.package(host.name)
-        specs = job.on_host(host)
-        by_key = {spec.warm: spec for spec in specs}
-        keys = set()
-        for number, warm in enumerate(warm_specs(specs)):
-            keys.add(warm.key)
-            request = requests.Warm(
-                key=warm.key,
-                argv=tuple(module_argv(warm.python, WARM, root=package)),
-                env=warm_env(job, by_key[warm.key]),
-                cwd=self.files.cwd(host.name, warm.cwd),
-                log=str(self._job.logs / f"warm-{host.name}-{number}.log"),
-                wrapped=len(warm.python) > 1,
-                prepend=search_paths(job, package),
-            )
+        warm = warm_requests(job, host, package, self.files.cwd)
+        for request in warm:
             self.send(host.name, request)
-        return frozenset(keys)
+        return frozenset(request.key for request in warm)
 
     # --- in -------------------------------------------------------------------------
 
@@ -360,20 +342,20 @@ class Hosts:
             cause = error.message.removeprefix(f"{item.host}: ") + hint
             if host_start.is_awaited(contact.state):
                 self._note(item.host, Stage.CONNECT, item.began_s)
-            self._step(contact, host_start.NotConnected(cause, error.exit_code))
+            self._step(contact, host_types.NotConnected(cause, error.exit_code))
             return self._take_events()
         contact.connection, contact.resolved = item.contact, item.resolved
         stages = (Stage.CONNECT, Stage.RESOLVE, Stage.AGENT)
         for stage, at_s in zip(stages, item.begun_s, strict=True):
             if stage is not Stage.RESOLVE or item.resolved:
                 self._note(item.host, stage, at_s)
-        self._step(contact, host_start.Connected())
+        self._step(contact, host_types.Connected())
         return self._take_events()
 
     def closed(self, item: Closed) -> list[Event]:
         """Handle the end of a channel."""
         contact = self._contacts[item.host]
-        self._step(contact, host_start.ConnectionEnded(item.cause))
+        self._step(contact, host_types.ConnectionEnded(item.cause))
         return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:
@@ -392,7 +374,7 @@ class Hosts:
             case messages.Making(text=None):
                 return []
             case messages.Note(guard=int(pid)):
-                self._step(contact, host_start.GuardDied(pid))
+                self._step(contact, host_types.GuardDied(pid))
                 return None  # the note is shown like any other
         event = self._event_of(contact, message)
         if event is None:
@@ -402,7 +384,7 @@ class Hosts:
 
     def _event_of(
         self, contact: _Contact, message: messages.Message
-    ) -> host_start.Event | None:
+    ) -> host_types.Event | None:
         """What a message says about the start or the end of a host; None: nothing."""
         host = contact.host.name
         match message:
@@ -411,35 +393,35 @@ class Hosts:
             case messages.Held(ports):
                 if not all(0 < port < 1 << 16 for port in ports):
                     raise ProtocolError("ports must be numbers from 1 to 65535")
-                return host_start.PortsHeld(ports, _shortage(message, self._job))
+                return host_types.PortsHeld(ports, _shortage(message, self._job))
             case messages.Synced():
                 self.files.synced(host, message)
-                return host_start.FilesCopied()
+                return host_types.FilesCopied()
             case messages.Unsynced(cause):
-                return host_start.Unable(f"cannot copy the workdir: {cause}")
+                return host_types.Unable(f"cannot copy the workdir: {cause}")
             case messages.Making():
-                return host_start.EnvironmentBegun()
+                return host_types.EnvironmentBegun()
             case messages.Prepared():
                 described = self._job.description
                 python = changed_python(described, contact.host, message)
                 if python is not None:
                     self._current.set_python(host, python)
-                return host_start.SetUp()
+                return host_types.SetUp()
             case messages.Unprepared():
                 cause = unprepared_cause(self._job.description, message)
-                return host_start.Unable(cause, message.tail)
+                return host_types.Unable(cause, message.tail)
             case messages.Warmed(key):
-                return host_start.Imported(key)
+                return host_types.Imported(key)
             case messages.Cold():
-                unable = self._why_unable(contact.host, message)
-                return host_start.NotImported(message.key, unable)
+                unable = why_unable(self._job_of(contact.host), contact.host, message)
+                return host_types.NotImported(message.key, unable)
             case messages.Fault(cause):
-                return host_start.Unable(cause)
+                return host_types.Unable(cause)
             case messages.Bye():
-                return host_start.AgentEnded()
+                return host_types.AgentEnded()
         return None
 
-    def _greeted(self, contact: _Contact, hello: messages.Hello) -> host_start.Greeted:
+    def _greeted(self, contact: _Contact, hello: messages.Hello) -> host_types.Greeted:
         name = contact.host.name
         if contact.connection is not None:
             asked_s = contact.connection.began_s
@@ -447,23 +429,7 @@ class Hosts:
         problem = self.facts.note(
             contact.host, hello, contact.resolved, alone=self._is_alone
         )
-        return host_start.Greeted(problem)
-
-    def _why_unable(self, host: Host, cold: messages.Cold) -> host_start.Unable | None:
-        """Why no task can start without this warm interpreter; None: all can."""
-        job, tail = self._job_of(host), cold.tail
-        if job.description.runtime.strategy is Strategy.NONE:
-            return None
-        if cold.wrapper == UNFORKABLE:
-            return None
-        if cold.wrapper == UNUSABLE and tail:
-            return host_start.Unable(tail[-1].removeprefix("tfcluster: "))
-        pythons = {s.python for s in job.on_host(host) if s.warm == cold.key}
-        which = next((f"{shlex.join(python)} " for python in pythons if python), "")
-        what = "has" if cold.unfit else "cannot import TensorFlow:"
-        remedy = self._job.description.remedy
-        cause = f"{which or 'Python '}{what} {cold.cause} ({remedy})"
-        return host_start.Unable(cause, tail)
+        return host_types.Greeted(problem)
 
     def _take_events(self) -> list[Event]:
         """What the lifecycle is to be told now."""
@@ -504,7 +470,7 @@ class Hosts:
     def importing(self, host: str) -> bool:
         """Whether one of the host's warm interpreters is not ready yet."""
         state = self._contacts[host].state
-        return isinstance(state, host_start.Preparing) and bool(state.importing)
+        return isinstance(state, host_types.Preparing) and bool(state.importing)
 
     def is_warm(self, host: str, key: str | None) -> bool:
         return key in host_start.warm_of(self._contacts[host].state)

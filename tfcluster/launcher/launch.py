@@ -28,7 +28,7 @@ from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.end_command import run_end_command
-from tfcluster.launcher.host_start import Stage
+from tfcluster.launcher.host_types import Stage
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.job import Item, Job
