@@ -1,4 +1,4 @@
-"""Tests of the threads that serve the channels of all hosts."""
+"""Tests of the threads that serve the channels of all hosts, and of their pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from tests.protocol.kinds import example
 from tfcluster import __version__
-from tfcluster.launcher import growing_pool
+from tfcluster.launcher import channel_threads
 from tfcluster.launcher.agent_connection import (
     AgentConnection,
     Closed,
     Received,
     Reception,
 )
-from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.launcher.channel_threads import ChannelThreads, GrowingPool, Watch
 from tfcluster.protocol import messages, requests, wire
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import PROTOCOL, WireError, parse
@@ -223,7 +223,7 @@ def test_a_hundred_hosts_need_few_threads() -> None:
 
 
 def test_all_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_pool, "IDLE_S", 0.01)
+    monkeypatch.setattr(channel_threads, "IDLE_S", 0.01)
     before = set(threading.enumerate())
     threads = ChannelThreads()
     for _ in range(3):  # they also begin again
@@ -304,3 +304,88 @@ def test_nothing_is_posted_before_somebody_listens() -> None:
     assert inbox.get(timeout=SOON_S) is None
     assert isinstance(inbox.get(timeout=SOON_S), Received)
     assert isinstance(inbox.get(timeout=SOON_S), Closed)
+
+
+@pytest.fixture
+def may_end() -> Iterator[threading.Event]:
+    """What blocked work waits for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_burst_of_work_needs_one_thread(
+    monkeypatch: pytest.MonkeyPatch, may_end: threading.Event
+) -> None:
+    monkeypatch.setattr(channel_threads, "PATIENCE_S", 2 * SOON_S)
+    before = set(threading.enumerate())
+    pool, names = GrowingPool(), SimpleQueue[str]()
+
+    def act() -> None:
+        may_end.wait(SOON_S)
+        names.put(threading.current_thread().name)
+
+    for number in range(256):
+        pool.run(f"write h{number}", act)
+    assert len(mine(before)) <= 2
+    may_end.set()
+    assert [names.get(timeout=SOON_S) for _ in range(256)] == [
+        f"write h{number}" for number in range(256)
+    ]
+    assert len(mine(before)) == 2
+
+
+def test_blocked_threads_keep_no_work_waiting(may_end: threading.Event) -> None:
+    pool, done = GrowingPool(), threading.Event()
+
+    def block() -> None:
+        may_end.wait(2 * SOON_S)
+
+    for number in range(3 * channel_threads.GROWTH):
+        pool.run(f"stuck {number}", block)
+    pool.run("free", done.set)
+    assert done.wait(SOON_S)
+    assert not may_end.is_set()
+
+
+def test_work_that_arrives_all_the_time_hides_no_blocked_thread(
+    may_end: threading.Event,
+) -> None:
+    pool, done = GrowingPool(), threading.Event()
+
+    def block() -> None:
+        may_end.wait(2 * SOON_S)
+
+    pool.run("stuck", block)
+    while not done.wait(channel_threads.PATIENCE_S / 10):
+        pool.run("free", done.set)
+    assert not may_end.is_set()
+
+
+def test_work_that_fails_costs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures, done = SimpleQueue[str](), threading.Event()
+
+    def note(failure: threading.ExceptHookArgs) -> None:
+        failures.put(failure.exc_type.__name__)
+
+    monkeypatch.setattr(threading, "excepthook", note)
+    pool = GrowingPool()
+
+    def fail() -> None:
+        raise KeyError("defect")
+
+    for _ in range(3):
+        pool.run("fails", fail)
+        assert failures.get(timeout=SOON_S) == "KeyError"
+    pool.run("free", done.set)
+    assert done.wait(SOON_S)
+
+
+def test_no_work_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_threads, "IDLE_S", 0.001)
+    pool = GrowingPool()
+    for pause_s in [0.0005, 0.001, 0.0015] * 50:
+        done = threading.Event()
+        pool.run("work", done.set)
+        assert done.wait(SOON_S)
+        threading.Event().wait(pause_s)

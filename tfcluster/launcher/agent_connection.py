@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 
 from tfcluster import __version__
 from tfcluster.errors import TfclusterError
@@ -21,7 +22,7 @@ from tfcluster.protocol.frames import ProtocolError, encode, type_of
 from tfcluster.protocol.messages import Hello, Message
 from tfcluster.protocol.requests import Open, Request
 from tfcluster.protocol.wire import PROTOCOL, LineBuffer, WireError, parse
-from tfcluster.schedulers.starting import AgentChannel, Starter
+from tfcluster.schedulers.starting import AgentChannel, Starter, StartsTogether
 
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0
@@ -283,3 +284,33 @@ def open_agent(
     )
     contact.send(opened)
     return contact
+
+
+FAN_OUT = 32
+"""How many hosts are connected to in parallel."""
+
+
+def open_all(
+    starter: Starter, hosts: Sequence[Host], open_one: Callable[[Host], None]
+) -> None:
+    """Call ``open_one`` for each host, in FAN_OUT threads; does not wait for them.
+
+    ``open_one`` calls ``starter.start_agent``.
+    """
+    waiting: SimpleQueue[Host] = SimpleQueue()
+    for host in hosts:
+        waiting.put(host)
+    if isinstance(starter, StartsTogether):
+        starter.expect(hosts)
+
+    def open_some() -> None:
+        while True:
+            try:
+                host = waiting.get_nowait()
+            except Empty:
+                return
+            open_one(host)
+
+    for number in range(min(FAN_OUT, len(hosts))):
+        name = f"open {number}"
+        threading.Thread(target=open_some, name=name, daemon=True).start()

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
+    FAN_OUT,
     HEARTBEAT_S,
     AgentConnection,
     Closed,
@@ -17,9 +18,9 @@ from tfcluster.launcher.agent_connection import (
     Received,
     Unopened,
     open_agent,
+    open_all,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.fan_out import FAN_OUT, open_all
 from tfcluster.model import Host
 from tfcluster.protocol.requests import Close, Ping, Request
 from tfcluster.schedulers.starting import Starter

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tfcluster.errors import TfclusterError
-from tfcluster.launcher.agent_connection import Closed, Received, open_agent
+from tfcluster.launcher.agent_connection import FAN_OUT, Closed, Received, open_agent
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.fan_out import FAN_OUT
 from tfcluster.model import Host
 from tfcluster.protocol.messages import Bye
 from tfcluster.protocol.requests import Close

@@ -26,21 +26,17 @@ from tfcluster.launcher.agent_connection import (
     Unopened,
 )
 from tfcluster.launcher.clocks import Measured, clock_warnings
-from tfcluster.launcher.cores import crowding, threads_env
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.host_facts import machine_warnings
+from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.launcher.job import Item, Job, search_paths, start_env
+from tfcluster.launcher.job import CurrentJob, Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
 from tfcluster.launcher.resizer import Resizer
-from tfcluster.launcher.result_recorder import ResultRecorder
-from tfcluster.launcher.results import ResultsFetcher
+from tfcluster.launcher.results import ResultRecorder, ResultsFetcher
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.stack_requests import ask_stacks
-from tfcluster.launcher.stall_detector import StallDetector
+from tfcluster.launcher.stacks import StallDetector, ask_stacks
 from tfcluster.launcher.task_messages import TaskMessages
 from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle import begin, step

@@ -20,16 +20,15 @@ from tfcluster.launcher.agent_connection import (
     Opened,
     Unopened,
     open_agent,
+    open_all,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.fan_out import open_all
 from tfcluster.launcher.host_facts import HostFacts, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.host_types import Stage
-from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.job import CurrentJob, Item, Job
 from tfcluster.launcher.preparation import (
     changed_python,
     prepare_request,
@@ -38,7 +37,7 @@ from tfcluster.launcher.preparation import (
     warm_requests,
     why_unable,
 )
-from tfcluster.launcher.workdir_sender import WorkdirSender
+from tfcluster.launcher.workdir_listing import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Host

@@ -25,13 +25,12 @@ from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
-from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.end_command import run_end_command
 from tfcluster.launcher.host_types import Stage
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt, interrupts
-from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.job import CurrentJob, Item, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.preflight import (
     idle_hosts,

@@ -13,9 +13,8 @@ from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.agent_connection import CameBack
-from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.job import Job
+from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.resize_request import Wanted, wanted

@@ -9,8 +9,7 @@ import pytest
 
 from tests.planning.descriptions import describe
 from tfcluster.console.display import DEFAULT
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.job import Job
+from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.model import Allocation, Host
