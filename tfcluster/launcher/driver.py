@@ -34,7 +34,7 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.remote_log_copies import LogCopies
 from tfcluster.launcher.resizer import Resizer
-from tfcluster.launcher.results import ResultRecorder, ResultsFetcher
+from tfcluster.launcher.results import ResultsFetcher
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stacks import StallDetector, ask_stacks
 from tfcluster.launcher.task_messages import TaskMessages
@@ -136,10 +136,8 @@ class Driver:
         """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
-        self._results = ResultRecorder(
-            ResultsFetcher(current, hosts.send, hosts.files.has_copy),
-            journal,
-            show,
+        self._results = ResultsFetcher(
+            current, hosts.send, hosts.files.has_copy, journal, show
         )
         self.restarts = list(earlier)
         """Unix times of the restarts so far, ``earlier`` included."""
