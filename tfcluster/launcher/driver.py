@@ -32,13 +32,12 @@ from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import CurrentJob, Item, Job, search_paths, start_env
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.remote_log_copies import LogCopies
 from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.results import ResultsFetcher
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stacks import StallDetector, ask_stacks
+from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
-from tfcluster.launcher.trace_files import TraceFiles
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.transitions import START
 from tfcluster.lifecycle.types import (
@@ -127,11 +126,12 @@ class Driver:
         self._show_plan = show_plan
         self._on_fewer = on_fewer
         self._progress = Progress(job.description.progress_timeout_s)
-        self._traces = TraceFiles(RunPaths(job.logs.parent))
+        paths = RunPaths(job.logs.parent)
+        self._traces = TraceFiles(paths)
         self._tasks = TaskMessages(
             current, journal, show, self._progress, self._keep, self._traces
         )
-        self._copies = LogCopies(job.logs)
+        self._copies = LogCopies(paths)
         self._clocks: dict[str, Measured] = {}
         """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}

@@ -21,12 +21,9 @@ from typing import TYPE_CHECKING, Any
 from tfcluster import __version__, schedulers
 from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
 from tfcluster.console.display import DEFAULT, Display
-from tfcluster.console.output import say
-from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
-from tfcluster.launcher.end_command import run_end_command
 from tfcluster.launcher.host_types import Stage
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt, interrupts
@@ -41,8 +38,8 @@ from tfcluster.launcher.preflight import (
     shared_files,
 )
 from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.requeue import is_due, requeue
 from tfcluster.launcher.resizer import Resizer
+from tfcluster.launcher.run_end import call_on_end, is_due, requeue
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
@@ -428,21 +425,6 @@ class Launch:
         if code is None:
             return finish, None
         return replace(finish, exit_code=code), _WHY_ENDED.get(code)
-
-
-def call_on_end(
-    description: Description,
-    paths: RunPaths,
-    view: RunView,
-    environ: Mapping[str, str],
-    is_interrupted: Callable[[], bool] = lambda: False,
-) -> None:
-    """Run the command for the end of a run; ``view`` says how the run ended."""
-    trouble = run_end_command(
-        description, paths, view.to_json(), environ, is_interrupted=is_interrupted
-    )
-    if trouble is not None:
-        say(sanitise(f"warning: on_end: {trouble}"))
 
 
 def _origin(before: Earlier) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tfcluster.launcher.job import CurrentJob
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress, metrics
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.trace_files import TraceFiles
+from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.lifecycle.types import (
     AgentAskedToStop,
     Event,

@@ -26,7 +26,7 @@ from tfcluster.launcher.agent_connection import Reception
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.trace_files import TraceFiles
+from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
