@@ -106,19 +106,17 @@ def warm_requests(
     ``package`` is the folder of this package there. ``cwd`` returns the working
     directory on a host for a planned one.
     """
-    specs = job.on_host(host)
-    by_key = {spec.warm: spec for spec in specs}
     return [
         Warm(
-            key=warm.key,
-            argv=tuple(module_argv(warm.python, WARM, root=package)),
-            env=warm_env(job, by_key[warm.key]),
-            cwd=cwd(host.name, warm.cwd),
+            key=key,
+            argv=tuple(module_argv(spec.python, WARM, root=package)),
+            env=warm_env(job, spec),
+            cwd=cwd(host.name, spec.cwd),
             log=str(job.logs / f"warm-{host.name}-{number}.log"),
-            wrapped=len(warm.python) > 1,
+            wrapped=len(spec.python) > 1,
             prepend=search_paths(job, package),
         )
-        for number, warm in enumerate(warm_specs(specs))
+        for number, (key, spec) in enumerate(warm_specs(job.on_host(host)).items())
     ]
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.host_list import listed_hosts
-from tfcluster.model import Allocation, Description, Host
+from tfcluster.model import Allocation, Description, Host, listed_hosts
 from tfcluster.schedulers.base import Remembering, Scheduler
 from tfcluster.schedulers.ssh.saved_settings import SavedSettings
 
