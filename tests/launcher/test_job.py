@@ -34,7 +34,7 @@ def job() -> Job:
 
 
 def resize(current: CurrentJob, *hosts: Host) -> None:
-    current.use(current.job.resized(hosts, len(hosts), lambda program: False))
+    current.use(current.job.resized(hosts, len(hosts)))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_messages_from_earlier_hosts_stay_valid(current: CurrentJob) -> None:
 def test_an_interpreter_is_known_before_and_after_the_resize(
     current: CurrentJob,
 ) -> None:
-    current.planned = current.job.resized((H1, H2), 2, lambda program: False)
+    current.planned = current.job.resized((H1, H2), 2)
     current.set_python("h2", ("/opt/python",))
     assert current.planned.pythons == current.job.pythons == {"h2": ("/opt/python",)}
     resize(current, H1, H2)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 
-from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.agent_connection import CameBack
@@ -66,7 +65,6 @@ class Resizer:
         journal: Journal,
         progress: Progress,
         say: Say,
-        uses: UsesTensorFlow,
         remember: Remember,
         post: Callable[[CameBack], None],
     ) -> None:
@@ -76,7 +74,6 @@ class Resizer:
         self._journal = journal
         self._progress = progress
         self._say = say
-        self._uses = uses
         self._remember = remember
         self._post = post
         self._pending: _Pending | None = None
@@ -107,7 +104,7 @@ class Resizer:
         elif self._pending is not None:
             found = ["another resize has not ended yet"]
         else:
-            found = wanted(job, alive, request, self._uses)
+            found = wanted(job, alive, request)
         if not isinstance(found, Wanted):
             if number is not None:
                 self._journal.event("resize", request=number, problems=found)
@@ -182,7 +179,7 @@ class Resizer:
         described = pending.wanted.job.description.hosts
         known = replace(job, description=replace(job.description, hosts=described))
         try:
-            after = known.resized(hosts, pending.wanted.workers, self._uses)
+            after = known.resized(hosts, pending.wanted.workers)
         except StartError as error:
             self._give_up(error.message)
             return None
