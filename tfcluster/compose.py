@@ -137,16 +137,6 @@ class TaskSpec:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmSpec:
-    """One warm interpreter of a host."""
-
-    key: str
-    python: Interpreter
-    env: Mapping[str, str]
-    cwd: str
-
-
 UsesTensorFlow = Callable[[Program], bool]
 
 
@@ -338,21 +328,16 @@ def _runtime_json(runtime: Runtime) -> str:
     return json.dumps(as_dict(runtime), default=str, separators=(",", ":"))
 
 
-def warm_specs(specs: Iterable[TaskSpec]) -> tuple[WarmSpec, ...]:
-    """The warm interpreters that fork these tasks, which are the tasks of one host."""
-    found: dict[str, WarmSpec] = {}
+def warm_specs(specs: Iterable[TaskSpec]) -> dict[str, TaskSpec]:
+    """The warm interpreters that fork these tasks, which are the tasks of one host.
+
+    By key, with one task of each.
+    """
+    first: dict[str, TaskSpec] = {}
     for spec in specs:
         if spec.warm is not None and spec.python:
-            found.setdefault(
-                spec.warm,
-                WarmSpec(
-                    key=spec.warm,
-                    python=spec.python,
-                    env=spec.shared_env,
-                    cwd=spec.cwd,
-                ),
-            )
-    return tuple(found.values())
+            first.setdefault(spec.warm, spec)
+    return first
 
 
 def address(place: Place, port: int | None) -> str:

@@ -5,7 +5,8 @@ Nothing here reads files, environments or clocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,31 @@ class Allocation:
     """How to get more slots, if they do not suffice; None: in no special way."""
     more_gpus: str | None = None
     """What to do if tasks need GPUs and no host says which it has."""
+
+
+def listed_hosts(entries: Sequence[HostEntry]) -> tuple[Host, ...]:
+    """One Host per entry, in the order of the list."""
+    return tuple(
+        Host(
+            name=name,
+            address=entry.address,
+            slots=entry.slots,
+            gpus=numbered(entry.gpus),
+            python=entry.python,
+        )
+        for name, entry in zip(host_names(entries), entries, strict=True)
+    )
+
+
+def host_names(entries: Sequence[HostEntry]) -> tuple[str, ...]:
+    """A unique name per host: its name, with the port where two have the same name."""
+    count = Counter(entry.host for entry in entries)
+    return tuple(
+        f"{entry.host}:{entry.port or 22}" if count[entry.host] > 1 else entry.host
+        for entry in entries
+    )
+
+
+def numbered(count: int | None) -> tuple[str, ...] | None:
+    """The devices 0, 1, ... of a host with ``count`` GPUs; None: unknown."""
+    return None if count is None else tuple(map(str, range(count)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, loaded
-from tfcluster.launcher.requirements_digest import requirements_digest
+from tfcluster.launcher.preparation import requirements_digest
 from tfcluster.model import Requirements
 from tfcluster.plan_document import environment_json
 

@@ -12,7 +12,7 @@ from tests.json_formats import assert_format
 from tests.launch.cluster import Cluster
 from tests.launch.machine import eventually
 from tests.time_limits import allow_s
-from tfcluster.launcher.end_command import run_end_command
+from tfcluster.launcher.run_end import run_end_command
 from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths
 

@@ -1,4 +1,4 @@
-"""Tests of the threads that serve the channels of all hosts."""
+"""Tests of the threads that serve the channels of all hosts, and of their pool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 from tests.protocol.kinds import example
 from tfcluster import __version__
-from tfcluster.launcher import growing_pool
+from tfcluster.launcher import channel_threads
 from tfcluster.launcher.agent_connection import (
     AgentConnection,
     Closed,
     Received,
     Reception,
 )
-from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.launcher.channel_threads import ChannelThreads, GrowingPool, Watch
 from tfcluster.protocol import messages, requests, wire
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import PROTOCOL, WireError, parse
@@ -75,12 +75,24 @@ class Pipes:
         return "exit status 3"
 
 
+def listening(
+    host: str,
+    pipes: Pipes,
+    post: Callable[[Received | Closed], None],
+    threads: ChannelThreads,
+) -> AgentConnection:
+    """A connection that posts what arrives."""
+    connection = AgentConnection(host, pipes, NONCE, post, threads)
+    connection.listen()
+    return connection
+
+
 @contextmanager
 def connected(
     threads: ChannelThreads, host: str = "h1"
 ) -> Iterator[tuple[Pipes, AgentConnection, SimpleQueue[Received | Closed]]]:
     pipes, inbox = Pipes(), SimpleQueue[Received | Closed]()
-    yield pipes, AgentConnection(host, pipes, NONCE, inbox.put, threads), inbox
+    yield pipes, listening(host, pipes, inbox.put, threads), inbox
     pipes.may_write.set()
 
 
@@ -136,8 +148,8 @@ def test_what_has_arrived_counts_before_it_is_handled() -> None:
         may_go_on.wait(SOON_S)
 
     one, two = Pipes(), Pipes()
-    to_one = AgentConnection("h1", one, NONCE, post, threads)
-    to_two = AgentConnection("h2", two, NONCE, lambda item: None, threads)
+    to_one = listening("h1", one, post, threads)
+    to_two = listening("h2", two, lambda item: None, threads)
     assert 0.0 < to_two.silent_s() < SOON_S
     os.write(one.said, HELLO)
     assert busy.wait(SOON_S)
@@ -176,8 +188,8 @@ def test_a_defect_on_the_way_of_one_host_silences_no_other() -> None:
         items.put(item)
 
     one, two = Pipes(), Pipes()
-    AgentConnection("h1", one, NONCE, post, threads)
-    AgentConnection("h2", two, NONCE, items.put, threads)
+    listening("h1", one, post, threads)
+    listening("h2", two, items.put, threads)
     os.write(one.said, HELLO)
     assert items.get(timeout=SOON_S) == Closed(
         "h1", "KeyError: 'defect' (exit status 3)"
@@ -195,7 +207,7 @@ def test_a_hundred_hosts_need_few_threads() -> None:
     channels = [Pipes() for _ in range(count)]
     inbox = SimpleQueue[Received | Closed]()
     contacts = [
-        AgentConnection(f"h{n}", pipes, NONCE, inbox.put, threads)
+        listening(f"h{n}", pipes, inbox.put, threads)
         for n, pipes in enumerate(channels)
     ]
     for contact in contacts:
@@ -211,7 +223,7 @@ def test_a_hundred_hosts_need_few_threads() -> None:
 
 
 def test_all_threads_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_pool, "IDLE_S", 0.01)
+    monkeypatch.setattr(channel_threads, "IDLE_S", 0.01)
     before = set(threading.enumerate())
     threads = ChannelThreads()
     for _ in range(3):  # they also begin again
@@ -280,3 +292,100 @@ def test_a_frame_that_violates_the_protocol_ends_the_contact() -> None:
         "its agent violated the protocol: 'held' frame: 'cause' is missing"
     )
     assert pipes.killed.is_set()
+
+
+def test_nothing_is_posted_before_somebody_listens() -> None:
+    pipes, inbox = Pipes(), SimpleQueue[Received | Closed | None]()
+    connection = AgentConnection("h1", pipes, NONCE, inbox.put, ChannelThreads())
+    os.write(pipes.said, HELLO)
+    os.close(pipes.said)
+    inbox.put(None)  # the launcher notes the connection here
+    connection.listen()
+    assert inbox.get(timeout=SOON_S) is None
+    assert isinstance(inbox.get(timeout=SOON_S), Received)
+    assert isinstance(inbox.get(timeout=SOON_S), Closed)
+
+
+@pytest.fixture
+def may_end() -> Iterator[threading.Event]:
+    """What blocked work waits for."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_a_burst_of_work_needs_one_thread(
+    monkeypatch: pytest.MonkeyPatch, may_end: threading.Event
+) -> None:
+    monkeypatch.setattr(channel_threads, "PATIENCE_S", 2 * SOON_S)
+    before = set(threading.enumerate())
+    pool, names = GrowingPool(), SimpleQueue[str]()
+
+    def act() -> None:
+        may_end.wait(SOON_S)
+        names.put(threading.current_thread().name)
+
+    for number in range(256):
+        pool.run(f"write h{number}", act)
+    assert len(mine(before)) <= 2
+    may_end.set()
+    assert [names.get(timeout=SOON_S) for _ in range(256)] == [
+        f"write h{number}" for number in range(256)
+    ]
+    assert len(mine(before)) == 2
+
+
+def test_blocked_threads_keep_no_work_waiting(may_end: threading.Event) -> None:
+    pool, done = GrowingPool(), threading.Event()
+
+    def block() -> None:
+        may_end.wait(2 * SOON_S)
+
+    for number in range(3 * channel_threads.GROWTH):
+        pool.run(f"stuck {number}", block)
+    pool.run("free", done.set)
+    assert done.wait(SOON_S)
+    assert not may_end.is_set()
+
+
+def test_work_that_arrives_all_the_time_hides_no_blocked_thread(
+    may_end: threading.Event,
+) -> None:
+    pool, done = GrowingPool(), threading.Event()
+
+    def block() -> None:
+        may_end.wait(2 * SOON_S)
+
+    pool.run("stuck", block)
+    while not done.wait(channel_threads.PATIENCE_S / 10):
+        pool.run("free", done.set)
+    assert not may_end.is_set()
+
+
+def test_work_that_fails_costs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures, done = SimpleQueue[str](), threading.Event()
+
+    def note(failure: threading.ExceptHookArgs) -> None:
+        failures.put(failure.exc_type.__name__)
+
+    monkeypatch.setattr(threading, "excepthook", note)
+    pool = GrowingPool()
+
+    def fail() -> None:
+        raise KeyError("defect")
+
+    for _ in range(3):
+        pool.run("fails", fail)
+        assert failures.get(timeout=SOON_S) == "KeyError"
+    pool.run("free", done.set)
+    assert done.wait(SOON_S)
+
+
+def test_no_work_is_lost_while_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_threads, "IDLE_S", 0.001)
+    pool = GrowingPool()
+    for pause_s in [0.0005, 0.001, 0.0015] * 50:
+        done = threading.Event()
+        pool.run("work", done.set)
+        assert done.wait(SOON_S)
+        threading.Event().wait(pause_s)

@@ -48,7 +48,7 @@ def asked(
     """The answer to a request for this number and these new hosts."""
     hosts = tuple(NewHost(name, slots) for name in names)
     request = Resize(workers, hosts, now=False)
-    return wanted(before, alive, request, lambda program: False)
+    return wanted(before, alive, request)
 
 
 def spread(found: Wanted | list[str]) -> dict[str, int]:
@@ -75,7 +75,7 @@ def test_a_new_host_gets_as_many_as_the_others_or_its_slots() -> None:
 def test_a_lost_host_gets_its_place_back() -> None:
     three = tuple(Host(name=name) for name in ("h1", "h2", "h3"))
     before = job({"worker": 3}, three)
-    left = before.on_fewer(("h1", "h3"), lambda program: False)
+    left = before.on_fewer(("h1", "h3"))
     back = asked(left, "h2", workers=3, alive=("h1", "h3"))
     assert isinstance(back, Wanted)
     assert [host.name for host in back.job.used_hosts()] == ["h1", "h2", "h3"]

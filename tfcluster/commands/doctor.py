@@ -30,9 +30,9 @@ from tfcluster.launcher.launch import PreparedLaunch, prepare
 from tfcluster.launcher.preparation import (
     changed_python,
     prepare_request,
+    requirements_digest,
     unprepared_cause,
 )
-from tfcluster.launcher.requirements_digest import requirements_digest
 from tfcluster.model import Description, Host
 from tfcluster.protocol.requests import Prepare
 from tfcluster.schedulers.base import BatchScheduler

@@ -232,7 +232,6 @@ def _afterwards(
     by_name = {host.name: host for host in hosts}
     found = fetch_late(
         description,
-        paths,
         [by_name[name] for name in chosen if name in by_name],
         starter,
         tuple(patterns),

@@ -17,8 +17,8 @@ from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
-from tfcluster.launcher.cores import crowding
 from tfcluster.launcher.detach import detached
+from tfcluster.launcher.host_facts import crowding
 from tfcluster.launcher.launch import Begun, PreparedLaunch, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
 from tfcluster.light_dataclasses import dataclass

@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 
 from tfcluster import __version__
 from tfcluster.errors import TfclusterError
@@ -21,7 +22,7 @@ from tfcluster.protocol.frames import ProtocolError, encode, type_of
 from tfcluster.protocol.messages import Hello, Message
 from tfcluster.protocol.requests import Open, Request
 from tfcluster.protocol.wire import PROTOCOL, LineBuffer, WireError, parse
-from tfcluster.schedulers.starting import AgentChannel, Starter
+from tfcluster.schedulers.starting import AgentChannel, Starter, StartsTogether
 
 MAX_NOISE_BYTES = 1 << 16
 HEARTBEAT_S = 5.0
@@ -65,6 +66,8 @@ class Unopened:
 
     host: str
     error: TfclusterError
+    began_s: float
+    """When we began to connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,11 @@ class AgentConnection:
         self._outbox: deque[bytes | None] = deque()
         self._writing = False
         self._closed = False
-        name, number = f"end {host}", channel.fileno()
-        threads.watch(Watch(name, number, self._read, self._end))
+        self._watch = Watch(f"end {host}", channel.fileno(), self._read, self._end)
+
+    def listen(self) -> None:
+        """Begin to post messages; whoever handles them must know of us by then."""
+        self._threads.watch(self._watch)
 
     def send(self, request: Request) -> None:
         """Queue a request; never blocks. Raises WireError if it is too long."""
@@ -258,6 +264,7 @@ def open_agent(
 ) -> AgentConnection:
     """Start an agent and send it ``open``. Raises HostError or StartError.
 
+    The caller calls ``listen`` once it can handle messages.
     ``witness`` is the path of a file of this run. The agent says whether it sees that
     file, that is, whether the host shares our files.
     """
@@ -277,3 +284,33 @@ def open_agent(
     )
     contact.send(opened)
     return contact
+
+
+FAN_OUT = 32
+"""How many hosts are connected to in parallel."""
+
+
+def open_all(
+    starter: Starter, hosts: Sequence[Host], open_one: Callable[[Host], None]
+) -> None:
+    """Call ``open_one`` for each host, in FAN_OUT threads; does not wait for them.
+
+    ``open_one`` calls ``starter.start_agent``.
+    """
+    waiting: SimpleQueue[Host] = SimpleQueue()
+    for host in hosts:
+        waiting.put(host)
+    if isinstance(starter, StartsTogether):
+        starter.expect(hosts)
+
+    def open_some() -> None:
+        while True:
+            try:
+                host = waiting.get_nowait()
+            except Empty:
+                return
+            open_one(host)
+
+    for number in range(min(FAN_OUT, len(hosts))):
+        name = f"open {number}"
+        threading.Thread(target=open_some, name=name, daemon=True).start()

@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 
 from tfcluster.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
+    FAN_OUT,
     HEARTBEAT_S,
     AgentConnection,
     Closed,
@@ -17,9 +18,9 @@ from tfcluster.launcher.agent_connection import (
     Received,
     Unopened,
     open_agent,
+    open_all,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.fan_out import FAN_OUT, open_all
 from tfcluster.model import Host
 from tfcluster.protocol.requests import Close, Ping, Request
 from tfcluster.schedulers.starting import Starter
@@ -88,13 +89,14 @@ class BriefContacts:
                     left.discard(item.host)
 
     def _open_one(self, host: Host) -> None:
-        post, threads = self._items.put, self._threads
+        post, threads, began_s = self._items.put, self._threads, time.time()
         try:
             contact = open_agent(self._starter, host, self._run, 0.0, post, threads)
         except TfclusterError as error:
-            self._items.put(Unopened(host.name, error))
+            self._items.put(Unopened(host.name, error, began_s))
         else:
             self._items.put(Opened(host.name, contact))
+            contact.listen()
 
     def _ping(self) -> None:
         """Send heartbeats: agents exit if they receive nothing for too long."""

@@ -8,9 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from tfcluster.errors import TfclusterError
-from tfcluster.launcher.agent_connection import Closed, Received, open_agent
+from tfcluster.launcher.agent_connection import FAN_OUT, Closed, Received, open_agent
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.launcher.fan_out import FAN_OUT
 from tfcluster.model import Host
 from tfcluster.protocol.messages import Bye
 from tfcluster.protocol.requests import Close
@@ -108,6 +107,7 @@ def _sweep_once(
             over.set()
 
     contact = open_agent(starter, host, run, 0.0, listen, threads)
+    contact.listen()
     left_s = max(0.0, until - time.monotonic())
     contact.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
     if not over.wait(left_s):

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Container, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.compose import address, cluster_of
 from tfcluster.crash import save_crash
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.host_patterns import fold
@@ -25,24 +23,19 @@ from tfcluster.launcher.agent_connection import (
     Opened,
     Unopened,
 )
-from tfcluster.launcher.clocks import Measured, clock_warnings
-from tfcluster.launcher.cores import crowding, threads_env
-from tfcluster.launcher.current_job import CurrentJob
+from tfcluster.launcher.clocks import Measured
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.launcher.job import Item, Job, search_paths, start_env
+from tfcluster.launcher.job import CurrentJob, Item, Job
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.machines import machine_warnings
 from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.remote_log_copies import LogCopies
-from tfcluster.launcher.resizer import Resizer
-from tfcluster.launcher.result_recorder import ResultRecorder
+from tfcluster.launcher.resizer import Remember, Resizer
 from tfcluster.launcher.results import ResultsFetcher
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.stack_requests import ask_stacks
-from tfcluster.launcher.stall_detector import StallDetector
+from tfcluster.launcher.stacks import StallDetector, ask_stacks
+from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
-from tfcluster.launcher.trace_files import TraceFiles
+from tfcluster.launcher.task_starts import RecordPlan, TaskStarts
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.transitions import START
 from tfcluster.lifecycle.types import (
@@ -75,19 +68,17 @@ from tfcluster.lifecycle.types import (
     SetTaskState,
     StartTasks,
     StopTasks,
-    TaskUnstartable,
 )
 from tfcluster.light_dataclasses import as_dict
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
-from tfcluster.protocol.requests import Start, Stop
-from tfcluster.protocol.wire import WireError
+from tfcluster.protocol.requests import Stop
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
+from tfcluster.schedulers.starting import Starter
 from tfcluster.states import RunState, TaskState
 from tfcluster.task_id import TaskId
-from tfcluster.tfconfig import Cluster
 
 TICK_S = 0.25
 PROGRESS_S = 1.0
@@ -102,9 +93,6 @@ _HOST_WORDS = {
     HostClosed: "closed",
 }
 
-ShowPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
-OnFewer = Callable[[Job, Container[str]], Job]
-
 
 class Driver:
     """Runs one job to its end."""
@@ -113,13 +101,14 @@ class Driver:
         self,
         current: CurrentJob,
         hosts: Hosts,
+        starter: Starter,
         queue: SimpleQueue[Item],
         journal: Journal,
         show: RunOutput,
-        show_plan: ShowPlan,
-        on_fewer: OnFewer,
-        resizing: Callable[[Progress, Callable[[str], None]], Resizer],
-        earlier: Sequence[float] = (),
+        *,
+        record_plan: RecordPlan,
+        remember: Remember,
+        earlier: Sequence[float],
     ) -> None:
         """``earlier``: Unix times of restarts in previous runs that still count."""
         job = current.job
@@ -128,28 +117,42 @@ class Driver:
         self._queue = queue
         self._journal = journal
         self._show = show
-        self._show_plan = show_plan
-        self._on_fewer = on_fewer
         self._progress = Progress(job.description.progress_timeout_s)
-        self._traces = TraceFiles(RunPaths(job.logs.parent))
+        paths = RunPaths(job.logs.parent)
+        self._traces = TraceFiles(paths)
         self._tasks = TaskMessages(
             current, journal, show, self._progress, self._keep, self._traces
         )
-        self._copies = LogCopies(job.logs)
+        self._copies = LogCopies(paths)
         self._clocks: dict[str, Measured] = {}
         """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}
         self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
-        self._results = ResultRecorder(
-            ResultsFetcher(current, hosts.send, hosts.files.has_copy),
-            journal,
-            show,
+        self._results = ResultsFetcher(
+            current, hosts.send, hosts.files.has_copy, journal, show
         )
         self.restarts = list(earlier)
         """Unix times of the restarts so far, ``earlier`` included."""
-        self._resizer = resizing(self._progress, self._say)
-        self._changed = self._new_hosts = True
-        """Whether the plan has changed since it was last shown, and has new hosts."""
+        self._resizer = Resizer(
+            current,
+            hosts,
+            starter,
+            journal,
+            self._progress,
+            self._say,
+            remember,
+            queue.put,
+        )
+        self._starts = TaskStarts(
+            current,
+            hosts,
+            show,
+            self._progress,
+            cold=self._tasks.cold,
+            say=self._say,
+            ping=self._ping,
+            record_plan=record_plan,
+        )
         self._finish: Finish | None = None
         self._fault: Exception | None = None
         self._last = self._pinged = self._told = time.monotonic()
@@ -202,7 +205,7 @@ class Driver:
         self._expire(now)
         for event in self._hosts.elapsed(elapsed):
             self._feed(event)
-        self._ping(now)
+        self._ping()
         if now - self._told >= PROGRESS_S:
             self._record_progress()
             self._told = now
@@ -212,8 +215,9 @@ class Driver:
         self._watch(now)
         self._show.live(self._journal.view, now, self._results.text)
 
-    def _ping(self, now: float) -> None:
+    def _ping(self) -> None:
         """Send all hosts a heartbeat if one is due."""
+        now = time.monotonic()
         if now - self._pinged >= HEARTBEAT_S:
             self._hosts.ping()
             self._pinged = now
@@ -385,7 +389,8 @@ class Driver:
         for action in actions:
             match action:
                 case StartTasks(tasks, attempts):
-                    self._start(tasks, attempts)
+                    for event in self._starts.start(tasks, attempts):
+                        self._feed(event)
                 case Replan(hosts):
                     self._plan_again(hosts)
                 case StopTasks(tasks, signal, grace_s):
@@ -425,111 +430,23 @@ class Driver:
         after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:
-                self._current.use(self._on_fewer(self._job, left))
+                self._current.use(self._job.on_fewer(left))
             else:
-                self._current.use(self._located(after))
+                self._current.use(self._starts.located(after))
         except StartError as error:
             self._feed(LauncherFault(error.message, ExitCode.START))
             return
         self._hosts.use()
-        del self._ports
-        self._changed = True
+        self._starts.replanned(new_hosts=after is not None)
         if after is not None:
-            self._new_hosts = True
             self._resizer.done()
         self._feed(Replanned(self._plan))
-
-    def _located(self, job: Job) -> Job:
-        """The job with what its hosts have reported. Raises StartError."""
-        hosts = self._hosts
-        return job.located(hosts.addresses(), hosts.gpus(), hosts.machines())
-
-    @cached_property
-    def _ports(self) -> dict[TaskId, int]:
-        """The tasks' ports: known once all hosts are ready, held for all attempts."""
-        return self._hosts.ports()
-
-    def _start(self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]) -> None:
-        ports, first = self._ports, not any(attempts)
-        hosts = self._hosts
-        if first:
-            try:
-                self._current.use(self._located(self._job))
-            except StartError as error:
-                self._feed(LauncherFault(error.message, ExitCode.START))
-                return
-            for warning in machine_warnings(hosts.machines()):
-                self._say(warning)
-            if any(spec.has_own_gpu for spec in self._job.specs.values()):
-                choice = self._job.transport
-                self._say(f"transport: {choice.transport}, because {choice.reason}")
-        cluster = cluster_of(list(self._job.specs.values()), ports)
-        try:
-            cluster.require_fit(tasks)
-        except StartError as error:
-            self._feed(TaskUnstartable(tasks[0], attempts[0], error.message))
-            return
-        if self._changed:
-            self._changed = False
-            self._show_plan(self._job, cluster, ports)
-        if self._new_hosts:
-            self._new_hosts = False
-            self._show.ports(self._job, ports)
-            apart = [h for h in self._plan.hosts() if not hosts.shares_files(h)]
-            for warning in clock_warnings(hosts.clock_leads_s):
-                self._say(warning)
-            self._show.places(self._job, apart, hosts.files.copies())
-        if first and (note := crowding(self._job.specs.values(), hosts.cpus())):
-            self._say(note)
-        threads = threads_env(self._job.specs.values(), hosts.cpus())
-        data_service = self._job.data_service(ports)
-        parameter_ports = hosts.parameter_ports()
-        parameter_servers = self._job.parameter_servers(parameter_ports)
-        closed = self._job.description.expose == "run"
-        peers = ",".join(hosts.peers()) if closed else None
-        now = time.monotonic()
-        for task, attempt in zip(tasks, attempts, strict=True):
-            spec = self._job.specs[task]
-            host = spec.place.host.name
-            warm = self._hosts.is_warm(host, spec.warm) and task not in self._tasks.cold
-            package = self._hosts.package(host)
-            found = {
-                "TF_CONFIG": cluster.tf_config(task),
-                "TFCLUSTER_DATA_SERVICE": data_service,
-                "TFCLUSTER_DATA_TASKS": self._job.data_tasks(),
-                "TFCLUSTER_PARAMETER_SERVERS": parameter_servers,
-                **({} if spec.place.rank is None else threads),
-            }
-            request = Start(
-                task=str(task),
-                attempt=attempt,
-                argv=tuple(spec.arguments if warm else spec.cold_argv(package)),
-                env=start_env(self._job, spec, found, attempt),
-                cwd=self._hosts.files.cwd(host, spec.cwd),
-                log=self._job.log(task),
-                port=ports.get(task),
-                parameter_port=parameter_ports.get(task),
-                warm=spec.warm if warm else None,
-                listens=task in self._plan.listeners,
-                watched=self._job.may_listen(task),
-                peers=peers,
-                prepend=search_paths(self._job, package),
-            )
-            try:
-                self._hosts.send(host, request)
-            except WireError as error:
-                self._feed(TaskUnstartable(task, attempt, str(error)))
-                continue
-            reports = self._job.reports_steps(task)
-            self._progress.started(task, now, reports=reports, attempt=attempt)
-            # Starting hundreds of tasks may take longer than a lease on a busy machine.
-            self._ping(time.monotonic())
 
     def _keep(
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int
     ) -> None:
         """Copy lines of logs that are not on our file system."""
-        if not self._hosts.shares_files(host):
+        if not self._hosts.facts.shares_files(host):
             self._copies.add(task, lines, skipped=skipped, at=host)
 
     def _stop(self, tasks: tuple[TaskId, ...], signal: str, grace_s: float) -> None:
@@ -550,7 +467,7 @@ class Driver:
             self._progress.ended(change.task)
         known = self._tasks.facts(change.task, change.attempt)
         if change.state is TaskState.STARTING:
-            known = {"address": self._address(change.task)}
+            known = {"address": self._starts.address(change.task)}
             if change.attempt:  # it may be new, or on another host than before
                 known["host"] = self._plan.tasks[change.task]
                 known["log"] = self._job.log(change.task)
@@ -564,12 +481,6 @@ class Driver:
             cause=change.cause,
             **known,
         )
-
-    def _address(self, task: TaskId) -> str | None:
-        spec = self._job.specs[task]
-        if not spec.needs_port:
-            return None
-        return address(spec.place, self._ports.get(task))
 
     def _failure(self, failure: Failure) -> None:
         task = failure.task

@@ -1,57 +1,64 @@
-"""The agents of a run: starts them, prepares them, and detects their loss.
+"""The hosts of a run: performs what ``host_start`` decides about each of them.
 
-Turns messages about a host as a whole into lifecycle events; messages about tasks are
-left to the driver.
+Turns messages about a host as a whole into events of ``host_start``, and what it
+reports into events of the lifecycle; messages about tasks are left to the driver.
 """
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from tfcluster.compose import WARM, warm_specs
-from tfcluster.errors import ExitCode, StartError, TfclusterError
-from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
+from tfcluster.errors import TfclusterError
+from tfcluster.launcher import host_start, host_types
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
+    AgentConnection,
     Closed,
     Opened,
     Unopened,
     open_agent,
+    open_all,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.fan_out import open_all
-from tfcluster.launcher.host_address import choose_address, is_address, resolve
+from tfcluster.launcher.host_facts import HostFacts, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
-from tfcluster.launcher.host_side import HostSide, machine_of
-from tfcluster.launcher.host_stages import (
-    AGENT,
-    CONNECT,
-    COPY,
-    ENVIRONMENT,
-    IMPORT,
-    PREPARE,
-    RESOLVE,
-    NoteStage,
-    not_noted,
+from tfcluster.launcher.host_types import Stage
+from tfcluster.launcher.job import CurrentJob, Item, Job
+from tfcluster.launcher.preparation import (
+    changed_python,
+    prepare_request,
+    requirements_digest,
+    unprepared_cause,
+    warm_requests,
+    why_unable,
 )
-from tfcluster.launcher.job import Item, Job, search_paths, warm_env
-from tfcluster.launcher.preparation import changed_python, prepare_request, unprepared
-from tfcluster.launcher.workdir_sender import WorkdirSender
+from tfcluster.launcher.workdir_listing import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
-from tfcluster.model import Host, Strategy
-from tfcluster.peer_filter import compact
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.model import Host
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
-from tfcluster.protocol.wire import UNFORKABLE, UNUSABLE
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
+
+NoteStage = Callable[[str, Stage, float | None], None]
+"""Called with a host, a stage, and the Unix time when it began (None: now)."""
+
+
+@dataclass(slots=True)
+class _Contact:
+    """A host, how far it is, and our connection to its agent."""
+
+    host: Host
+    state: host_types.State
+    connection: AgentConnection | None = None
+    resolved: tuple[str, ...] = ()
+    """What the host's name or configured address resolves to here."""
 
 
 class Hosts:
@@ -62,16 +69,22 @@ class Hosts:
         current: CurrentJob,
         starter: Starter,
         post: Callable[[Item], None],
-        note: NoteStage = not_noted,
+        note: NoteStage,
     ) -> None:
         job = current.job
         self._current = current
         self._note = note
         self._starter = starter
         self._post = post
-        self._sides = {host.name: HostSide(host) for host in job.used_hosts()}
+        self._contacts = {host.name: self._new(job, host) for host in job.used_hosts()}
+        self._added: set[str] = set()
+        """The hosts that have no task yet, but will have some of the planned job."""
         self._threads = ChannelThreads()
-        self._failed: list[HostFailed] = []
+        self._events: list[Event] = []
+        """What the lifecycle is to be told next."""
+        self._failures: list[HostFailed] = []
+        """What it is to be told once every host has answered or failed."""
+        self.facts = HostFacts(self._contacts)
         self.files = WorkdirSender(job.files, self.send)
         self.sweeps = Cleanup(starter, job.run)
         self.silence = HostLiveness(starter, post)
@@ -82,19 +95,19 @@ class Hosts:
     def _job(self) -> Job:
         return self._current.job
 
-    # --- out ------------------------------------------------------------------------
+    # --- starts ---------------------------------------------------------------------
 
     def open(self) -> None:
         """Start every agent, FAN_OUT at a time; posts Opened or Unopened for each."""
-        self._open([side.host for side in self._sides.values()])
+        self._open([contact.host for contact in self._contacts.values()])
 
     def _open(self, hosts: Sequence[Host]) -> None:
         open_all(self._starter, hosts, self._open_one)
 
     def _open_one(self, host: Host) -> None:
-        began_s = self._sides[host.name].connecting_s = time.time()
+        began_s = time.time()
         try:
-            contact = open_agent(
+            connection = open_agent(
                 self._starter,
                 host,
                 self._job.run,
@@ -104,17 +117,17 @@ class Hosts:
                 witness=str(self._job.witness),
             )
         except TfclusterError as error:
-            self._post(Unopened(host.name, error))
+            self._post(Unopened(host.name, error, began_s))
         else:
-            connected_s = time.time()
-            given = host.address
-            known = given is not None and is_address(given)
-            resolved = () if known else resolve(given or host.name)
+            connected_s, name = time.time(), host.address or host.name
+            is_known = host.address is not None and is_address(host.address)
+            resolved = () if is_known else resolve(name)
             begun_s = began_s, connected_s, time.time()
-            self._post(Opened(host.name, contact, resolved, begun_s))
+            self._post(Opened(host.name, connection, resolved, begun_s))
+            connection.listen()
 
-    def plan(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks; ``use`` follows later.
+    def prepare_for(self, job: Job) -> list[str]:
+        """Prepare for a job on more hosts or with other tasks, which is ``use``d later.
 
         Starts agents on the job's new hosts, and returns these hosts: they are prepared
         while the tasks of the current job run. Other hosts hold more ports if needed.
@@ -122,120 +135,81 @@ class Hosts:
         self._current.planned = job
         new = []
         for host in job.used_hosts():
-            side = self._sides.get(host.name)
-            if side is None or side.gone:
-                self._sides[host.name] = HostSide(host, added=True)
-                new.append(host)
+            contact = self._contacts.get(host.name)
+            if contact is not None and not host_start.is_gone(contact.state):
+                count = _count_ports(job, host)
+                self._step(contact, host_types.PortsWanted(count))
                 continue
-            side.short = None
-            missing = self._ports_for(job, side) - len(side.ports or ())
-            if missing > 0 and side.ports is not None:
-                self._hold(side, missing)
+            self._contacts[host.name] = self._new(job, host)
+            self._added.add(host.name)
+            self.facts.expect(host.name)
+            new.append(host)
         self._open(new)
         return [host.name for host in new]
 
     def is_ready_for(self, job: Job) -> bool:
         """Whether all hosts of the job are ready and hold enough ports."""
-        return all(
-            side is not None
-            and side.ready
-            and not side.gone
-            and len(side.ports or ()) >= self._ports_for(job, side)
-            for side in (self._sides.get(host.name) for host in job.used_hosts())
-        )
+        for host in job.used_hosts():
+            state = self._state(host)
+            if not isinstance(state, host_types.Ready):
+                return False
+            if len(state.ports) < _count_ports(job, host):
+                return False
+        return True
 
     def why_not_ready(self, job: Job) -> str | None:
         """Why a host of the job will never be ready; None if all may become ready."""
         for host in job.used_hosts():
-            side = self._sides.get(host.name)
-            if side is None or side.gone:
+            state = self._state(host)
+            if host_start.is_gone(state):
                 return f"{host.name} is lost"
-            if side.short is not None:
-                return f"{host.name}: {side.short}"
+            if isinstance(state, host_types.Ready) and state.shortage is not None:
+                return f"{host.name}: {state.shortage}"
         return None
 
     def forget_plan(self) -> list[str]:
         """Drop the planned job; returns the hosts that are no longer needed."""
         self._current.planned = self._job
         return [
-            name for name, side in self._sides.items() if side.added and not side.gone
+            name
+            for name, contact in self._contacts.items()
+            if name in self._added and not host_start.is_gone(contact.state)
         ]
 
-    def _ports_for(self, job: Job, side: HostSide) -> int:
-        return sum(spec.ports for spec in job.on_host(side.host))
+    def use(self) -> None:
+        """Note that the planned job is now the current one."""
+        self._added -= {host.name for host in self._job.used_hosts()}
 
-    def _job_of(self, side: HostSide) -> Job:
-        """The job for whose tasks the host is prepared."""
-        return self._current.planned if side.added else self._job
+    def _state(self, host: Host) -> host_types.State:
+        contact = self._contacts.get(host.name)
+        return host_types.Unreached() if contact is None else contact.state
 
-    def _ports_of(self, side: HostSide) -> int:
-        """How many ports the tasks of a host need."""
-        return self._ports_for(self._job_of(side), side)
-
-    def _hold(self, side: HostSide, count: int) -> None:
-        ports = self._job.description.ports
-        low, high = (ports.low, ports.high) if ports else (None, None)
-        self.send(side.host.name, requests.Hold(count, low, high))
-
-    def _prepare(self, side: HostSide) -> None:
-        """Have the host run the setup lines, if there are any, and import."""
-        description, name = self._job.description, side.host.name
-        if not description.prepares_hosts:
-            self._warm(side)
-            return
-        side.preparing = True
-        self._note(name, PREPARE, None)
-        cwd = self.files.cwd(name, str(description.workdir))
-        log = str(self._job.logs / f"setup-{name}.log")
-        digest = self._digest
-        request = prepare_request(
-            description, side.host, cwd=cwd, log=log, digest=digest
+    def _new(self, job: Job, host: Host) -> _Contact:
+        needs = host_types.Needs(
+            ports=_count_ports(job, host),
+            files=job.files is not None,
+            set_up=job.description.prepares_hosts,
         )
-        self.send(name, request)
+        return _Contact(host, host_types.Connecting(needs))
 
-    @cached_property
-    def _digest(self) -> str | None:
-        """An identifier of the requirements; None if there are none."""
-        requirements = self._job.description.requirements
-        if requirements is None:
-            return None
-        # Imported here: few launches need it.
-        from tfcluster.launcher.requirements_digest import requirements_digest
+    def _job_of(self, host: Host) -> Job:
+        """The job for whose tasks the host is prepared."""
+        return self._current.planned if host.name in self._added else self._job
 
-        return requirements_digest(requirements)
-
-    def _warm(self, side: HostSide) -> None:
-        job, package = self._job_of(side), self.package(side.host.name)
-        specs = job.on_host(side.host)
-        by_key = {spec.warm: spec for spec in specs}
-        if warm_specs(specs):
-            self._note(side.host.name, IMPORT, None)
-        for number, warm in enumerate(warm_specs(specs)):
-            side.warm.add(warm.key)
-            side.warming.add(warm.key)
-            request = requests.Warm(
-                key=warm.key,
-                argv=tuple(module_argv(warm.python, WARM, root=package)),
-                env=warm_env(job, by_key[warm.key]),
-                cwd=self.files.cwd(side.host.name, warm.cwd),
-                log=str(self._job.logs / f"warm-{side.host.name}-{number}.log"),
-                wrapped=len(warm.python) > 1,
-                prepend=search_paths(job, package),
-            )
-            self.send(side.host.name, request)
+    # --- out ------------------------------------------------------------------------
 
     def send(self, host: str, request: requests.Request) -> None:
         """Queue a request for a host; does nothing if we have no contact with it."""
-        contact = self._sides[host].contact
-        if contact is not None:
-            contact.send(request)
+        connection = self._contacts[host].connection
+        if connection is not None:
+            connection.send(request)
 
     def ping(self) -> None:
         clocks = self._job.description.runtime.trace
-        for name, side in self._sides.items():
-            if not side.gone:
+        for name, contact in self._contacts.items():
+            if not host_start.is_gone(contact.state):
                 self.send(name, requests.Ping())
-                if clocks and side.hello:
+                if clocks and name in self.facts:
                     self.ask_clock(name)
 
     def ask_clock(self, name: str) -> None:
@@ -243,26 +217,15 @@ class Hosts:
         self.send(name, requests.Clock(time.time()))
 
     def close(self, names: Sequence[str], grace_s: float) -> None:
+        """Have agents end; ``elapsed`` returns the ends of those that never began."""
+        self._failures = [f for f in self._failures if f.host not in names]
         for name in names:
-            side = self._sides[name]
-            side.closing = True
-            if side.contact is None:
-                # Connecting may take long, and the agent is no longer needed.
-                self._post(Unopened(name, StartError(f"{name}: no longer needed")))
-            else:
-                self.send(name, requests.Close(grace_s))
+            self._step(self._contacts[name], host_types.EndWanted(grace_s))
 
     def drop(self, names: Sequence[str]) -> None:
         """End contact, and have new agents sweep what the old ones left."""
         for name in names:
-            side = self._sides[name]
-            side.gone = True
-            if side.contact is not None:
-                side.contact.kill()
-            elif side.added:
-                continue  # nothing was started there
-            silent = self.silence.is_long(name)
-            self.sweeps.begin(side.host, SILENT_SWEEP_S if silent else SWEEP_S)
+            self._step(self._contacts[name], host_types.GivenUp())
 
     def finish(self) -> list[str]:
         """Wait for running sweeps and end all contacts.
@@ -270,10 +233,75 @@ class Hosts:
         Returns the lost hosts that could not be swept.
         """
         unswept = self.sweeps.wait()
-        for side in self._sides.values():
-            if side.contact is not None:
-                side.contact.close()
+        for contact in self._contacts.values():
+            if contact.connection is not None:
+                contact.connection.close()
         return unswept
+
+    def _step(self, contact: _Contact, event: host_types.Event) -> None:
+        contact.state, actions = host_start.step(contact.state, event)
+        for action in actions:
+            self._perform(contact, action)
+
+    def _perform(self, contact: _Contact, action: host_types.Action) -> None:
+        name = contact.host.name
+        match action:
+            case host_types.NoteStage(stage):
+                self._note(name, stage, None)
+            case host_types.HoldPorts(count):
+                ports = self._job.description.ports
+                low, high = (ports.low, ports.high) if ports else (None, None)
+                self.send(name, requests.Hold(count, low, high))
+            case host_types.CopyFiles():
+                self.files.begin(name)
+            case host_types.RunSetUp():
+                self._set_up(contact.host)
+            case host_types.Import():
+                keys = self._import(contact.host)
+                self._step(contact, host_types.ImportsBegun(keys))
+            case host_types.EndAgent(grace_s):
+                self.send(name, requests.Close(grace_s))
+            case host_types.Disconnect():
+                if contact.connection is not None:
+                    contact.connection.kill()
+            case host_types.Sweep():
+                patience_s = SILENT_SWEEP_S if self.silence.is_long(name) else SWEEP_S
+                self.sweeps.begin(contact.host, patience_s)
+            case host_types.ReportReady():
+                self._events.append(HostReady(name))
+            case host_types.ReportFailure(cause, exit_code, tail, together):
+                later = self._failures if together else self._events
+                later.append(HostFailed(name, cause, exit_code, tail))
+            case host_types.ReportLoss(cause):
+                self._events.append(HostLost(name, cause))
+            case host_types.ReportEnd():
+                self._events.append(HostClosed(name))
+
+    def _set_up(self, host: Host) -> None:
+        """Have the host run the set-up lines, and find or make its environment."""
+        description = self._job.description
+        request = prepare_request(
+            description,
+            host,
+            cwd=self.files.cwd(host.name, str(description.workdir)),
+            log=str(self._job.logs / f"setup-{host.name}.log"),
+            digest=self._digest,
+        )
+        self.send(host.name, request)
+
+    @cached_property
+    def _digest(self) -> str | None:
+        """An identifier of the requirements; None if there are none."""
+        requirements = self._job.description.requirements
+        return None if requirements is None else requirements_digest(requirements)
+
+    def _import(self, host: Host) -> frozenset[str]:
+        """Have the host start its warm interpreters; returns their keys."""
+        job, package = self._job_of(host), self.facts.package(host.name)
+        warm = warm_requests(job, host, package, self.files.cwd)
+        for request in warm:
+            self.send(host.name, request)
+        return frozenset(request.key for request in warm)
 
     # --- in -------------------------------------------------------------------------
 
@@ -284,14 +312,16 @@ class Hosts:
         does not blame its hosts. What has arrived here counts, even if the launcher has
         not handled it yet because too many lines arrive.
         """
-        events: list[Event] = []
-        for name, side in self._sides.items():
-            if side.gone or side.contact is None or not side.hello:
+        for name, contact in self._contacts.items():
+            connection, has_greeted = contact.connection, name in self.facts
+            if connection is None or not has_greeted:
                 continue
-            limit_s = self.silence.elapsed(side.host, seconds)
+            if not host_start.is_heard(contact.state):
+                continue
+            limit_s = self.silence.elapsed(contact.host, seconds)
             if limit_s is None:
                 continue
-            silent_s = side.contact.silent_s()
+            silent_s = connection.silent_s()
             if silent_s < limit_s:
                 self.silence.heard(name, silent_s)
             else:
@@ -299,237 +329,125 @@ class Hosts:
                 # Our frames may still reach it until we end the contact: its lease
                 # begins then.
                 alive_s = LEASE_S + self._job.description.grace_s
-                events.append(HostLost(name, cause, harmless_after_s=alive_s))
-        return events
+                self._events.append(HostLost(name, cause, harmless_after_s=alive_s))
+        return self._take_events()
 
     def opened(self, item: Opened | Unopened) -> list[Event]:
         """Handle an agent that was started, or could not be."""
-        side = self._sides[item.host]
+        contact = self._contacts[item.host]
         if isinstance(item, Unopened):
-            if side.gone or side.contact is not None:
-                return []
-            side.gone = True
-            if side.connecting_s is not None:
-                self._note(item.host, CONNECT, side.connecting_s)
-            if side.closing:
-                return [HostClosed(item.host)]
             error = item.error
             hint = f" ({error.hint})" if error.hint else ""
             cause = error.message.removeprefix(f"{item.host}: ") + hint
-            return self._fail(item.host, cause, error.exit_code)
-        side.contact, side.resolved = item.contact, item.resolved
-        for stage, at_s in zip((CONNECT, RESOLVE, AGENT), item.begun_s, strict=True):
-            if stage != RESOLVE or item.resolved:
+            if host_start.is_awaited(contact.state):
+                self._note(item.host, Stage.CONNECT, item.began_s)
+            self._step(contact, host_types.NotConnected(cause, error.exit_code))
+            return self._take_events()
+        contact.connection, contact.resolved = item.contact, item.resolved
+        stages = (Stage.CONNECT, Stage.RESOLVE, Stage.AGENT)
+        for stage, at_s in zip(stages, item.begun_s, strict=True):
+            if stage is not Stage.RESOLVE or item.resolved:
                 self._note(item.host, stage, at_s)
-        if side.gone:
-            item.contact.kill()
-        elif side.closing:
-            self.send(item.host, requests.Close(0.0))
-        else:
-            self._hold(side, self._ports_of(side))
-        return []
-
-    def _fail(
-        self,
-        host: str,
-        cause: str,
-        code: ExitCode = ExitCode.START,
-        tail: tuple[str, ...] = (),
-    ) -> list[Event]:
-        """Note a host that cannot be prepared; such hosts are reported together."""
-        if self._sides[host].failed:
-            return []
-        self._sides[host].failed = True
-        self._failed.append(HostFailed(host, cause, code, tail))
-        return self._failures()
-
-    def _failures(self) -> list[Event]:
-        """The failed hosts, once every host has answered or failed."""
-        if any(not side.hello and not side.gone for side in self._sides.values()):
-            return []
-        failed, self._failed = self._failed, []
-        return list(failed)
+        self._step(contact, host_types.Connected())
+        return self._take_events()
 
     def closed(self, item: Closed) -> list[Event]:
         """Handle the end of a channel."""
-        side = self._sides[item.host]
-        if side.gone:
-            return []
-        side.gone = True
-        if not side.ready and not side.closing:
-            return self._fail(item.host, item.cause)
-        cause = item.cause
-        if side.dead_guard is not None:
-            cause = (
-                f"the guard process of its agent (pid {side.dead_guard}) died, and the "
-                "connection ended with it; the agent has stopped all tasks there"
-            )
-        return [HostLost(item.host, f"contact lost: {cause}")]
+        contact = self._contacts[item.host]
+        self._step(contact, host_types.ConnectionEnded(item.cause))
+        return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:
         """Lifecycle events of a message about the host; None if it is for the caller.
 
         Raises ProtocolError.
         """
-        side = self._sides[host]
         self.silence.heard(host)
+        contact = self._contacts[host]
         match message:
             case messages.Ping():
                 return []
+            case messages.Wants():
+                self.files.wants(host, message)
+                return []
+            case messages.Making(text=None):
+                return []
+            case messages.Note(guard=int(pid)):
+                self._step(contact, host_types.GuardDied(pid))
+                return None  # the note is shown like any other
+        event = self._event_of(contact, message)
+        if event is None:
+            return None
+        self._step(contact, event)
+        return self._take_events()
+
+    def _event_of(
+        self, contact: _Contact, message: messages.Message
+    ) -> host_types.Event | None:
+        """What a message says about the start or the end of a host; None: nothing."""
+        host = contact.host.name
+        match message:
             case messages.Hello():
-                return self._greeted(side, message)
+                return self._greeted(contact, message)
             case messages.Held(ports):
                 if not all(0 < port < 1 << 16 for port in ports):
                     raise ProtocolError("ports must be numbers from 1 to 65535")
-                if side.ready:
-                    side.ports = [*(side.ports or ()), *ports]
-                    if len(side.ports) < self._ports_for(self._current.planned, side):
-                        side.short = _too_few_ports(message, self._job)
-                    return []
-                if len(ports) < self._ports_of(side):
-                    return self._fail(host, _too_few_ports(message, self._job))
-                side.ports = list(ports)
-            case messages.Warmed(key):
-                side.warming.discard(key)
-            case messages.Cold():
-                return self._cold(side, message)
-            case messages.Wants():
-                self.files.wants(host, message)
+                return host_types.PortsHeld(ports, _shortage(message, self._job))
             case messages.Synced():
                 self.files.synced(host, message)
-                self._prepare(side)
-            case messages.Making(text):
-                if text and not side.making:
-                    side.making = True
-                    self._note(host, ENVIRONMENT, None)
-                return []
-            case messages.Prepared():
-                self._prepared(side, message)
-            case messages.Unprepared():
-                return [unprepared(self._job.description, host, message)]
+                return host_types.FilesCopied()
             case messages.Unsynced(cause):
-                return [HostFailed(host, f"cannot copy the workdir: {cause}")]
+                return host_types.Unable(f"cannot copy the workdir: {cause}")
+            case messages.Making():
+                return host_types.EnvironmentBegun()
+            case messages.Prepared():
+                described = self._job.description
+                python = changed_python(described, contact.host, message)
+                if python is not None:
+                    self._current.set_python(host, python)
+                return host_types.SetUp()
+            case messages.Unprepared():
+                cause = unprepared_cause(self._job.description, message)
+                return host_types.Unable(cause, message.tail)
+            case messages.Warmed(key):
+                return host_types.Imported(key)
+            case messages.Cold():
+                unable = why_unable(self._job_of(contact.host), contact.host, message)
+                return host_types.NotImported(message.key, unable)
             case messages.Fault(cause):
-                return [] if side.ready else [HostFailed(host, cause)]
+                return host_types.Unable(cause)
             case messages.Bye():
-                side.gone = True
-                return [HostClosed(host)]
-            case messages.Note(guard=int(pid)):
-                side.dead_guard = pid
-                return None  # the note is shown like any other
-            case _:
-                return None
-        return self._ready(side)
+                return host_types.AgentEnded()
+        return None
 
-    def _greeted(self, side: HostSide, hello: messages.Hello) -> list[Event]:
-        side.hello, name = hello, side.host.name
-        if side.contact is not None:
-            asked_s = side.contact.began_s
+    def _greeted(self, contact: _Contact, hello: messages.Hello) -> host_types.Greeted:
+        name = contact.host.name
+        if contact.connection is not None:
+            asked_s = contact.connection.began_s
             self.clock_leads_s[name] = certain_lead(hello.clock, asked_s, time.time())
-        side.reachable, side.address = (
-            choose_address(
-                side.host,
-                way_in=hello.way_in,
-                local=hello.addresses,
-                resolved=side.resolved,
-                alone=alone,
-            )
-            for alone in (False, len(self._sides) == 1)
+        problem = self.facts.note(
+            contact.host, hello, contact.resolved, alone=self._is_alone
         )
-        if not side.address:
-            cause = "it has no address at which the other hosts can reach it"
-            return self._fail(name, f"{cause} (give it an 'address' under 'hosts')")
-        self.files.begin(name)
-        if self.files.busy(name):
-            self._note(name, COPY, None)
-        else:
-            self._prepare(side)
-        return [*self._failures(), *self._ready(side)]
+        return host_types.Greeted(problem)
 
-    def _prepared(self, side: HostSide, prepared: messages.Prepared) -> None:
-        side.preparing = False
-        python = changed_python(self._job.description, side.host, prepared)
-        if python is not None:
-            self._current.set_python(side.host.name, python)
-        self._warm(side)
-
-    def _cold(self, side: HostSide, cold: messages.Cold) -> list[Event]:
-        side.warming.discard(cold.key)
-        side.warm.discard(cold.key)
-        strategy = self._job.description.runtime.strategy
-        if side.ready or strategy is Strategy.NONE or cold.wrapper == UNFORKABLE:
-            return self._ready(side)
-        tail = cold.tail
-        specs = self._job_of(side).on_host(side.host)
-        pythons = {spec.python for spec in specs if spec.warm == cold.key}
-        which = next((f"{shlex.join(python)} " for python in pythons if python), "")
-        what = "has" if cold.unfit else "cannot import TensorFlow:"
-        cause = (
-            f"{which or 'Python '}{what} {cold.cause} ({self._job.description.remedy})"
-        )
-        if cold.wrapper == UNUSABLE and tail:
-            cause, tail = tail[-1].removeprefix("tfcluster: "), ()
-        return [HostFailed(side.host.name, cause, ExitCode.START, tail)]
-
-    def _ready(self, side: HostSide) -> list[Event]:
-        waiting = not side.hello or side.preparing or bool(side.warming)
-        waiting = waiting or self.files.busy(side.host.name)
-        if side.ready or waiting or side.ports is None:
-            return []
-        side.ready = True
-        return [HostReady(side.host.name)]
-
-    def use(self) -> None:
-        """Note that the planned job is now the current one."""
-        for host in self._job.used_hosts():
-            self._sides[host.name].added = False
+    def _take_events(self) -> list[Event]:
+        """What the lifecycle is to be told now."""
+        states = [contact.state for contact in self._contacts.values()]
+        if self._failures and not any(map(host_start.is_awaited, states)):
+            self._events += self._failures
+            self._failures = []
+        events, self._events = self._events, []
+        return events
 
     # --- questions ------------------------------------------------------------------
 
+    @property
+    def _is_alone(self) -> bool:
+        return len(self._contacts) == 1
+
     def addresses(self) -> dict[str, str]:
         """The address at which other hosts reach each host."""
-        if len(self._sides) == 1:
-            return {name: side.address for name, side in self._sides.items()}
-        return {
-            name: side.reachable or side.address for name, side in self._sides.items()
-        }
-
-    def peers(self) -> tuple[str, ...]:
-        """The networks that the hosts of the run are in, as in ``peer_filter``."""
-        found = [a for hello in self._hellos().values() for a in hello.addresses]
-        for side in self._sides.values():
-            found += (*side.resolved, side.address, side.reachable)
-        return compact(found)
-
-    def cpus(self) -> dict[str, int]:
-        """Host -> the number of its cores, if known."""
-        return {name: hello.cpus for name, hello in self._hellos().items()}
-
-    def gpus(self) -> dict[str, tuple[str, ...]]:
-        """The GPUs that each host reports."""
-        return {name: hello.gpus for name, hello in self._hellos().items()}
-
-    def machines(self) -> dict[str, str]:
-        """Host names that share a machine -> the first name of that machine."""
-        names: dict[tuple[str, ...], list[str]] = {}
-        for name, hello in self._hellos().items():
-            if machine := machine_of(hello):
-                names.setdefault(machine, []).append(name)
-        return {name: same[0] for same in names.values() if same[1:] for name in same}
-
-    def _hellos(self) -> dict[str, messages.Hello]:
-        """What the agents have said that have said something."""
-        return {name: side.hello for name, side in self._sides.items() if side.hello}
-
-    def shares_files(self, host: str) -> bool:
-        """Whether logs that are written on a host are visible here."""
-        hello = self._sides[host].hello
-        return hello is None or hello.shared is not False
-
-    def package(self, host: str) -> str:
-        """The folder on a host that holds this package."""
-        hello = self._sides[host].hello
-        return PACKAGE_ROOT if hello is None else hello.package
+        return self.facts.addresses(alone=self._is_alone)
 
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, held by its host's agent."""
@@ -540,24 +458,30 @@ class Hosts:
         return {task: held[1] for task, held in self._held().items() if held[1:]}
 
     def _held(self) -> dict[TaskId, list[int]]:
-        found = {}
-        for side in self._sides.values():
-            rest = iter(side.ports or ())
-            for spec in self._job.on_host(side.host):
+        by_task = {}
+        for contact in self._contacts.values():
+            rest = iter(host_start.ports_of(contact.state))
+            for spec in self._job.on_host(contact.host):
                 if ports := list(islice(rest, spec.ports)):
-                    found[spec.task] = ports
-        return found
+                    by_task[spec.task] = ports
+        return by_task
 
     def importing(self, host: str) -> bool:
         """Whether one of the host's warm interpreters is not ready yet."""
-        return bool(self._sides[host].warming)
+        state = self._contacts[host].state
+        return isinstance(state, host_types.Preparing) and bool(state.importing)
 
     def is_warm(self, host: str, key: str | None) -> bool:
-        return key in self._sides[host].warm
+        return key in host_start.warm_of(self._contacts[host].state)
 
 
-def _too_few_ports(held: messages.Held, job: Job) -> str:
-    """The agent's reason, with what the user can do."""
+def _count_ports(job: Job, host: Host) -> int:
+    """How many ports the tasks of a host need."""
+    return sum(spec.ports for spec in job.on_host(host))
+
+
+def _shortage(held: messages.Held, job: Job) -> str:
+    """Why a host holds too few ports, with what the user can do."""
     cause = held.cause or "too few ports are free"
     if job.description.ports is None:
         return cause

@@ -9,7 +9,6 @@ from tfcluster import schedulers
 from tfcluster.compose import (
     PARAMETER_SERVICE,
     TaskSpec,
-    UsesTensorFlow,
     address,
     compose,
     tell_gpus,
@@ -24,11 +23,12 @@ from tfcluster.launcher.agent_connection import (
     Unopened,
 )
 from tfcluster.launcher.interrupts import Interrupt
+from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
 from tfcluster.light_dataclasses import dataclass, field, replace
 from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
-from tfcluster.placement import place_again, place_anew, share_machines
+from tfcluster.placement import Place, place_again, place_anew, share_machines
 from tfcluster.schedulers.base import BatchScheduler
 from tfcluster.task_id import TaskId
 from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
@@ -161,7 +161,7 @@ class Job:
             apart=frozenset(data),
             spare=frozenset(data) - {DISPATCHER},
             min_training=self._min_training(),
-            listeners=frozenset(t for t, s in self.specs.items() if _is_awaited(s)),
+            listeners=frozenset(t for t, s in self.specs.items() if is_awaited(s)),
             must_exchange=frozenset(self._exchanging()),
             results=description.results is not None and not scheduler.here,
             hurried=isinstance(scheduler, BatchScheduler),
@@ -182,13 +182,13 @@ class Job:
         least = tasks["worker"].min if "worker" in tasks else None
         return None if least is None else least + ("chief" in tasks)
 
-    def on_fewer(self, hosts: Container[str], uses: UsesTensorFlow) -> Job:
+    def on_fewer(self, hosts: Container[str]) -> Job:
         """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
         description, again = place_again(self.description, places, hosts)
         if self.machines:
             again = share_machines(description, again, self.machines)
-        specs = {each.task: each for each in compose(description, again, uses)}
+        specs = {each.task: each for each in task_specs(description, again)}
         specs = self._told(specs, self.machines)
         gone = {task: s for task, s in self.specs.items() if task not in specs}
         fewer = replace(
@@ -212,7 +212,7 @@ class Job:
         places = [spec.place for spec in self.specs.values()]
         return chosen_transport(self.description.runtime, places, self.machines)
 
-    def resized(self, hosts: Sequence[Host], workers: int, uses: UsesTensorFlow) -> Job:
+    def resized(self, hosts: Sequence[Host], workers: int) -> Job:
         """The job with this number of workers on ``hosts``, some of them perhaps new.
 
         Raises StartError if they have too few slots or GPUs.
@@ -223,7 +223,7 @@ class Job:
         description, again = place_anew(self.description, places, whole, workers)
         if self.machines:
             again = share_machines(description, again, self.machines)
-        specs = {each.task: each for each in compose(description, again, uses)}
+        specs = {each.task: each for each in task_specs(description, again)}
         everything = {**self.left_out, **self.specs}
         gone = {task: s for task, s in everything.items() if task not in specs}
         by_name = {host.name: host for host in whole}
@@ -273,9 +273,13 @@ class Job:
         spec = self.specs[task]
         return spec.strategy is Strategy.NONE and spec.needs_port and not spec.server
 
-    def reports_steps(self, task: TaskId) -> bool:
-        """Whether the task trains under the runtime, which reports its steps."""
-        return self.specs[task].trains
+
+def task_specs(
+    description: Description, places: Sequence[Place]
+) -> tuple[TaskSpec, ...]:
+    """The TaskSpec of every task, in listing order; reads programs in the workdir."""
+    workdir = description.workdir
+    return compose(description, places, lambda found: uses_tensorflow(found, workdir))
 
 
 def role_of(spec: TaskSpec) -> Role:
@@ -284,7 +288,7 @@ def role_of(spec: TaskSpec) -> Role:
     return Role.SERVER if spec.server else Role.TRAINING
 
 
-def _is_awaited(spec: TaskSpec) -> bool:
+def is_awaited(spec: TaskSpec) -> bool:
     """Whether the task counts as started once it listens; data workers choose their
     port, so they do not."""
     return spec.server and (spec.task.type != "data" or spec.task == DISPATCHER)
@@ -303,35 +307,6 @@ def search_paths(job: Job, package: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{package}/{HOOK_FOLDER}"}
 
 
-def start_env(
-    job: Job, spec: TaskSpec, found: Mapping[str, str | None], attempt: int
-) -> dict[str, str | None]:
-    """The environment of one attempt, as changes to the host's own; None: unset.
-
-    ``found`` has the variables that depend on the held ports.
-    """
-    return {
-        **warm_env(job, spec),
-        **spec.own_env,
-        **found,
-        **_files_env(job, spec),
-        "TFCLUSTER_ATTEMPT": str(attempt),
-    }
-
-
-def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
-    """What a task has to know about the programs that may write the same files."""
-    ranks = [each for each in job.specs.values() if each.place.rank is not None]
-    is_same = all(
-        (each.arguments, each.cwd) == (spec.arguments, spec.cwd) for each in ranks
-    )
-    if not is_same or spec.arguments[:1] != ("run",):
-        return {}
-    if spec.task.type == "evaluator":
-        return {"TFCLUSTER_SAME_PROGRAM": "1"}
-    return {"TFCLUSTER_FILES": str(job.logs.with_name("files"))} if spec.trains else {}
-
-
 def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:
     """The variables that all tasks of one warm interpreter have in common."""
     return {
@@ -340,3 +315,30 @@ def warm_env(job: Job, spec: TaskSpec) -> dict[str, str | None]:
         "TFCLUSTER_RUN": job.run,
         "TFCLUSTER_TOKEN": job.token,
     }
+
+
+class CurrentJob:
+    """Everybody asks it for the job; only the launcher's loop changes it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = self.planned = job
+        """``planned`` is the job after the resize that is being prepared, if any."""
+        self.plan = job.plan()
+        self.owners: set[tuple[TaskId, str]] = set()
+        """All tasks and the hosts that they are on, or once were on."""
+        self._note_owners()
+
+    def use(self, job: Job) -> None:
+        """Continue with this job, whose tasks may be on other hosts."""
+        self.job = self.planned = job
+        self.plan = job.plan()
+        self._note_owners()
+
+    def set_python(self, host: str, python: Interpreter) -> None:
+        """Note that the preparation of a host has changed its interpreter."""
+        same = self.planned is self.job
+        self.job = self.job.with_python(host, python)
+        self.planned = self.job if same else self.planned.with_python(host, python)
+
+    def _note_owners(self) -> None:
+        self.owners |= {(t, s.place.host.name) for t, s in self.job.specs.items()}

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
 from tfcluster.errors import TfclusterError
-from tfcluster.launcher.agent_connection import (
-    HEARTBEAT_S,
-    AgentConnection,
-    Closed,
-    Received,
-    open_agent,
-)
-from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.agent_connection import Closed, Received, Unopened
+from tfcluster.launcher.brief_contacts import BriefContacts, Item
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
@@ -30,19 +22,14 @@ from tfcluster.launcher.result_transfer import (
 from tfcluster.launcher.results import AT_ONCE
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.model import Description, Host
-from tfcluster.protocol.messages import Bye, Fault, OfResults
-from tfcluster.protocol.requests import Close, Ping, Request
-from tfcluster.record.paths import RunPaths
+from tfcluster.protocol.messages import Fault, OfResults
 from tfcluster.schedulers.starting import Starter
 
-_POLL_S = 0.1
-_CLOSE_S = 5.0
-"""How long agents may take to end."""
+_SHOW_S = 0.1
 
 
 def fetch_late(
     description: Description,
-    paths: RunPaths,
     hosts: Sequence[Host],
     starter: Starter,
     patterns: tuple[str, ...],
@@ -55,102 +42,63 @@ def fetch_late(
 
     ``show`` is called now and then with the outcomes so far.
     """
-    numbers = itertools.count(1)
-    root = description.workdir
-    seen, sync = witnesses(root), description.sync
-    wanted = WantedFiles(str(root) if sync is None else sync.folder, seen, patterns)
+    numbers, root, sync = itertools.count(1), description.workdir, description.sync
+    folder = str(root) if sync is None else sync.folder
+    wanted = WantedFiles(folder, witnesses(root), patterns)
     outcomes = {host.name: TransferOutcome(host.name) for host in hosts}
-    threads = ChannelThreads()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        opened = list(pool.map(lambda host: _Line.open(starter, host, threads), hosts))
-    lines = [line for line in opened if isinstance(line, _Line)]
-    transfers = [
-        HostTransfer(
-            outcomes[line.host],
-            wanted,
-            ResultFolder(Path(root), line.host, force=force, apart=apart),
-            send=line.send,
-            inbox=line.inbox,
-            numbers=numbers,
-            stopped=lambda: None,
-        )
-        for line in lines
-    ]
-    thread = threading.Thread(target=run_all, args=(transfers, AT_ONCE), daemon=True)
-    thread.start()
+    inboxes = {host.name: Inbox() for host in hosts}
+    errors: dict[str, TfclusterError | None] = {}
+    # The agents are not of the run: they must not end any of its processes that are
+    # left.
+    contacts = BriefContacts(starter, "fetch")
     try:
-        _attend(thread, lines, lambda: show(outcomes))
+        contacts.open(hosts)
+        while len(errors) < len(hosts):
+            _handle(contacts.next(_SHOW_S), inboxes, errors)
+        transfers = [
+            HostTransfer(
+                outcomes[name],
+                wanted,
+                ResultFolder(root, name, force=force, apart=apart),
+                send=partial(contacts.send, name),
+                inbox=inboxes[name],
+                numbers=numbers,
+                stopped=lambda: None,
+            )
+            for name in outcomes
+            if errors[name] is None
+        ]
+        act = partial(run_all, transfers, AT_ONCE)
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        shown_s = 0.0
+        while thread.is_alive():
+            _handle(contacts.next(_SHOW_S), inboxes, errors)
+            if time.monotonic() - shown_s >= _SHOW_S:
+                show(outcomes)
+                shown_s = time.monotonic()
     finally:
-        _end(lines)
-    result: list[tuple[TransferOutcome, TfclusterError | None]] = []
-    for host, line in zip(hosts, opened, strict=True):
-        outcome = outcomes[host.name]
-        error = line if isinstance(line, TfclusterError) else None
+        contacts.close()
+    for name, error in errors.items():
         if error is not None:
-            outcome.cause, outcome.over = error.message, True
-        result.append((outcome, error))
-    return result
+            outcomes[name].cause, outcomes[name].over = error.message, True
+    return [(outcome, errors[name]) for name, outcome in outcomes.items()]
 
 
-def _attend(
-    thread: threading.Thread, lines: Sequence[_Line], show: Callable[[], None]
+def _handle(
+    item: Item | None,
+    inboxes: Mapping[str, Inbox],
+    errors: dict[str, TfclusterError | None],
 ) -> None:
-    """Wait for the fetch, and send heartbeats, without which the agents would exit."""
-    pinged_s = time.monotonic()
-    while thread.is_alive():
-        thread.join(_POLL_S)
-        show()
-        if time.monotonic() - pinged_s >= HEARTBEAT_S:
-            pinged_s = time.monotonic()
-            for line in lines:
-                line.send(Ping())
-
-
-def _end(lines: Sequence[_Line]) -> None:
-    for line in lines:
-        line.send(Close(0.0))
-    until_s = time.monotonic() + _CLOSE_S
-    for line in lines:
-        line.closed.wait(max(0.0, until_s - time.monotonic()))
-        line.contact.close()
-
-
-class _Line:
-    """The connection to a new agent on one host."""
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.inbox = Inbox()
-        self.closed = threading.Event()
-        self.contact: AgentConnection
-
-    @classmethod
-    def open(
-        cls, starter: Starter, host: Host, threads: ChannelThreads
-    ) -> _Line | TfclusterError:
-        line = cls(host.name)
-        # Not the id of the run: this agent must not end any processes of the run that
-        # are left.
-        mark = f"fetch-{os.urandom(8).hex()}"
-        try:
-            line.contact = open_agent(starter, host, mark, 0.0, line.post, threads)
-        except TfclusterError as error:
-            return error
-        return line
-
-    def send(self, request: Request) -> None:
-        self.contact.send(request)
-
-    def post(self, item: Received | Closed) -> None:
-        """Called from the connection's thread."""
-        if isinstance(item, Closed):
-            self.inbox.end(item.cause)
-            self.closed.set()
-            return
-        match item.message:
-            case Fault(cause):
-                self.inbox.end(cause)
-            case Bye():
-                self.closed.set()
-            case OfResults() as message:
-                self.inbox.put(message)
+    """Pass an item on to the inbox of its host, or note whether its agent started."""
+    if isinstance(item, Closed):
+        inboxes[item.host].end(item.cause)
+    elif isinstance(item, Received):
+        if isinstance(item.message, OfResults):
+            inboxes[item.host].put(item.message)
+        elif isinstance(item.message, Fault):
+            inboxes[item.host].end(item.message.cause)
+    elif isinstance(item, Unopened):
+        errors[item.host] = item.error
+    elif item is not None:
+        errors[item.host] = None

@@ -12,25 +12,22 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import __version__, schedulers
-from tfcluster.compose import TaskSpec, UsesTensorFlow, compose, provisional_cluster
+from tfcluster.compose import TaskSpec, provisional_cluster
 from tfcluster.console.display import DEFAULT, Display
-from tfcluster.console.output import say
-from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
-from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.driver import Driver
-from tfcluster.launcher.end_command import run_end_command
+from tfcluster.launcher.host_types import Stage
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt, interrupts
-from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.preflight import (
     idle_hosts,
@@ -40,12 +37,9 @@ from tfcluster.launcher.preflight import (
     require_scripts,
     shared_files,
 )
-from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.requeue import is_due, requeue
-from tfcluster.launcher.resizer import Resizer
+from tfcluster.launcher.run_end import call_on_end, is_due, requeue
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.types import Finish
 from tfcluster.light_dataclasses import as_dict, dataclass, replace
@@ -107,17 +101,13 @@ class PreparedLaunch:
 def prepare(description: Description, allocation: Allocation) -> PreparedLaunch:
     """Place and compose. Raises StartError if slots, GPUs or TF_CONFIG don't fit."""
     places = place(description, allocation)
-    specs = compose(description, places, _looking_in(description))
+    specs = task_specs(description, places)
     return PreparedLaunch(
         description=description,
         allocation=allocation,
         specs=specs,
         cluster=provisional_cluster(specs),
     )
-
-
-def _looking_in(description: Description) -> UsesTensorFlow:
-    return lambda program: uses_tensorflow(program, description.workdir)
 
 
 Begun = Callable[[RunPaths], None]
@@ -348,7 +338,9 @@ class Launch:
                 f"{before.run}"
             )
 
-        def replan(job: Job, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:
+        def record_plan(
+            job: Job, cluster: Cluster, ports: Mapping[TaskId, int]
+        ) -> None:
             known = replace(
                 self.prepared,
                 description=job.description,
@@ -358,13 +350,10 @@ class Launch:
             with contextlib.suppress(OSError):  # events have the addresses, too
                 replace_json(paths.plan, task_parts(known, cluster))
 
-        def note(host: str, stage: str, began_s: float | None) -> None:
-            journal.event("stage", host=host, stage=stage, began=began_s)
+        def note(host: str, stage: Stage, began_s: float | None) -> None:
+            journal.event("stage", host=host, stage=stage.value, began=began_s)
 
         hosts = Hosts(current, self.starter, queue.put, note)
-
-        def on_fewer(job: Job, left: Container[str]) -> Job:
-            return job.on_fewer(left, _looking_in(job.description))
 
         def remember(description: Description) -> None:
             backend = schedulers.get(description.backend)
@@ -372,22 +361,17 @@ class Launch:
                 with contextlib.suppress(OSError):
                     replace_json(paths.hosts, backend.remember(description))
 
-        def resizing(progress: Progress, say: Callable[[str], None]) -> Resizer:
-            return Resizer(
-                current,
-                hosts,
-                self.starter,
-                journal,
-                progress,
-                say,
-                _looking_in(job.description),
-                remember,
-                queue.put,
-            )
-
         counted = before.counted(time.time(), restart.within_s)
         driver = Driver(
-            current, hosts, queue, journal, show, replan, on_fewer, resizing, counted
+            current,
+            hosts,
+            self.starter,
+            queue,
+            journal,
+            show,
+            record_plan=record_plan,
+            remember=remember,
+            earlier=counted,
         )
         finish = driver.run()
         finish, why = self._explained(finish, environ)
@@ -427,21 +411,6 @@ class Launch:
         if code is None:
             return finish, None
         return replace(finish, exit_code=code), _WHY_ENDED.get(code)
-
-
-def call_on_end(
-    description: Description,
-    paths: RunPaths,
-    view: RunView,
-    environ: Mapping[str, str],
-    is_interrupted: Callable[[], bool] = lambda: False,
-) -> None:
-    """Run the command for the end of a run; ``view`` says how the run ended."""
-    trouble = run_end_command(
-        description, paths, view.to_json(), environ, is_interrupted=is_interrupted
-    )
-    if trouble is not None:
-        say(sanitise(f"warning: on_end: {trouble}"))
 
 
 def _origin(before: Earlier) -> dict[str, Any]:

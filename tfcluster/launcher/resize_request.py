@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 
 from tfcluster import schedulers
-from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import host_name_problem
 from tfcluster.launcher.job import Job
@@ -35,7 +34,6 @@ def wanted(
     job: Job,
     alive: Container[str],
     request: Resize,
-    uses: UsesTensorFlow,
 ) -> Wanted | list[str]:
     """The resize that a request leads to, or all reasons against it.
 
@@ -61,7 +59,7 @@ def wanted(
     more = tuple(entry for entry in entries if entry.host not in listed)
     description = replace(job.description, hosts=(*job.description.hosts, *more))
     try:
-        after = replace(job, description=description).resized(hosts, workers, uses)
+        after = replace(job, description=description).resized(hosts, workers)
     except StartError as error:
         return [error.message + (f" ({error.hint})" if error.hint else "")]
     idle = names - {host.name for host in after.used_hosts()}

@@ -9,13 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 
-from tfcluster.compose import UsesTensorFlow
 from tfcluster.errors import StartError
 from tfcluster.host_patterns import fold
 from tfcluster.launcher.agent_connection import CameBack
-from tfcluster.launcher.current_job import CurrentJob
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.job import Job
+from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.resize_request import Wanted, wanted
@@ -67,7 +65,6 @@ class Resizer:
         journal: Journal,
         progress: Progress,
         say: Say,
-        uses: UsesTensorFlow,
         remember: Remember,
         post: Callable[[CameBack], None],
     ) -> None:
@@ -77,7 +74,6 @@ class Resizer:
         self._journal = journal
         self._progress = progress
         self._say = say
-        self._uses = uses
         self._remember = remember
         self._post = post
         self._pending: _Pending | None = None
@@ -108,7 +104,7 @@ class Resizer:
         elif self._pending is not None:
             found = ["another resize has not ended yet"]
         else:
-            found = wanted(job, alive, request, self._uses)
+            found = wanted(job, alive, request)
         if not isinstance(found, Wanted):
             if number is not None:
                 self._journal.event("resize", request=number, problems=found)
@@ -128,7 +124,7 @@ class Resizer:
         self._say(f"resizing {what}{new}")
         if found.new:
             self._remember(found.job.description)
-        return self._hosts.plan(found.job)
+        return self._hosts.prepare_for(found.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
         """The events due now: ``Resize``, or hosts that are let go. Call it repeatedly.
@@ -183,7 +179,7 @@ class Resizer:
         described = pending.wanted.job.description.hosts
         known = replace(job, description=replace(job.description, hosts=described))
         try:
-            after = known.resized(hosts, pending.wanted.workers, self._uses)
+            after = known.resized(hosts, pending.wanted.workers)
         except StartError as error:
             self._give_up(error.message)
             return None

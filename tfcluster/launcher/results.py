@@ -15,10 +15,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfcluster import schedulers
-from tfcluster.console.views.results import progress_text
+from tfcluster.console.views.results import progress_text, result_lines
 from tfcluster.file_patterns import pattern_problem
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.job import Job
+from tfcluster.launcher.job import CurrentJob, Job
+from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
@@ -27,6 +27,7 @@ from tfcluster.launcher.result_transfer import (
     WantedFiles,
     run_all,
 )
+from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import commands
@@ -34,6 +35,7 @@ from tfcluster.protocol.messages import Message, OfResults
 from tfcluster.protocol.requests import Request
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
+from tfcluster.record.replay import results_view
 from tfcluster.schedulers.base import Remembering
 
 AT_ONCE = 8
@@ -41,6 +43,9 @@ AT_ONCE = 8
 STUCK_S = 90.0
 """A fetch in which nothing happens for this long is given up: a disk here may hang."""
 PROGRESS_S = 0.5
+CLOSE_S = 2.0
+"""How long fetches may take to end when the run is over."""
+_POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -60,17 +65,24 @@ class HostFetch:
 
 
 class ResultsFetcher:
-    """The fetches of one run. Every method is called from the launcher's one loop."""
+    """The fetches of one run, with their events in the record.
+
+    Every method is called from the launcher's one loop.
+    """
 
     def __init__(
         self,
         current: CurrentJob,
         send: Callable[[str, Request], None],
         has_copy: Callable[[str], bool | None],
+        journal: Journal,
+        show: RunOutput,
     ) -> None:
         """``has_copy`` returns whether a host works on a copy of the workdir; None:
         unknown."""
         self._current = current
+        self._journal = journal
+        self._show = show
         self._has_copy = has_copy
         self._paths = RunPaths(current.job.logs.parent)
         self._send = send
@@ -79,6 +91,8 @@ class ResultsFetcher:
         self._numbers = itertools.count(1)
         self._waiting: SimpleQueue[HostFetch] = SimpleQueue()
         self._fetches: list[HostFetch] = []
+        self._final: HostFetch | None = None
+        """The fetch at the end of the run."""
         self._thread: threading.Thread | None = None
         self._shown_s = 0.0
 
@@ -99,16 +113,27 @@ class ResultsFetcher:
             self._inboxes[host].end(cause)
 
     def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
-        """Begin a fetch, without the patterns that lead out of the workdir."""
+        """Begin a fetch; events ``results`` follow, one for each host."""
+        fetch = self._begin(number, request)
+        self._journal.event("fetch", request=number, hosts=list(fetch.outcomes))
+        self._fetches.append(fetch)
+        if not fetch.over:
+            self._waiting.put(fetch)
+            if self._thread is None:
+                act = self._work
+                self._thread = threading.Thread(target=act, name="results", daemon=True)
+                self._thread.start()
+        return fetch
+
+    def _begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
+        """A fetch without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
         hosts = self._hosts(every=every)
         if schedulers.get(self._job.description.backend).here:
             outcomes = {
                 host: TransferOutcome(host, shared=True, over=True) for host in hosts
             }
-            fetch = HostFetch(number, outcomes, (), over=True)
-            self._fetches.append(fetch)
-            return fetch
+            return HostFetch(number, outcomes, (), over=True)
         root = self._job.description.workdir
         seen = witnesses(root)
         outcomes = {host: TransferOutcome(host) for host in hosts}
@@ -129,21 +154,17 @@ class ResultsFetcher:
             for host in hosts
             if not outcomes[host].over
         ]
-        self._fetches.append(fetch)
-        self._waiting.put(fetch)
-        if self._thread is None:
-            act = self._work
-            self._thread = threading.Thread(target=act, name="results", daemon=True)
-            self._thread.start()
         return fetch
 
-    def skip(self, why: str) -> list[TransferOutcome]:
-        """The outcomes of a fetch at the end that is skipped for this reason."""
+    def at_end(self, not_now: str | None) -> None:
+        """Begin the fetch at the end of the run, or say why there is none."""
+        if not_now is None:
+            self._final = self.begin(None, commands.Fetch())
+            return
+        self.leave(not_now)
         _, every = self._wanted(commands.Fetch())
-        return [
-            TransferOutcome(host, cause=why, over=True)
-            for host in self._hosts(every=every)
-        ]
+        for host in self._hosts(every=every):
+            self._tell(TransferOutcome(host, cause=not_now, over=True), None)
 
     def leave(self, why: str) -> None:
         """End all fetches soon."""
@@ -182,21 +203,6 @@ class ResultsFetcher:
         return [self._job.specs[chief].place.host.name]
 
     @property
-    def run(self) -> str:
-        return self._job.run
-
-    @property
-    def reachable_later(self) -> bool:
-        """Whether hosts can be reached once the run is over."""
-        scheduler = schedulers.get(self._job.description.backend)
-        return isinstance(scheduler, Remembering)
-
-    @property
-    def folder(self) -> str:
-        """The workdir here."""
-        return str(self._job.description.workdir)
-
-    @property
     def _job(self) -> Job:
         return self._current.job
 
@@ -212,8 +218,11 @@ class ResultsFetcher:
 
     # --- out ------------------------------------------------------------------------
 
-    def finished(self, now_s: float) -> list[HostFetch]:
-        """The fetches that have ended since the last call; shows progress."""
+    def finished(self, now_s: float) -> bool:
+        """Record the fetches that have ended, and show progress.
+
+        Returns whether the one at the end of the run is among them.
+        """
         ended = [fetch for fetch in self._fetches if fetch.over or _is_stuck(fetch)]
         for fetch in ended:
             self._fetches.remove(fetch)
@@ -224,7 +233,30 @@ class ResultsFetcher:
                 fetch = self._fetches[0]
                 value = {"request": fetch.number, "hosts": progress_of(fetch)}
                 replace_json(self._paths.fetching, value, durable=False)
-        return ended
+        for fetch in ended:
+            for outcome in fetch.outcomes.values():
+                self._tell(outcome, fetch.number)
+        return any(fetch is self._final for fetch in ended)
+
+    def close(self) -> None:
+        """End all fetches, and record what they have achieved by then."""
+        self.leave("the run has ended")
+        until, pause = time.monotonic() + CLOSE_S, threading.Event()
+        while self._fetches and time.monotonic() < until:
+            self.finished(time.monotonic())
+            pause.wait(_POLL_S)
+
+    def _tell(self, outcome: TransferOutcome, number: str | None) -> None:
+        description = self._job.description
+        fields = event_fields(outcome, number, str(description.workdir))
+        self._journal.event("results", **fields)
+        if number is not None or outcome.shared:
+            return
+        for line in result_lines(results_view(fields)):
+            self._show.say(line)
+        reachable_later = isinstance(schedulers.get(description.backend), Remembering)
+        if outcome.cause is not None and reachable_later:
+            self._show.say(f"  hint: tfcluster fetch {self._job.run}")
 
     def text(self) -> str | None:
         """The progress of the current fetch; None if nothing is being fetched."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfcluster.exit_causes import cause_of_exit, looks_like_victim
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.end_order import EndOrder
+from tfcluster.launcher.job import CurrentJob
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress, metrics
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.trace_files import TraceFiles
+from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.lifecycle.types import (
     AgentAskedToStop,
     Event,
@@ -261,3 +262,31 @@ def _intrusion(intruder: messages.Intruder) -> str:
     uid, pid = intruder.uid, intruder.pid
     who = f"a process of uid {uid}" if pid is None else f"pid {pid}"
     return f"its port {intruder.port} is held by {who}"
+
+
+_REMEMBERED = 256
+_STEP_S = 1e-6
+"""The distance between two ends if only their order is known."""
+
+
+class EndOrder:
+    """The ends on all hosts. Each agent numbers the ends that it sees, from 0."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, deque[tuple[int, float]]] = {}
+
+    def at_s(self, host: str, number: int, about_s: float) -> float:
+        """The time of an end that happened at about ``about_s``.
+
+        Reports are delayed by varying amounts, so the numbers decide the order of two
+        ends on one host, and the times are adjusted to it.
+        """
+        known = self._known.setdefault(host, deque(maxlen=_REMEMBERED))
+        before = max((s for n, s in known if n < number), default=-math.inf)
+        after = min((s for n, s in known if n > number), default=math.inf)
+        if not before < about_s < after:
+            low = before if math.isfinite(before) else after - 2 * _STEP_S
+            high = after if math.isfinite(after) else before + 2 * _STEP_S
+            about_s = (low + high) / 2
+        known.append((number, about_s))
+        return about_s

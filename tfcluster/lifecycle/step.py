@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 from functools import singledispatch
 
 from tfcluster.errors import ExitCode
-from tfcluster.lifecycle.failures import fail, judge, lost_hosts, no_longer_counts
-from tfcluster.lifecycle.host_loss import (
+from tfcluster.lifecycle.failures import (
+    fail,
     host_failed,
     host_lost,
     is_idle,
+    judge,
+    lost_hosts,
+    no_longer_counts,
     replanned,
     resize,
 )

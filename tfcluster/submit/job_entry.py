@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tfcluster.console.output import say
 from tfcluster.errors import ExitCode, TfclusterError
-from tfcluster.launcher.launch import call_on_end, check
+from tfcluster.launcher.launch import check
+from tfcluster.launcher.run_end import call_on_end
 from tfcluster.record.continuation import latest, link, was_requeued
 from tfcluster.record.events import read_events
 from tfcluster.record.files import read_json, replace_json

@@ -23,11 +23,10 @@ from tfcluster.console.screen import Screen
 from tfcluster.launcher import hosts as launcher_hosts
 from tfcluster.launcher import progress, task_messages
 from tfcluster.launcher.agent_connection import Reception
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.job import Job
+from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.trace_files import TraceFiles
+from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
@@ -228,7 +227,9 @@ def _to_launcher(data: bytes) -> None:
 def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -> None:
     plan = {"run": job.run, "tasks": [], "hosts": []}
     journal, current = Journal(_writer(), metrics, plan), CurrentJob(job)
-    about_hosts = launcher_hosts.Hosts(current, _Unopened(), lambda item: None)
+    about_hosts = launcher_hosts.Hosts(
+        current, _Unopened(), lambda item: None, lambda *stage: None
+    )
     latest = progress.Progress(10.0)
     for task in job.specs:
         latest.started(task, 0.0, reports=True)

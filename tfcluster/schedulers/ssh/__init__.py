@@ -11,9 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.description_json import from_plain, to_plain
 from tfcluster.errors import ContactLostError
-from tfcluster.host_list import listed_hosts
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Allocation, Description, Host, HostEntry, Interpreter, Ssh
+from tfcluster.model import (
+    Allocation,
+    Description,
+    Host,
+    HostEntry,
+    Interpreter,
+    Ssh,
+    listed_hosts,
+)
 from tfcluster.schedulers.base import Remembering, Scheduler
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tfcluster.agent import proc
 from tfcluster.errors import HostError, StartError
-from tfcluster.host_list import host_names
-from tfcluster.model import Host, HostEntry, Interpreter
+from tfcluster.model import Host, HostEntry, Interpreter, host_names
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.ssh import SavedSettings, errors
 from tfcluster.schedulers.ssh.channel import SshChannel

@@ -9,8 +9,7 @@ import pytest
 
 from tests.planning.descriptions import describe
 from tfcluster.console.display import DEFAULT
-from tfcluster.launcher.current_job import CurrentJob
-from tfcluster.launcher.job import Job
+from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.model import Allocation, Host
@@ -35,7 +34,7 @@ def job() -> Job:
 
 
 def resize(current: CurrentJob, *hosts: Host) -> None:
-    current.use(current.job.resized(hosts, len(hosts), lambda program: False))
+    current.use(current.job.resized(hosts, len(hosts)))
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_messages_from_earlier_hosts_stay_valid(current: CurrentJob) -> None:
 def test_an_interpreter_is_known_before_and_after_the_resize(
     current: CurrentJob,
 ) -> None:
-    current.planned = current.job.resized((H1, H2), 2, lambda program: False)
+    current.planned = current.job.resized((H1, H2), 2)
     current.set_python("h2", ("/opt/python",))
     assert current.planned.pythons == current.job.pythons == {"h2": ("/opt/python",)}
     resize(current, H1, H2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tfcluster.launcher.open_port_warning import describe, exposure_warning, reachable
+from tfcluster.launcher.run_output import describe, exposure_warning, reachable
 
 
 def test_public_addresses_come_first_and_loopback_does_not_count() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.launcher.end_order import EndOrder
+from tfcluster.launcher.task_messages import EndOrder
 
 
 def test_the_number_decides_on_one_host() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.planning.descriptions import describe
 from tfcluster.errors import ExitCode
 from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.launcher.requeue import is_due, requeue
+from tfcluster.launcher.run_end import is_due, requeue
 from tfcluster.lifecycle.types import Finish
 from tfcluster.model import Restart
 from tfcluster.record.continuation import Earlier

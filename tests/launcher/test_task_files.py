@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tfcluster.launcher.trace_files import TraceFiles
+from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.record.paths import RunPaths
 from tfcluster.task_id import TaskId
 

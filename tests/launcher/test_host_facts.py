@@ -1,0 +1,90 @@
+"""Tests of what hosts tell: addresses, and how their cores are shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planning.descriptions import describe, hosts
+from tfcluster.compose import TaskSpec, compose
+from tfcluster.launcher.host_facts import choose_address, crowding, resolve, threads_env
+from tfcluster.model import Host
+from tfcluster.placement import place
+from tfcluster.protocol.wire import INTRA_OP_THREADS
+
+
+@pytest.mark.parametrize(
+    ("given", "way_in", "local", "resolved", "expected"),
+    [
+        ("10.0.0.7", "10.0.0.1", ["10.0.0.1"], [], "10.0.0.7"),
+        # The host's name itself is given as its address.
+        ("h", "10.0.0.1", ["10.0.0.1"], [], "h"),
+        (None, "10.0.0.1", ["10.0.0.1", "172.17.0.1"], [], "10.0.0.1"),
+        (None, "127.0.0.1", ["10.0.0.1"], [], "10.0.0.1"),
+        (None, None, ["172.17.0.1", "10.0.0.1"], ["10.0.0.1"], "10.0.0.1"),
+        (None, None, ["10.0.0.1"], ["127.0.1.1"], "10.0.0.1"),
+        (None, None, ["fd00::2"], ["::1"], "fd00::2"),
+        (None, "", [], ["10.0.0.1"], ""),
+    ],
+)
+def test_the_address_of_one_host_among_several(
+    given: str | None,
+    way_in: str | None,
+    local: list[str],
+    resolved: list[str],
+    expected: str,
+) -> None:
+    found = choose_address(
+        Host(name="h", address=given),
+        way_in=way_in,
+        local=local,
+        resolved=resolved,
+        alone=False,
+    )
+    assert found == expected
+
+
+def test_a_host_alone_need_not_be_reached() -> None:
+    host = Host(name="h")
+    assert (
+        choose_address(host, way_in="10.0.0.1", local=[], resolved=[], alone=True)
+        == "127.0.0.1"
+    )
+
+
+def test_names_that_mean_nothing() -> None:
+    assert "127.0.0.1" in resolve("localhost")
+    assert resolve("does-not-exist.invalid") == ()
+
+
+def specs(workers: int, *slots: int) -> tuple[TaskSpec, ...]:
+    description = describe({"worker": workers, "ps": 1})
+    places = place(description, hosts(*slots))
+    return compose(description, places, lambda program: False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "slots", "cpus", "expected"),
+    [
+        (2, (3,), {"h1": 8}, "4"),
+        (3, (4,), {"h1": 8}, "2"),
+        (3, (4,), {"h1": 2}, "1"),
+        (3, (2, 2), {"h1": 8, "h2": 6}, "4"),
+        (3, (2, 2), {"h1": 8, "h2": 2}, "2"),
+        (2, (1, 2), {"h1": 8, "h2": 8}, None),
+        (2, (3,), {"h1": 0}, None),
+        (2, (3,), {}, None),
+    ],
+)
+def test_all_ranks_have_the_threads_of_the_smallest_share(
+    workers: int, slots: tuple[int, ...], cpus: dict[str, int], expected: str | None
+) -> None:
+    found = threads_env(specs(workers, *slots), cpus)
+    assert found == ({} if expected is None else {INTRA_OP_THREADS: expected})
+
+
+def test_one_note_is_made_of_more_ranks_than_cores() -> None:
+    assert crowding(specs(4, 2, 3), {"h1": 2, "h2": 2}) is None
+    assert crowding(specs(4, 2, 3), {}) is None
+    note = crowding(specs(4, 2, 3), {"h1": 1, "h2": 1})
+    assert note is not None
+    assert "2 ranks share 1 core of h1, and alike on 1 other host: each" in note

@@ -1,0 +1,224 @@
+"""What agents have told about their hosts, and what follows from it for the tasks."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tfcluster.compose import TaskSpec
+from tfcluster.console.text import plural
+from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.light_dataclasses import dataclass
+from tfcluster.model import Host
+from tfcluster.peer_filter import compact
+from tfcluster.protocol.messages import Hello
+from tfcluster.protocol.wire import INTRA_OP_THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    hello: Hello
+    resolved: tuple[str, ...]
+    """What the host's name or configured address resolves to here."""
+    reachable: str
+    """The address for other hosts."""
+    address: str
+    """The address to use; same as ``reachable`` unless this is the only host."""
+
+
+class HostFacts:
+    """The facts about every host that has greeted us, also if it is gone now."""
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._facts: dict[str, _Facts | None] = dict.fromkeys(hosts)
+        """In the hosts' order; None: nothing is known yet."""
+
+    def note(
+        self, host: Host, hello: Hello, resolved: tuple[str, ...], *, alone: bool
+    ) -> str | None:
+        """Note what a host has said; returns why it is of no use, if it is not."""
+        reachable, address = (
+            choose_address(
+                host,
+                way_in=hello.way_in,
+                local=hello.addresses,
+                resolved=resolved,
+                alone=only,
+            )
+            for only in (False, alone)
+        )
+        self._facts[host.name] = _Facts(hello, resolved, reachable, address)
+        if address:
+            return None
+        return (
+            "it has no address at which the other hosts can reach it (give it an "
+            "'address' under 'hosts')"
+        )
+
+    def expect(self, host: str) -> None:
+        """Note that a host is started, perhaps anew."""
+        self._facts[host] = None
+
+    def __contains__(self, host: str) -> bool:
+        return self._facts.get(host) is not None
+
+    def _items(self) -> list[tuple[str, _Facts]]:
+        return [(name, facts) for name, facts in self._facts.items() if facts]
+
+    def addresses(self, *, alone: bool) -> dict[str, str]:
+        """The address at which other hosts reach each host."""
+        return {
+            name: facts.address if alone else facts.reachable or facts.address
+            for name, facts in self._items()
+        }
+
+    def peers(self) -> tuple[str, ...]:
+        """The networks that the hosts of the run are in, as in ``peer_filter``."""
+        addresses: list[str] = []
+        for _, facts in self._items():
+            addresses += facts.hello.addresses
+            addresses += (*facts.resolved, facts.address, facts.reachable)
+        return compact(addresses)
+
+    def cpus(self) -> dict[str, int]:
+        """The number of each host's cores."""
+        return {name: facts.hello.cpus for name, facts in self._items()}
+
+    def gpus(self) -> dict[str, tuple[str, ...]]:
+        """The GPUs that each host reports."""
+        return {name: facts.hello.gpus for name, facts in self._items()}
+
+    def machines(self) -> dict[str, str]:
+        """Host names that share a machine -> the first name of that machine."""
+        names: dict[tuple[str, ...], list[str]] = {}
+        for name, facts in self._items():
+            if machine := _machine_of(facts.hello):
+                names.setdefault(machine, []).append(name)
+        return {name: same[0] for same in names.values() if same[1:] for name in same}
+
+    def shares_files(self, host: str) -> bool:
+        """Whether logs that are written on a host are visible here."""
+        facts = self._facts.get(host)
+        return facts is None or facts.hello.shared is not False
+
+    def package(self, host: str) -> str:
+        """The folder on a host that holds this package."""
+        facts = self._facts.get(host)
+        return PACKAGE_ROOT if facts is None else facts.hello.package
+
+
+def _machine_of(hello: Hello) -> tuple[str, ...]:
+    """An identity that only agents on the same machine have in common.
+
+    The boot id alone does not suffice, because containers on one machine share it. Nor
+    does it suffice with the network namespace: machines cloned from a running one may
+    share both, but not their addresses.
+    """
+    if not hello.boot_id or not hello.network or not hello.addresses:
+        return ()
+    return (hello.boot_id, hello.network, *sorted(hello.addresses))
+
+
+def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
+    """One line per machine; ``machines`` maps each name of a machine to its first."""
+    for first in dict.fromkeys(machines.values()):
+        names = [name for name, its in machines.items() if its == first]
+        listed = f"{', '.join(names[:-1])} and {names[-1]}"
+        yield (
+            f"warning: {listed} are the same machine; its GPUs and local ranks are "
+            "divided among all tasks there; list it once under 'hosts', as "
+            f"{{host: {first}, slots: N}}"
+        )
+
+
+def choose_address(
+    host: Host,
+    *,
+    way_in: str | None,
+    local: Sequence[str],
+    resolved: Sequence[str],
+    alone: bool,
+) -> str:
+    """The configured address; else the one we connected to; else one of the host's own.
+
+    The host itself reports ``way_in``, the address at which our connection arrived, and
+    ``local``, its own addresses. Those that are in ``resolved`` (what the host's name
+    resolves to here) are preferred. Loopback addresses, such as Debian's 127.0.1.1, do
+    not count unless the host is ``alone``. Returns "" if no address is usable.
+    """
+    if host.address is not None:
+        return host.address
+    if alone:
+        return "127.0.0.1"
+    if way_in is not None and _is_reachable(way_in):
+        return way_in
+    candidates = [a for a in resolved if a in local] + list(local)
+    return next(filter(_is_reachable, candidates), "")
+
+
+def _is_reachable(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_link_local or address.is_unspecified)
+
+
+def is_address(text: str) -> bool:
+    """Whether the text is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def resolve(name: str) -> tuple[str, ...]:
+    """The addresses that a name resolves to here; () if it does not resolve."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def threads_env(
+    specs: Iterable[TaskSpec], cpus: Mapping[str, int]
+) -> dict[str, str | None]:
+    """The number of threads in which each rank computes an operation.
+
+    All ranks have the same number, because the bits of a product depend on it, and all
+    ranks must have the same bits. Empty if each rank has a host to itself, or if the
+    cores of a host are unknown.
+    """
+    shares = [
+        cpus.get(spec.place.host.name, 0) / spec.place.local_size
+        for spec in specs
+        if spec.place.rank is not None
+    ]
+    alone = all(spec.place.local_size < 2 for spec in specs)
+    if alone or not shares or not all(shares):
+        return {}
+    return {INTRA_OP_THREADS: str(max(1, int(min(shares))))}
+
+
+def crowding(specs: Iterable[TaskSpec], cpus: Mapping[str, int]) -> str | None:
+    """A note if hosts have more ranks than cores; None if none has."""
+    ranks = Counter(
+        (spec.place.host.name, spec.place.local_size)
+        for spec in specs
+        if spec.place.rank is not None
+    )
+    crowded = [(host, size) for host, size in ranks if 0 < cpus.get(host, 0) < size]
+    if not crowded:
+        return None
+    host, size = crowded[0]
+    others = plural(len(crowded) - 1, "other host")
+    more = f", and alike on {others}" if crowded[1:] else ""
+    cores = plural(cpus[host], "core")
+    return (
+        f"note: {plural(size, 'rank')} share {cores} of {host}{more}: each has "
+        "one thread for an operation, and more ranks than cores are not faster"
+    )
