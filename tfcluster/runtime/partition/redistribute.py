@@ -82,19 +82,19 @@ class Redistribution:
 
         None if that takes an exchange, for which the value is added to ``pending``.
         """
-        found = self._found(value, want, pending)
+        refs = self._form(value, want, pending)
         count = 1 if is_single(want) else len(self._splits)
-        if found is not None and len(found) < count:
-            return found * count
-        return found
+        if refs is not None and len(refs) < count:
+            return refs * count
+        return refs
 
-    def _found(
+    def _form(
         self, value: Value, want: Placement, pending: dict[Value, None]
     ) -> Refs | None:
         forms = self._forms[value]
-        found = forms.get(want)
-        if found is not None:
-            return found
+        form = forms.get(want)
+        if form is not None:
+            return form
         if isinstance(want, ListOf) or isinstance(
             self._placed.placements.get(value), ListOf
         ):
@@ -141,7 +141,9 @@ class Redistribution:
 
     def _slice(self, ref: Ref, begin: Sequence[int], size: Sequence[int]) -> Ref:
         write = self._writer
-        constants = [write.constant(np.array(each, np.int32)) for each in (begin, size)]
+        constants = [
+            write.constant(np.array(vector, np.int32)) for vector in (begin, size)
+        ]
         return write.op("Slice", [ref, *constants], {})[0]
 
     def _reshape(self, ref: Ref, shape: Shape) -> Ref:
@@ -240,7 +242,7 @@ class Redistribution:
             requests.append(
                 ExchangeRequest(ref, placement, shape, name, rows, tuple(others))
             )
-        whole = [each.ref for each in requests]
+        whole = [request.ref for request in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None
             with self._writer.after([self.last_exchange]):
@@ -248,12 +250,14 @@ class Redistribution:
             self.last_exchange = self._writer.last
             # The shapes that the host's function does not tell.
             whole = [
-                self._ensured(ref, each.shape)
-                for ref, each in zip(whole, requests, strict=True)
+                self._ensured(ref, request.shape)
+                for ref, request in zip(whole, requests, strict=True)
             ]
         whole = [
-            self._cast(ref, value.dtype) if isinstance(each.placement, Partial) else ref
-            for ref, each, value in zip(whole, requests, values, strict=True)
+            self._cast(ref, value.dtype)
+            if isinstance(request.placement, Partial)
+            else ref
+            for ref, request, value in zip(whole, requests, values, strict=True)
         ]
         self._traffic.exchanges += 1
         self._traffic.nbytes += sum(value.nbytes for value in values)
@@ -325,13 +329,13 @@ class Redistribution:
                 for ref, split in zip(parts, splits, strict=True)
             ]
         where = write.constant(np.array(axis, np.int32))
-        found = write.op("ConcatV2", [parts, where], {})[0]
+        joined = write.op("ConcatV2", [parts, where], {})[0]
         if placement.outer > 1:
             size = sum(split.local_size(placement) for split in splits)
-            found = self._reshape(
-                found, (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
+            joined = self._reshape(
+                joined, (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
             )
-        return found
+        return joined
 
 
 def is_single(placement: Placement) -> bool:

@@ -112,7 +112,7 @@ def _lines_of(function: str, node: str) -> Sequence[ScriptLine]:
     if info is None or node not in info.name_to_trace_id:
         return ()
     trace = info.traces_by_id[info.name_to_trace_id[node]]
-    frames = (info.frames_by_id[each] for each in trace.frame_id)
+    frames = (info.frames_by_id[frame] for frame in trace.frame_id)
     return [ScriptLine(info.files[f.file_index], f.line, f.func) for f in frames]
 
 

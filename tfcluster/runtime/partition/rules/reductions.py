@@ -22,8 +22,8 @@ from tfcluster.runtime.partition.writer import Ref
 
 
 def _axes(op: PlacedOp, rank: int) -> list[int]:
-    found = op.constant(1)
-    return sorted({int(axis) % rank for axis in np.atleast_1d(found)}) if rank else []
+    axes = op.constant(1)
+    return sorted({int(axis) % rank for axis in np.atleast_1d(axes)}) if rank else []
 
 
 @rule("Sum", "Mean", "Max", "Min", "Any", "All", "Prod", "EuclideanNorm")

@@ -77,7 +77,7 @@ def unravel_index(op: PlacedOp) -> LocalPlan:
 def _stacks(op: PlacedOp, inputs: Sequence[int], own: int) -> LocalPlan:
     """Each input, and each output, has ``own`` dimensions beside the outer ones."""
     outer = [op.shape(index)[: len(op.shape(index)) - own] for index in inputs]
-    require(all(each == outer[0] for each in outer))
+    require(all(shape == outer[0] for shape in outer))
     return op.alike(inputs, len(outer[0]))
 
 

@@ -36,9 +36,9 @@ def tensor_scatter(op: PlacedOp) -> LocalPlan:
         return slices
     require(_has_numbers(op))
     is_linear = op.type in ("TensorScatterAdd", "TensorScatterSub")
-    given = {op.placements[0], op.placements[2]}
-    if is_linear and op.placements[1] == REPLICATE and given <= {SUM, REPLICATE}:
-        require(SUM in given)
+    terms = {op.placements[0], op.placements[2]}
+    if is_linear and op.placements[1] == REPLICATE and terms <= {SUM, REPLICATE}:
+        require(SUM in terms)
         return LocalPlan([SUM, REPLICATE, SUM], [SUM])
     shard = op.first_shard([1, 2])
     if shard.dim >= len(op.shape(1)) - 1 or isinstance(op.placements[0], Shard):
@@ -113,8 +113,8 @@ def _count(local: LocalOps, ids: Ref) -> Ref:
     dtype = ids.dtype.as_numpy_dtype
     least = local.constant(np.array([-1], dtype))
     axis, one = local.constant(np.array(0, np.int32)), local.constant(dtype(1))
-    known = local.op("ConcatV2", [[ids, least], axis])[0]
-    largest = local.op("Max", [known, axis], keep_dims=False)[0]
+    all_ids = local.op("ConcatV2", [[ids, least], axis])[0]
+    largest = local.op("Max", [all_ids, axis], keep_dims=False)[0]
     return local.op("AddV2", [largest, one])[0]
 
 

@@ -61,10 +61,10 @@ def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
 
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = local.split.local_shape(whole, target)
-        given = list(inputs)
+        own_inputs = list(inputs)
         dtype = node.inputs[index].dtype.as_numpy_dtype
-        given[index] = local.constant(np.array(own, dtype))
-        return local.repeat(node, given)
+        own_inputs[index] = local.constant(np.array(own, dtype))
+        return local.repeat(node, own_inputs)
 
     return build
 
@@ -115,7 +115,7 @@ def split(op: PlacedOp) -> LocalPlan:
     sizes = [op.output_shape(index)[shard.dim] or 0 for index in range(count)]
     require(not any(size == 0 or size % shard.block for size in sizes))
     blocks = [size // shard.block for size in sizes]
-    outputs = [shard.with_outer(each) for each in blocks]
+    outputs = [shard.with_outer(number) for number in blocks]
     return LocalPlan(want, outputs, None if op.type == "Split" else _of_blocks(outputs))
 
 
@@ -124,7 +124,7 @@ def _of_blocks(outputs: Sequence[Shard]) -> Build:
 
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         dtype = node.inputs[1].dtype.as_numpy_dtype
-        own = np.array([local.split.local_size(each) for each in outputs], dtype)
+        own = np.array([local.split.local_size(shard) for shard in outputs], dtype)
         return local.repeat(node, [inputs[0], local.constant(own), inputs[2]])
 
     return build
@@ -132,7 +132,7 @@ def _of_blocks(outputs: Sequence[Shard]) -> Build:
 
 @rule("Pack")
 def pack(op: PlacedOp) -> LocalPlan:
-    if all(each == SUM for each in op.placements):
+    if all(placement == SUM for placement in op.placements):
         return LocalPlan(list(op.placements), [SUM])
     shard, output = op.first_shard(), op.output_shape()
     axis = op.attribute("axis") % len(output)

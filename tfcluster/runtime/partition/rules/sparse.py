@@ -55,7 +55,7 @@ def _rows(
     begin, size = np.zeros(2, np.int64), np.full(2, _ENDLESS)
     begin[dim] = local.split.first(shard.rows) * shard.inner
     size[dim] = local.split.local_size(shard)
-    bounds = [local.constant(each) for each in (begin, size)]
+    bounds = [local.constant(vector) for vector in (begin, size)]
     return local.op("SparseSlice", [*entries, *bounds])
 
 
