@@ -128,12 +128,7 @@ class Draws:
         drawn = writer.op("PyFunc", [list(inputs)], attributes, node.name)
         last = writer.last
         shapes = [value.shape for value in node.outputs]
-        ensured = [
-            ref
-            if elements_of(shape) is None
-            else writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[0]
-            for ref, shape in zip(drawn, shapes, strict=True)
-        ]
+        ensured = list(map(writer.ensure_shape, drawn, shapes))
         writer.last = last
         return ensured
 

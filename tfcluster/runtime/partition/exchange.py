@@ -339,25 +339,20 @@ def changes(placed: Placed) -> dict[int, Placement]:
     ``Shard``: a part belongs to this rank's rows. ``Partial("max")`` or ``"min"``: it
     is the largest or smallest of all rows. Everything else: it is an estimate.
     """
-    assigned = _changes(placed)
-    inputs = placed.graph.inputs
-    return {i: assigned[value] for i, value in enumerate(inputs) if value in assigned}
-
-
-def _changes(placed: Placed) -> dict[Value, Placement]:
     assigned: dict[Value, Placement] = {}
     for node in placed.nodes:
         if node.bodies:
-            inputs = node.inputs if node.type in LOOPS else node.inputs[1:]
+            carried = node.inputs if node.type in LOOPS else node.inputs[1:]
             for body in placed.bodies[node]:
                 inner = changes(body)
-                assigned.update((inputs[place], inner[place]) for place in inner)
+                assigned.update((carried[place], inner[place]) for place in inner)
         elif node.type.startswith(_CHANGES):
             kind: Placement = REPLICATE
             if node.type == "AssignVariableOp":
                 kind = _kind_of(placed, node.inputs[1])
             assigned.update((v, kind) for v in node.inputs if v.dtype == tf.resource)
-    return assigned
+    inputs = placed.graph.inputs
+    return {i: assigned[value] for i, value in enumerate(inputs) if value in assigned}
 
 
 def _kind_of(placed: Placed, value: Value) -> Placement:

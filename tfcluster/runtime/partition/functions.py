@@ -61,12 +61,18 @@ def parsed(definition: ProtocolBuffer) -> Function:
     """Parse a FunctionDef."""
     types: dict[str, tuple[int, ...]] = {}
     starts: dict[tuple[str, str], int] = {}
+    stateful: set[str] = set()
     for node in definition.node_def:
-        count: list[int] = []
-        for output, dtypes in _outputs(node):
-            starts[node.name, output] = len(count)
-            count += dtypes
-        types[node.name] = tuple(count)
+        op_def = tf_functions.op_def(node.op)
+        if op_def is None:
+            raise NotImplementedError(f"TensorFlow has no op {node.op}")
+        if op_def.is_stateful:
+            stateful.add(node.name)
+        dtypes: list[int] = []
+        for output, dtypes_of_output in output_types(op_def, node.attr):
+            starts[node.name, output] = len(dtypes)
+            dtypes += dtypes_of_output
+        types[node.name] = tuple(dtypes)
 
     def input_of(text: str) -> Input:
         name, _, rest = text.partition(":")
@@ -77,13 +83,12 @@ def parsed(definition: ProtocolBuffer) -> Function:
 
     nodes = {}
     for node in definition.node_def:
-        op_def = tf_functions.op_def(node.op)
         nodes[node.name] = SourceNode(
             node,
             tuple(input_of(text) for text in node.input if text[0] != "^"),
             tuple(text[1:] for text in node.input if text[0] == "^"),
             types[node.name],
-            bool(op_def is not None and op_def.is_stateful),
+            node.name in stateful,
         )
     signature = definition.signature
     outputs = tuple(
@@ -135,14 +140,6 @@ def _functions_of(node: ProtocolBuffer) -> Iterator[str]:
         if attribute.HasField("func"):
             yield attribute.func.name
         yield from (function.name for function in attribute.list.func)
-
-
-def _outputs(node: ProtocolBuffer) -> Iterator[tuple[str, list[int]]]:
-    """The name and the dtypes (as enum values) of each output argument of a node."""
-    op_def = tf_functions.op_def(node.op)
-    if op_def is None:
-        raise NotImplementedError(f"TensorFlow has no op {node.op}")
-    return output_types(op_def, node.attr)
 
 
 def output_types(

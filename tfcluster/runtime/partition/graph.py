@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition.placement import Shape
@@ -191,8 +190,3 @@ def python_value(message: ProtocolBuffer) -> Any:
     if kind == "tensor":
         return tf.make_ndarray(message.tensor)
     return None if kind is None else getattr(message, kind)
-
-
-def as_vector(values: Sequence[int], like: Array) -> Array:
-    """Integers as an array of the dtype of ``like``."""
-    return np.array(values, like.dtype)

@@ -298,15 +298,10 @@ class Programs:
             is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
             for node in graph.all_nodes()
         )
+        program = RankProgram(self.function.name, self.label, placed, seconds=seconds)
+        program.on_own_rows = alone
         if not placed.exchanges() and not must_be_written and not fetches:
-            return RankProgram(
-                self.function.name,
-                self.label,
-                placed,
-                None,
-                seconds,
-                on_own_rows=alone,
-            )
+            return program
         began = clock()
         exchanger: Exchanger | None = self._own_rows if alone else None
         if not alone and self._new_exchanger is not None:
@@ -328,26 +323,13 @@ class Programs:
         )
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
-        parts = {
-            index: RowPart(placement, value.shape)
-            for index, (placement, value) in enumerate(
-                zip(
-                    returned(placed, self._ranks, self._visible),
-                    graph.outputs,
-                    strict=True,
-                )
-            )
-            if isinstance(placement, Shard) and value.shape is not None
-        }
-        return RankProgram(
-            written.name,
-            self.label,
-            placed,
-            written,
-            seconds,
-            parts,
-            on_own_rows=alone,
-        )
+        program.name, program.written = written.name, written
+        placements = returned(placed, self._ranks, self._visible)
+        outputs = zip(placements, graph.outputs, strict=True)
+        for index, (placement, output) in enumerate(outputs):
+            if isinstance(placement, Shard) and output.shape is not None:
+                program.parts[index] = RowPart(placement, output.shape)
+        return program
 
     def forget(self) -> list[RankProgram]:
         """Remove the definitions of all programs; returns the programs."""
@@ -381,7 +363,7 @@ class Programs:
             value.shard
             or (
                 Shard(0, rows)
-                if rows is not None and has_rows(value, rows)
+                if rows is not None and value.is_data and value.shape[:1] == (rows,)
                 else REPLICATE
             )
             for value in inputs
@@ -447,8 +429,3 @@ def _most_rows(inputs: Iterable[ProgramInput], least: int) -> int | None:
                 size = (nbytes or 0) * value.tensor.dtype.size
                 sizes[rows] = sizes.get(rows, 0) + size
     return max(sizes, key=lambda rows: sizes[rows]) if sizes else None
-
-
-def has_rows(value: ProgramInput, rows: int) -> bool:
-    """Whether the tensor's first dimension has that size."""
-    return value.is_data and bool(value.shape) and value.shape[0] == rows

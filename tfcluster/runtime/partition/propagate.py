@@ -66,25 +66,13 @@ class Placed:
 
 def propagate(graph: OpGraph, inputs: Sequence[Placement], rows: int | None) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``."""
-    return _propagate(graph, inputs, rows, {})
+    return _Propagation(graph, inputs, rows, {}).result()
 
 
-_PlacedGraphs: TypeAlias = dict[
+_PlacedBodies: TypeAlias = dict[
     tuple[OpGraph, tuple[Placement, ...], int | None], "Placed"
 ]
 """The bodies of loops and branches for which placements have been found."""
-
-
-def _propagate(
-    graph: OpGraph,
-    inputs: Sequence[Placement],
-    rows: int | None,
-    placed_graphs: _PlacedGraphs,
-) -> Placed:
-    key = graph, tuple(inputs), rows
-    if key not in placed_graphs:
-        placed_graphs[key] = _Propagation(graph, inputs, rows, placed_graphs).result()
-    return placed_graphs[key]
 
 
 class _Propagation:
@@ -93,9 +81,9 @@ class _Propagation:
         graph: OpGraph,
         inputs: Sequence[Placement],
         rows: int | None,
-        placed_graphs: _PlacedGraphs,
+        placed_bodies: _PlacedBodies,
     ) -> None:
-        self._placed_graphs = placed_graphs
+        self._placed_bodies = placed_bodies
         if graph.taken:
             rows = next(iter(graph.taken.values()))
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
@@ -109,8 +97,8 @@ class _Propagation:
         self._settle()
         if moments.join(placed.graph, placed.placements):
             placed.nodes = needed(placed.graph)
-            for key in [key for key in self._placed_graphs if key[0] is placed.graph]:
-                del self._placed_graphs[key]
+            for key in [key for key in self._placed_bodies if key[0] is placed.graph]:
+                del self._placed_bodies[key]
             self._settle()
         return placed
 
@@ -245,7 +233,10 @@ class _Propagation:
     def _within(
         self, body: OpGraph, inputs: Sequence[Placement], rows: int | None
     ) -> Placed:
-        return _propagate(body, inputs, rows, self._placed_graphs)
+        placed, key = self._placed_bodies, (body, tuple(inputs), rows)
+        if key not in placed:
+            placed[key] = _Propagation(body, inputs, rows, placed).result()
+        return placed[key]
 
     def _loop(self, node: Node) -> LocalPlan:
         condition, body = node.bodies

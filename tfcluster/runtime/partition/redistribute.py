@@ -19,7 +19,7 @@ from tfcluster.runtime.partition.exchange import (
     ExchangeRequest,
     OwnRows,
 )
-from tfcluster.runtime.partition.graph import Value, elements_of
+from tfcluster.runtime.partition.graph import Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,
@@ -46,8 +46,6 @@ class Traffic:
     """What a function exchanges, and by whom."""
 
     exchanger: Exchanger | None
-    exchanges: int = 0
-    nbytes: int = 0
     values: list[Sequence[Value]] = field(default_factory=list)
     """The values of each exchange; those of loops and branches are among them."""
 
@@ -248,9 +246,9 @@ class Redistribution:
             with self._writer.after([self.last_exchange]):
                 whole = self._traffic.exchanger.write(self._writer, requests)
             self.last_exchange = self._writer.last
-            # The shapes that the host's function does not tell.
+            # The shapes that the host's function does not give.
             whole = [
-                self._ensured(ref, request.shape)
+                self._writer.ensure_shape(ref, request.shape)
                 for ref, request in zip(whole, requests, strict=True)
             ]
         whole = [
@@ -259,21 +257,12 @@ class Redistribution:
             else ref
             for ref, request, value in zip(whole, requests, values, strict=True)
         ]
-        self._traffic.exchanges += 1
-        self._traffic.nbytes += sum(value.nbytes for value in values)
         self._traffic.values.append(values)
         for value, ref in zip(values, whole, strict=True):
             if isinstance(self._placed.placements[value], ListOf):
                 self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
             else:
                 self._forms[value][REPLICATE] = (ref,)
-
-    def _ensured(self, ref: Ref, shape: Shape | None) -> Ref:
-        if elements_of(shape) is None:
-            return ref
-        return self._writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[
-            0
-        ]
 
     def _cast(self, ref: Ref, dtype: DType) -> Ref:
         if ref.dtype == dtype:

@@ -43,14 +43,16 @@ class Written:
     """The definitions of a rank's functions; the first is the one to call."""
 
     definitions: list[ProtocolBuffer]
-    exchanges: int = 0
-    exchanged_bytes: int = 0
     keep: list[object] = field(default_factory=list)
     """Objects that must live as long as the functions."""
     exchanged: list[Sequence[Value]] = field(default_factory=list)
     """The values of each exchange; those of loops and branches are among them."""
     words: tuple[str, ...] = ()
     """See ``Exchanger.words``."""
+
+    @property
+    def exchanges(self) -> int:
+        return len(self.exchanged)
 
     @property
     def name(self) -> str:
@@ -94,8 +96,6 @@ def rewrite(
     definition = body.finish([refs[0] for refs in outputs])
     return Written(
         [definition, *process.definitions],
-        process.traffic.exchanges,
-        process.traffic.nbytes,
         [exchanger],
         process.traffic.values,
         () if exchanger is None else tuple(exchanger.words),

@@ -155,23 +155,18 @@ def split(function: Function) -> SplitFunction | None:
     before = _ancestors(function.nodes, taking)
     after = {n: node for n, node in function.nodes.items() if n not in before}
     needed = [
-        source_input
+        tensor
         for source in after.values()
-        for source_input in source.inputs
-        if source_input.node in before
+        for tensor in source.inputs
+        if tensor.node in before
     ]
     needed += [output for output in function.outputs if output.node in before]
-    crossing = {
-        crossing_input: f"taken_{i}"
-        for i, crossing_input in enumerate(dict.fromkeys(needed))
-    }
+    crossing = {tensor: f"taken_{i}" for i, tensor in enumerate(dict.fromkeys(needed))}
 
     def renamed(inputs: Sequence[Input]) -> tuple[Input, ...]:
         return tuple(
-            Input(crossing[source_input], 0)
-            if source_input in crossing
-            else source_input
-            for source_input in inputs
+            Input(crossing[tensor], 0) if tensor in crossing else tensor
+            for tensor in inputs
         )
 
     rest = {

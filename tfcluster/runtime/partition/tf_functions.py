@@ -81,15 +81,15 @@ def is_known(name: str) -> bool:
 def debug_info(name: str) -> ProtocolBuffer | None:
     """The GraphDebugInfo of a registered function: which lines added its nodes.
 
-    None if there is no such function, or if this TensorFlow does not tell.
+    None if there is no such function, or if this TensorFlow has no such record.
     """
     from tensorflow.python.eager import context
 
     eager = context.context()
-    tell = getattr(eager, "get_graph_debug_info", None)
-    if tell is None or not eager.has_function(name):
+    info_of = getattr(eager, "get_graph_debug_info", None)
+    if info_of is None or not eager.has_function(name):
         return None
-    info: ProtocolBuffer = tell(name)
+    info: ProtocolBuffer = info_of(name)
     return info if hasattr(info, "name_to_trace_id") else None
 
 
@@ -104,10 +104,8 @@ def call(name: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
     """Call a registered function; raises what its ops raise."""
     from tensorflow.python.eager import context
 
-    outputs_of_call = context.context().call_function(
-        name.encode(), list(inputs), outputs
-    )
-    return list(outputs_of_call or ())
+    results = context.context().call_function(name.encode(), list(inputs), outputs)
+    return list(results or ())
 
 
 def op_def(op_type: str) -> ProtocolBuffer | None:
@@ -162,10 +160,10 @@ def constant_of(tensor: Tensor) -> Array | None:
     """The value of a tensor of a graph that depends on no input, as far as known."""
     from tensorflow.python.client import pywrap_tf_session
 
-    in_graph: Any = tensor
-    with in_graph.graph._c_graph.get() as graph:
+    symbolic: Any = tensor
+    with symbolic.graph._c_graph.get() as graph:
         value: Array | None = pywrap_tf_session.TF_TryEvaluateConstant_wrapper(
-            graph, in_graph._as_tf_output()
+            graph, symbolic._as_tf_output()
         )
     return value
 

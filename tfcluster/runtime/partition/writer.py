@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import output_types
-from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.graph import Node, elements_of
 from tfcluster.runtime.partition.placement import Shape
 from tfcluster.runtime.tensor_types import Array, DType, ProtocolBuffer
 
@@ -109,6 +109,12 @@ class OpWriter:
             self._waits, self.last = waits, last
             self._constants[key] = ref
         return ref
+
+    def ensure_shape(self, ref: Ref, shape: Shape | None) -> Ref:
+        """The same tensor with this shape, if the shape is fully known."""
+        if elements_of(shape) is None:
+            return ref
+        return self.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[0]
 
     def repeat(
         self, node: Node, inputs: Sequence[Ref], attributes: Mapping[str, object]

@@ -181,7 +181,7 @@ def one_hot(op: PlacedOp) -> LocalPlan:
     axis = op.attribute("axis")
     axis = len(shape) if axis in (-1, None) else axis
     target = shard.at(shard.dim + (axis <= shard.dim))
-    return LocalPlan(op.wants(i0=shard), [target])
+    return LocalPlan(op.want([0], shard), [target])
 
 
 @rule("Bitcast")
@@ -203,7 +203,7 @@ def quantize_and_dequantize(op: PlacedOp) -> LocalPlan:
     """
     shard = op.shard()
     require(op.attribute("range_given"))
-    want = op.wants(i0=shard)
+    want = op.want([0], shard)
     for index in (1, 2):
         if op.inputs[index].shape != () and op.attribute("axis") == shard.dim:
             want[index] = shard.at(0)
@@ -235,7 +235,7 @@ def quantize(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
     require(not _has_own_limits(op, shard))
     rest = [REPLICATE] * (len(op.outputs) - 1)
-    return LocalPlan(op.wants(i0=shard), [shard, *rest])
+    return LocalPlan(op.want([0], shard), [shard, *rest])
 
 
 def _has_own_limits(op: PlacedOp, shard: Shard) -> bool:

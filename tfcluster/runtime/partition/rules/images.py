@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfcluster.runtime.partition.graph import Node, as_vector
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import REPLICATE, SUM
 from tfcluster.runtime.partition.rules.table import (
     LocalOps,
@@ -55,7 +57,7 @@ def _input_gradient(sizes: int, image: int) -> Rule:
         def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
             own = [local.split.local_size(shard), *shape[1:]]
             own_inputs = list(inputs)
-            own_inputs[sizes] = local.constant(as_vector(own, shape))
+            own_inputs[sizes] = local.constant(np.array(own, shape.dtype))
             return local.repeat(node, own_inputs)
 
         return LocalPlan(want, [shard], build)

@@ -32,7 +32,7 @@ def _outer_dimensions(op: PlacedOp, own: int) -> LocalPlan:
             outputs.append(REPLICATE)
         else:
             raise Whole
-    return LocalPlan(op.wants(i0=shard), outputs)
+    return LocalPlan(op.want([0], shard), outputs)
 
 
 @rule(
@@ -136,7 +136,7 @@ def fused_batch_norm(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
     require(shard.dim == 0 and not op.attribute("is_training"))
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 1)
-    return LocalPlan(op.wants(i0=shard), [shard, *rest])
+    return LocalPlan(op.want([0], shard), [shard, *rest])
 
 
 @rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")

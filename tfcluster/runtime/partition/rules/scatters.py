@@ -89,7 +89,7 @@ def segments(op: PlacedOp) -> LocalPlan:
     """
     ids, shard = op.shape(1), op.first_shard([0, 1])
     if shard.dim > 0:
-        return LocalPlan(op.wants(i0=shard), [shard])
+        return LocalPlan(op.want([0], shard), [shard])
     require(op.type == "SegmentSum" and shard.outer == 1)
     require(ids[0] == shard.size and _has_numbers(op))
 
@@ -98,7 +98,7 @@ def segments(op: PlacedOp) -> LocalPlan:
         count = _count(local, inputs[1])
         return local.op("UnsortedSegmentSum", [inputs[0], own, count])
 
-    return LocalPlan(op.wants(i0=shard), [SUM], build)
+    return LocalPlan(op.want([0], shard), [SUM], build)
 
 
 def _rows(local: LocalOps, vector: Ref, shard: Shard, split: Split) -> Ref:
@@ -128,7 +128,7 @@ def sparse_segments(op: PlacedOp) -> LocalPlan:
     """Rows of the first input are looked up; its other dimensions may be divided."""
     shard = op.shard()
     require(shard.dim != 0)
-    return LocalPlan(op.wants(i0=shard), [shard])
+    return LocalPlan(op.want([0], shard), [shard])
 
 
 @rule("Bincount")
@@ -142,4 +142,4 @@ def bincount(op: PlacedOp) -> LocalPlan:
 @rule("HistogramFixedWidth")
 def histogram(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
-    return LocalPlan(op.wants(i0=shard), [SUM])
+    return LocalPlan(op.want([0], shard), [SUM])

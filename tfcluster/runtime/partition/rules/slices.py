@@ -39,7 +39,7 @@ def slice_(op: PlacedOp) -> LocalPlan:
         constants = [local.constant(own_begin), local.constant(own_size)]
         return local.repeat(node, [inputs[0], *constants])
 
-    return LocalPlan(op.wants(i0=shard), [shard.with_outer(count // block)], build)
+    return LocalPlan(op.want([0], shard), [shard.with_outer(count // block)], build)
 
 
 def _if_rows_stay(op: PlacedOp, shard: Shard) -> LocalPlan:
@@ -55,7 +55,7 @@ def _if_rows_stay(op: PlacedOp, shard: Shard) -> LocalPlan:
         own[shard.dim] = local.split.local_size(shard)
         return local.repeat(node, [*inputs[:2], local.constant(own)])
 
-    return LocalPlan(op.wants(i0=shard), [shard], build)
+    return LocalPlan(op.want([0], shard), [shard], build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _vectors(local: LocalOps, vectors: Sequence[Sequence[int]]) -> list[Ref]:
 def strided_slice(op: PlacedOp) -> LocalPlan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, shape = op.shard(), op.shape()
-    want = op.wants(i0=shard)
+    want = op.want([0], shard)
     numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape))
@@ -199,7 +199,7 @@ def strided_slice(op: PlacedOp) -> LocalPlan:
 def strided_slice_gradient(op: PlacedOp) -> LocalPlan:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
     shard, shape = op.shard(4), op.constant(0)
-    want = op.wants(i4=shard)
+    want = op.want([4], shard)
     sizes = [int(size) for size in shape]
     numbers = _numbers(op, [1, 2, 3])
     if numbers is None:
@@ -239,7 +239,7 @@ def _gradient_of_unknown_slice(
                 own = np.array(local.split.local_shape(sizes, target), dtype)
                 return local.repeat(node, [local.constant(own), *inputs[1:]])
 
-            return LocalPlan(op.wants(i4=shard), [target], build)
+            return LocalPlan(op.want([4], shard), [target], build)
     raise Whole
 
 

@@ -191,13 +191,6 @@ class PlacedOp:
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
 
-    def wants(self, **placements: Placement) -> list[Placement]:
-        """A ``LocalPlan.want``: ``REPLICATE`` but for inputs ``i0=``, ``i1=``."""
-        want: list[Placement] = [REPLICATE] * len(self.inputs)
-        for name, placement in placements.items():
-            want[int(name[1:])] = placement
-        return want
-
     def want(self, chosen: Sequence[int], placement: Placement) -> list[Placement]:
         """A ``LocalPlan.want``: ``placement`` for chosen inputs, else Replicate."""
         return [
