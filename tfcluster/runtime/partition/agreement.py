@@ -70,9 +70,8 @@ class Agreement:
                 *(struct.unpack("<II", note) for note in call.notes), strict=True
             )
             if len(set(of_inputs)) > 1:
-                chief_arrays = _unpacked(
-                    call.transport.broadcast(_packed(arrays), _CHIEF)
-                )
+                data = call.transport.broadcast(_packed(arrays), _CHIEF)
+                chief_arrays = _unpacked(data)
         differ = len(set(of_rest)) > 1
         if differ and chief_arrays is None:
             with self._group.exchange(Signature(f"exchanges of {program}", words)):
@@ -86,8 +85,8 @@ class Agreement:
             "order on each host? If the program shards it by rank, remove shard(), or "
             "set runtime.batch: per_worker"
         )
-        dtypes = [tensor.dtype for tensor in inputs]
-        return [tf.constant(*pair) for pair in zip(chief_arrays, dtypes, strict=True)]
+        pairs = zip(chief_arrays, inputs, strict=True)
+        return [tf.constant(array, own.dtype) for array, own in pairs]
 
     def on_first_values(self, program: str, variables: Sequence[Watched]) -> None:
         """Set the variables that were never compared to the chief's values.
@@ -131,13 +130,9 @@ def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[ProgramI
         if len(set(counts)) == 1:
             parts = [RowPart(shard, shape) for shape in whole]
             return [ProgramInput(*pair) for pair in zip(batch, parts, strict=True)]
-        arrays = [
-            gathered(call.transport, np.asarray(tensor), shard) for tensor in batch
-        ]
-    dtypes = [tensor.dtype for tensor in batch]
-    return [
-        ProgramInput(tf.constant(*pair)) for pair in zip(arrays, dtypes, strict=True)
-    ]
+        arrays = [gathered(call.transport, np.asarray(own), shard) for own in batch]
+    pairs = zip(arrays, batch, strict=True)
+    return [ProgramInput(tf.constant(array, own.dtype)) for array, own in pairs]
 
 
 def _digest(arrays: Sequence[Array]) -> int:

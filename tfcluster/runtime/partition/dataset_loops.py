@@ -217,11 +217,9 @@ def _step(
 def _shape_of(function: Function, place: int) -> tf.TensorShape:
     """The shape of an argument, as far as the function says it."""
     attributes = function.definition.arg_attr
-    shapes = (
-        python_value(attributes[place].attr["_output_shapes"])
-        if place in attributes
-        else []
-    )
+    if place not in attributes:
+        return tf.TensorShape(None)
+    shapes = python_value(attributes[place].attr["_output_shapes"])
     return shapes[0] if shapes else tf.TensorShape(None)
 
 

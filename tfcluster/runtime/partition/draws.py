@@ -44,7 +44,7 @@ class Draws:
         self._hosts: dict[Origin, HostFunction] = {}
         self._first_states: dict[str, Array] = {}
         """Of the counters whose ops have seeds, by name."""
-        self._seeded: list[_Alone] = []
+        self._seeded: list[_KeptKernel] = []
         """The ops on the host that have seeds."""
         self._canary: _Canary | None = None
 
@@ -56,8 +56,8 @@ class Draws:
         if self._canary is not None and self._canary.is_new():
             for name, value in self._first_states.items():
                 _assign(name, value)
-            for alone in self._seeded:
-                alone.restart()
+            for kernel in self._seeded:
+                kernel.restart()
 
     def write(self, writer: OpWriter, node: Node, inputs: Sequence[Ref]) -> list[Ref]:
         """Write the op so that it continues its sequence; all inputs are whole."""
@@ -135,14 +135,14 @@ class Draws:
     def _host_of(self, node: Node) -> HostFunction:
         seeds = _seeds_of(node)
         first, second = seeds or (self._new_seed(), self._new_seed())
-        alone = _Alone(node, {"seed": first, "seed2": second})
+        kernel = _KeptKernel(node, {"seed": first, "seed2": second})
         if seeds is not None:
-            self._seeded.append(alone)
+            self._seeded.append(kernel)
             self._canary = self._canary or _Canary()
-        return HostFunction(alone)
+        return HostFunction(kernel)
 
 
-class _Alone:
+class _KeptKernel:
     """An op in a graph that has nothing else, in a session that keeps its kernel.
 
     The session runs in the thread that calls it: a function would wait for a thread of

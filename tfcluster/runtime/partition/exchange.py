@@ -144,9 +144,8 @@ class HostExchanger:
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
-            terms = [
-                list(itertools.islice(rest, len(request.terms))) for request in requests
-            ]
+            counts = [len(request.terms) for request in requests]
+            terms = [list(itertools.islice(rest, count)) for count in counts]
             results = {}
             with group.exchange(signature) as call:
                 if rounding is not None and call.transport.several_hosts:
@@ -171,13 +170,11 @@ class HostExchanger:
 
         function = HostFunction(run)
         self._functions.append(function)
+        dtypes = [request.ref.dtype for request in requests]
         return writer.op(
             "PyFunc",
             [[term for request in requests for term in request.terms]],
-            {
-                "token": function.token,
-                "Tout": [request.ref.dtype for request in requests],
-            },
+            {"token": function.token, "Tout": dtypes},
             "exchange",
         )
 
@@ -314,8 +311,7 @@ class OwnRows:
         blocks = np.arange(shard.outer)[:, None] * (own * shard.inner)
         places = writer.constant((blocks + entries.reshape(-1)).reshape(-1))
         axis = writer.constant(np.array(shard.dim, np.int32))
-        repeated = writer.op("GatherV2", [ref, places, axis], {})
-        return repeated[0]
+        return writer.op("GatherV2", [ref, places, axis], {})[0]
 
 
 def _times(writer: OpWriter, ref: Ref, above: int, below: int) -> Ref:

@@ -327,7 +327,7 @@ class Hook:
         """Forget functions that TensorFlow has forgotten, and their programs."""
         gone: set[RankProgram] = set()
         for name in list(self._functions):
-            if tf_functions.is_known(name):
+            if tf_functions.is_registered(name):
                 continue
             programs = self._functions.pop(name)
             if programs is not None:

@@ -59,9 +59,9 @@ class Placed:
 
     def exchanges(self) -> bool:
         """Whether the placements are not all the same as on one machine."""
-        return any(
-            not is_whole(placement) for placement in self.placements.values()
-        ) or any(body.exchanges() for bodies in self.bodies.values() for body in bodies)
+        if not all(map(is_whole, self.placements.values())):
+            return True
+        return any(b.exchanges() for bodies in self.bodies.values() for b in bodies)
 
 
 def propagate(graph: OpGraph, inputs: Sequence[Placement], rows: int | None) -> Placed:
@@ -321,9 +321,8 @@ def can_have(value: Value, placement: Placement) -> bool:
         list_type = value.list
         if list_type is None or not list_type.begun:
             return list_type is not None
-        return elements_of(list_type.shape) is not None and placement.element.fits(
-            list_type.shape
-        )
+        shape = list_type.shape
+        return elements_of(shape) is not None and placement.element.fits(shape)
     return True
 
 

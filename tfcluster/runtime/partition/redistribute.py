@@ -139,10 +139,8 @@ class Redistribution:
 
     def _slice(self, ref: Ref, begin: Sequence[int], size: Sequence[int]) -> Ref:
         write = self._writer
-        constants = [
-            write.constant(np.array(vector, np.int32)) for vector in (begin, size)
-        ]
-        return write.op("Slice", [ref, *constants], {})[0]
+        bounds = [write.constant(np.array(v, np.int32)) for v in (begin, size)]
+        return write.op("Slice", [ref, *bounds], {})[0]
 
     def _reshape(self, ref: Ref, shape: Shape) -> Ref:
         unknown = [i for i, size in enumerate(shape) if size is None]

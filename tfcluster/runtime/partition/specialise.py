@@ -159,7 +159,7 @@ class _Specialiser(ShapeGraph):
             return self._shapes(source, inputs, controls, path)
         if definition.op in _LOOKUPS:
             return self._look_up(source, inputs, controls, path)
-        element = self._known_element(definition.op, inputs)
+        element = self._element_of_list(definition.op, inputs)
         attributes = {k: v for k, v in definition.attr.items() if k not in _DROPPED}
         node = self._source_node(source, inputs, controls, attributes, path)
         outputs = list(node.outputs)
@@ -234,7 +234,7 @@ class _Specialiser(ShapeGraph):
             origin=path,
         )
 
-    def _known_element(self, op_type: str, inputs: list[Value]) -> Value | None:
+    def _element_of_list(self, op_type: str, inputs: list[Value]) -> Value | None:
         """The element that an op reads from a list, if it is known.
 
         If only its shape is known, the op gets it as its input.

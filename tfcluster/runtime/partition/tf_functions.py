@@ -71,7 +71,7 @@ def register(definition: ProtocolBuffer) -> None:
     context.context().add_function_def(definition)
 
 
-def is_known(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Whether a function of this name is registered."""
     from tensorflow.python.eager import context
 

@@ -112,8 +112,8 @@ class VariableCheck:
 
         All ranks must call this.
         """
-        for compared in self._compared.values():
-            compared.is_new = True
+        for entry in self._compared.values():
+            entry.is_new = True
 
     def due(self, program: str, variables: Sequence[Watched]) -> list[Watched]:
         """The variables to compare in this call: all new ones, and sometimes others."""
@@ -150,8 +150,8 @@ class VariableCheck:
             self._note(program, variable)
 
     def _is_new(self, handle: Tensor) -> bool:
-        compared = self._compared.get(id(handle))
-        return compared is None or compared.is_new
+        entry = self._compared.get(id(handle))
+        return entry is None or entry.is_new
 
     def _note(self, program: str, variable: Watched) -> None:
         key, compared = id(variable.handle), self._compared
@@ -168,22 +168,20 @@ class VariableCheck:
     def last_state(self) -> dict[str, str]:
         """The variables' values as short texts, to compare when the programs end."""
         texts: dict[str, str] = {}
-        for compared in list(self._compared.values())[-_MAX_LABELS:]:
-            handle = compared.handle()
+        for entry in list(self._compared.values())[-_MAX_LABELS:]:
+            handle = entry.handle()
             # Not worth an error: a variable may end with the program.
             with contextlib.suppress(Exception):
                 if handle is not None:
-                    value = Watched(compared.label, handle, compared.dtype, 0).value()
-                    texts[compared.label] = (
+                    value = Watched(entry.label, handle, entry.dtype, 0).value()
+                    texts[entry.label] = (
                         text_of(value) if value.ndim == 0 else summary([value])
                     )
         return texts
 
     def last_equal(self) -> dict[str, int]:
         """By label: the last call of a program in which the value was equal."""
-        return {
-            compared.label: compared.equal_in for compared in self._compared.values()
-        }
+        return {entry.label: entry.equal_in for entry in self._compared.values()}
 
     def _settle_one(self, program: str, variable: Watched) -> None:
         own = variable.value()

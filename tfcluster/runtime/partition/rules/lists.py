@@ -37,9 +37,8 @@ def handles_lists(node: Node) -> bool:
 def _element(op: PlacedOp) -> Element:
     """The placement of the elements of the list, the first input."""
     placement = op.placements[0]
-    return (
-        (placement.element or REPLICATE) if isinstance(placement, ListOf) else REPLICATE
-    )
+    element = placement.element if isinstance(placement, ListOf) else None
+    return element or REPLICATE
 
 
 def _of_any_shape(index: int) -> Build:

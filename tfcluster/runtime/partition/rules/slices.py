@@ -160,8 +160,9 @@ def _own(
     }
 
 
-def _numbers(op: PlacedOp, indices: Sequence[int]) -> list[list[int]] | None:
-    constants = [op.inputs[index].constant for index in indices]
+def _numbers(op: PlacedOp) -> list[list[int]] | None:
+    """Begin, end and strides of a strided slice; None if they are not all known."""
+    constants = [value.constant for value in op.inputs[1:4]]
     vectors = [
         [int(number) for number in vector] for vector in constants if vector is not None
     ]
@@ -177,7 +178,7 @@ def strided_slice(op: PlacedOp) -> LocalPlan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, shape = op.shard(), op.shape()
     want = op.want([0], shard)
-    numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
+    numbers, sizes = _numbers(op), sizes_of(shape)
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape))
         return LocalPlan(want, [shard.at(known(place))])
@@ -201,7 +202,7 @@ def strided_slice_gradient(op: PlacedOp) -> LocalPlan:
     shard, shape = op.shard(4), op.constant(0)
     want = op.want([4], shard)
     sizes = [int(size) for size in shape]
-    numbers = _numbers(op, [1, 2, 3])
+    numbers = _numbers(op)
     if numbers is None:
         return _gradient_of_unknown_slice(op, shard, sizes)
     ranges = _ranges(op, numbers, sizes)
