@@ -21,7 +21,7 @@ from tfcluster.runtime.collective import Group, Signature, tensor_words
 from tfcluster.runtime.collective.transports.base import Array
 from tfcluster.runtime.partition.exchange import gathered
 from tfcluster.runtime.partition.placement import Shard
-from tfcluster.runtime.partition.programs import Given, RowPart
+from tfcluster.runtime.partition.programs import ProgramInput, RowPart
 from tfcluster.runtime.partition.variables import VariableCheck, Watched, digest
 from tfcluster.runtime.tensor_types import Tensor
 
@@ -57,26 +57,27 @@ class Agreement:
         exchange though their inputs are equal; CollectiveError if variables differ; and
         what ``Group.exchange`` raises.
         """
-        arrays = [np.asarray(each) for each in inputs]
+        arrays = [np.asarray(tensor) for tensor in inputs]
         compared = self.variables.due(program, variables)
         words = tuple(exchanges)
         # One number for two things: if it differs, the ranks look which of them does.
         rest = digest(compared) ^ (zlib.crc32(repr(words).encode()) if words else 0)
         note = struct.pack("<II", _digest(arrays), rest)
-        found: list[Array] | None = None
+        chief_arrays: list[Array] | None = None
         signature = self._signature(program, variables)
         with self._group.exchange(signature, note=note) as call:
             of_inputs, of_rest = zip(
-                *(struct.unpack("<II", each) for each in call.notes), strict=True
+                *(struct.unpack("<II", note) for note in call.notes), strict=True
             )
             if len(set(of_inputs)) > 1:
-                found = _unpacked(call.transport.broadcast(_packed(arrays), _CHIEF))
+                data = call.transport.broadcast(_packed(arrays), _CHIEF)
+                chief_arrays = _unpacked(data)
         differ = len(set(of_rest)) > 1
-        if differ and found is None:
+        if differ and chief_arrays is None:
             with self._group.exchange(Signature(f"exchanges of {program}", words)):
                 pass  # Raises the mismatch.
         self.variables.settle(program, compared, differ=differ)
-        if found is None:
+        if chief_arrays is None:
             return list(inputs)
         self._warn(
             f"{program}: the ranks have different batches, so all of them compute the "
@@ -84,8 +85,8 @@ class Agreement:
             "order on each host? If the program shards it by rank, remove shard(), or "
             "set runtime.batch: per_worker"
         )
-        dtypes = [each.dtype for each in inputs]
-        return [tf.constant(*pair) for pair in zip(found, dtypes, strict=True)]
+        pairs = zip(chief_arrays, inputs, strict=True)
+        return [tf.constant(array, own.dtype) for array, own in pairs]
 
     def on_first_values(self, program: str, variables: Sequence[Watched]) -> None:
         """Set the variables that were never compared to the chief's values.
@@ -98,17 +99,17 @@ class Agreement:
 
     def _signature(self, program: str, variables: Sequence[Watched]) -> Signature:
         """The program's name and what it calls its variables, with their shapes."""
-        known = self._signatures.get(program)
-        if known is None or known[0] is not variables:
+        entry = self._signatures.get(program)
+        if entry is None or entry[0] is not variables:
             words = tuple(
-                tensor_words(each.name, each.dtype.name, each.shape)
-                for each in variables
+                tensor_words(variable.name, variable.dtype.name, variable.shape)
+                for variable in variables
             )
-            known = self._signatures[program] = variables, Signature(program, words)
-        return known[1]
+            entry = self._signatures[program] = variables, Signature(program, words)
+        return entry[1]
 
 
-def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[Given]:
+def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[ProgramInput]:
     """This rank's rows of the batch that the batches of all ranks are together.
 
     Each tensor has the rows of this rank's batch in its first dimension. If the ranks
@@ -118,20 +119,20 @@ def joined(group: Group, program: str, batch: Sequence[Tensor]) -> list[Given]:
     """
     rows = int(batch[0].shape[0])
     words = tuple(
-        tensor_words(f"input {i}", each.dtype.name, (None, *each.shape[1:]))
-        for i, each in enumerate(batch)
+        tensor_words(f"input {i}", tensor.dtype.name, (None, *tensor.shape[1:]))
+        for i, tensor in enumerate(batch)
     )
     signature = Signature(f"batches of {program}", words)
     with group.exchange(signature, note=struct.pack("<Q", rows)) as call:
-        counts = [struct.unpack("<Q", each)[0] for each in call.notes]
+        counts = [struct.unpack("<Q", note)[0] for note in call.notes]
         shard = Shard(0, sum(counts))
-        whole = [(shard.rows, *each.shape[1:]) for each in batch]
+        whole = [(shard.rows, *tensor.shape[1:]) for tensor in batch]
         if len(set(counts)) == 1:
             parts = [RowPart(shard, shape) for shape in whole]
-            return [Given(*each) for each in zip(batch, parts, strict=True)]
-        arrays = [gathered(call.transport, np.asarray(each), shard) for each in batch]
-    dtypes = [each.dtype for each in batch]
-    return [Given(tf.constant(*pair)) for pair in zip(arrays, dtypes, strict=True)]
+            return [ProgramInput(*pair) for pair in zip(batch, parts, strict=True)]
+        arrays = [gathered(call.transport, np.asarray(own), shard) for own in batch]
+    pairs = zip(arrays, batch, strict=True)
+    return [ProgramInput(tf.constant(array, own.dtype)) for array, own in pairs]
 
 
 def _digest(arrays: Sequence[Array]) -> int:
@@ -152,12 +153,12 @@ def _packed(arrays: Sequence[Array]) -> bytes:
 def _unpacked(data: bytes) -> list[Array]:
     (length,) = struct.unpack_from("<I", data)
     start = 4 + length
-    found = []
+    arrays = []
     for name, shape in loads(data[4:start]):
         dtype = tf.as_dtype(str(name)).as_numpy_dtype
         array: Array = np.frombuffer(
             data, dtype, count=math.prod(shape), offset=start
         ).reshape(shape)
-        found.append(array)
+        arrays.append(array)
         start += array.nbytes
-    return found
+    return arrays

@@ -145,13 +145,13 @@ class OpsExchanger:
         """See ``Exchanger``."""
         self._exchanges += 1
         self.words += words_of(requests)
-        items = [_item(index, each) for index, each in enumerate(requests)]
-        found: dict[int, Ref] = {}
+        items = [_item(index, request) for index, request in enumerate(requests)]
+        wholes: dict[int, Ref] = {}
         waits: list[str] = []
         left = [index for index, item in enumerate(items) if item is None]
         if left:
             refs = self._host.write(writer, [requests[index] for index in left])
-            found.update(zip(left, refs, strict=True))
+            wholes.update(zip(left, refs, strict=True))
             waits = [writer.last]
         carried = [item for item in items if item is not None]
         if carried:
@@ -159,8 +159,8 @@ class OpsExchanger:
             words = (self._program, self._exchanges)
             with writer.after(waits):
                 for item, ref in write.exchange(carried, words):
-                    found[item.index] = ref
-        return [found[index] for index in range(len(requests))]
+                    wholes[item.index] = ref
+        return [wholes[index] for index in range(len(requests))]
 
 
 def _item(index: int, request: ExchangeRequest) -> _Item | None:
@@ -188,7 +188,7 @@ class _Ops:
         self, items: Sequence[_Item], words: Iterable[object]
     ) -> list[tuple[_Item, Ref]]:
         """The whole tensors; the op that ends the exchange is ``writer.last``."""
-        writer, found = self._writer, list[tuple[_Item, Ref]]()
+        writer, wholes = self._writer, list[tuple[_Item, Ref]]()
         vectors = self._vectors(items)
         joined = [self._joined(vector) for vector in vectors]
         with writer.after(ref.node for ref in joined):
@@ -204,9 +204,9 @@ class _Ops:
         for vector, result in zip(vectors, results, strict=True):
             parts = self._split(vector, result)
             for item, part in zip(vector.items, parts, strict=True):
-                found.append((item, self._whole(item, part)))
+                wholes.append((item, self._whole(item, part)))
         writer.last = last
-        return found
+        return wholes
 
     # --- before -----------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class _Ops:
             vector = vectors.setdefault(key, _Vector(*key))
             blocks = item.blocks(self._collectives.size)
             size = math.prod(item.shape)
-            ref = self._as_carried(item)
+            ref = self._converted(item.request.ref, item.dtype)
             if blocks is not None:
                 ref = self._padded(ref, blocks)
                 size = blocks.before * blocks.most * blocks.after
@@ -225,9 +225,6 @@ class _Ops:
             vector.sizes.append(size)
             vector.refs.append(self._reshape(ref, (size,)))
         return list(vectors.values())
-
-    def _as_carried(self, item: _Item) -> Ref:
-        return self._converted(item.request.ref, item.dtype)
 
     def _converted(self, ref: Ref, dtype: DType) -> Ref:
         if ref.dtype == dtype:
@@ -274,17 +271,17 @@ class _Ops:
             ref = self._reshape(ref, (1, sum(vector.sizes)))
         numbers = [self._constant(n) for n in (devices.size, devices.key, key)]
         name = f"{SCOPE}/{kind}"
-        found = self._writer.node(kind, [ref, *numbers], attributes, name, devices.own)[
-            0
-        ]
+        result = self._writer.node(
+            kind, [ref, *numbers], attributes, name, devices.own
+        )[0]
         order = self._collectives.order
         if vector.is_summed or order == tuple(range(len(order))):
-            return found
+            return result
         last = self._writer.last
         places = self._constant([order.index(rank) for rank in range(len(order))])
-        found = self._op("GatherV2", [found, places, self._constant(0)])
+        result = self._op("GatherV2", [result, places, self._constant(0)])
         self._writer.last = last
-        return found
+        return result
 
     def _count(self, name: str) -> None:
         device = self._collectives.counters.device
@@ -336,7 +333,7 @@ class _Ops:
             "Split", [self._constant(0), part], {"num_split": size}
         )
         origin = self._constant([0, 0, 0])
-        found = [
+        parts = [
             self._op(
                 "Slice",
                 [
@@ -348,7 +345,7 @@ class _Ops:
             for piece, rows in zip(pieces, blocks.rows, strict=True)
         ]
         return self._reshape(
-            self._op("ConcatV2", [found, self._constant(1)]), item.shape
+            self._op("ConcatV2", [parts, self._constant(1)]), item.shape
         )
 
     def _reshape(self, ref: Ref, shape: Sequence[int]) -> Ref:

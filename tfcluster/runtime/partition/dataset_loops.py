@@ -37,7 +37,7 @@ class ElementFunction:
     def types(self) -> list[DType]:
         """The dtypes of the function's arguments."""
         signature = self.function.definition.signature
-        return [tf.as_dtype(each.type) for each in signature.input_arg]
+        return [tf.as_dtype(argument.type) for argument in signature.input_arg]
 
     def call(self, writer: OpWriter, inputs: Sequence[Ref]) -> list[Ref]:
         outputs = self.function.definition.signature.output_arg
@@ -46,7 +46,7 @@ class ElementFunction:
             [inputs],
             {
                 "f": FunctionName(self.function.name),
-                "Tout": [tf.as_dtype(each.type) for each in outputs],
+                "Tout": [tf.as_dtype(output.type) for output in outputs],
             },
         )
 
@@ -82,18 +82,18 @@ def loop_of(
         dataset = dataset.node.inputs[0]
     elif condition is not None:
         return None
-    stages = [each for each in (scan, condition, reduction) if each is not None]
-    if any(not WITH_STATE.isdisjoint(op_types(each.function)) for each in stages):
+    stages = [stage for stage in (scan, condition, reduction) if stage is not None]
+    if any(not WITH_STATE.isdisjoint(op_types(stage.function)) for stage in stages):
         return None
     name = _written(scan, condition, reduction)
     function = function_named(name)
     assert function is not None
-    given = [
+    loop_inputs = [
         dataset,
-        *(value for each in stages for value in each.state),
-        *(value for each in stages for value in each.others),
+        *(value for stage in stages for value in stage.state),
+        *(value for stage in stages for value in stage.others),
     ]
-    return DatasetLoop(function, given, replaced)
+    return DatasetLoop(function, loop_inputs, replaced)
 
 
 def _stage(
@@ -117,49 +117,49 @@ def _written(
     start, end = len(first.state), len(first.types) - len(first.others)
     element = first.types[start:end]
     shapes = [_shape_of(first.function, place) for place in range(start, end)]
-    stages = [each for each in (scan, condition, reduction) if each is not None]
-    states = [value.dtype for each in stages for value in each.state]
-    others = [value.dtype for each in stages for value in each.others]
+    stages = [stage for stage in (scan, condition, reduction) if stage is not None]
+    states = [value.dtype for stage in stages for value in stage.state]
+    others = [value.dtype for stage in stages for value in stage.others]
     kinds: dict[str, object] = {"output_types": element, "output_shapes": shapes}
     carried = [tf.bool, tf.resource, *states, *others]
 
     step = OpWriter("dataset_loop_step")
-    optional, *given = (step.argument(t) for t in (tf.variant, *states, *others))
+    optional, *values = (step.argument(t) for t in (tf.variant, *states, *others))
     batch = step.op("OptionalGetValue", [optional], kinds)
-    step_name = _finish(step, _step(step, scan, condition, reduction, batch, given))
+    step_name = _finish(step, _step(step, scan, condition, reduction, batch, values))
 
     stop = OpWriter("dataset_loop_stop")
-    _, *given = (stop.argument(t) for t in (tf.variant, *states, *others))
+    _, *values = (stop.argument(t) for t in (tf.variant, *states, *others))
     ended = stop.constant(np.array(False))
-    stop_name = _finish(stop, [ended, *given[: len(states)]])
+    stop_name = _finish(stop, [ended, *values[: len(states)]])
 
     body = OpWriter("dataset_loop_body")
-    _, iterator, *given = (body.argument(each) for each in carried)
+    _, iterator, *values = (body.argument(dtype) for dtype in carried)
     (optional,) = body.op("IteratorGetNextAsOptional", [iterator], kinds)
     (is_there,) = body.op("OptionalHasValue", [optional], {})
     goes_on, *new = body.op(
         "If",
-        [is_there, [optional, *given]],
+        [is_there, [optional, *values]],
         {
             "Tout": [tf.bool, *states],
             "then_branch": FunctionName(step_name),
             "else_branch": FunctionName(stop_name),
         },
     )
-    body_name = _finish(body, [goes_on, iterator, *new, *given[len(states) :]])
+    body_name = _finish(body, [goes_on, iterator, *new, *values[len(states) :]])
 
     check = OpWriter("dataset_loop_condition")
-    goes_on, *_ = (check.argument(each) for each in carried)
+    goes_on, *_ = (check.argument(dtype) for dtype in carried)
     check_name = _finish(check, [goes_on])
 
     whole = OpWriter("dataset_loop")
-    dataset, *given = (whole.argument(t) for t in (tf.variant, *states, *others))
+    dataset, *values = (whole.argument(t) for t in (tf.variant, *states, *others))
     (iterator,) = whole.op("AnonymousIteratorV3", [], kinds)
     whole.op("MakeIterator", [dataset, iterator], {})
     with whole.after([whole.last]):
-        found = whole.op(
+        results = whole.op(
             "While",
-            [[whole.constant(np.array(True)), iterator, *given]],
+            [[whole.constant(np.array(True)), iterator, *values]],
             {
                 "T": carried,
                 "cond": FunctionName(check_name),
@@ -168,7 +168,7 @@ def _written(
             },
         )
     last = 2 + len(states)
-    return _finish(whole, found[last - len(reduction.state) : last])
+    return _finish(whole, results[last - len(reduction.state) : last])
 
 
 def _step(
@@ -177,34 +177,34 @@ def _step(
     condition: ElementFunction | None,
     reduction: ElementFunction,
     batch: Sequence[Ref],
-    given: Sequence[Ref],
+    values: Sequence[Ref],
 ) -> list[Ref]:
     """Whether the loop goes on after an element, and the new states."""
-    rest = list(given)
-    stages = [each for each in (scan, condition, reduction) if each is not None]
+    rest = list(values)
+    stages = [stage for stage in (scan, condition, reduction) if stage is not None]
     states, others = (
         [[rest.pop(0) for _ in values] for values in chosen]
         for chosen in (
-            [each.state for each in stages],
-            [each.others for each in stages],
+            [stage.state for stage in stages],
+            [stage.others for stage in stages],
         )
     )
     element, new = list(batch), []
     if scan is not None:
-        found = scan.call(writer, [*states[0], *element, *others[0]])
-        new, element = found[: len(states[0])], found[len(states[0]) :]
+        scanned = scan.call(writer, [*states[0], *element, *others[0]])
+        new, element = scanned[: len(states[0])], scanned[len(states[0]) :]
     inputs = [*states[-1], *element, *others[-1]]
     if condition is None:
         goes_on = writer.constant(np.array(True))
         return [goes_on, *new, *reduction.call(writer, inputs)]
     (goes_on,) = condition.call(writer, [*element, *others[1]])
     unchanged = OpWriter("dataset_loop_unchanged")
-    arguments = [unchanged.argument(each.dtype) for each in inputs]
+    arguments = [unchanged.argument(value.dtype) for value in inputs]
     reduced = writer.op(
         "If",
         [goes_on, inputs],
         {
-            "Tout": [each.dtype for each in states[-1]],
+            "Tout": [state.dtype for state in states[-1]],
             "then_branch": FunctionName(reduction.function.name),
             "else_branch": FunctionName(
                 _finish(unchanged, arguments[: len(states[-1])])
@@ -216,8 +216,10 @@ def _step(
 
 def _shape_of(function: Function, place: int) -> tf.TensorShape:
     """The shape of an argument, as far as the function says it."""
-    given = function.definition.arg_attr
-    shapes = python_value(given[place].attr["_output_shapes"]) if place in given else []
+    attributes = function.definition.arg_attr
+    if place not in attributes:
+        return tf.TensorShape(None)
+    shapes = python_value(attributes[place].attr["_output_shapes"])
     return shapes[0] if shapes else tf.TensorShape(None)
 
 

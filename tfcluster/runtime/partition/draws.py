@@ -44,7 +44,7 @@ class Draws:
         self._hosts: dict[Origin, HostFunction] = {}
         self._first_states: dict[str, Array] = {}
         """Of the counters whose ops have seeds, by name."""
-        self._seeded: list[_Alone] = []
+        self._seeded: list[_KeptKernel] = []
         """The ops on the host that have seeds."""
         self._canary: _Canary | None = None
 
@@ -56,8 +56,8 @@ class Draws:
         if self._canary is not None and self._canary.is_new():
             for name, value in self._first_states.items():
                 _assign(name, value)
-            for alone in self._seeded:
-                alone.restart()
+            for kernel in self._seeded:
+                kernel.restart()
 
     def write(self, writer: OpWriter, node: Node, inputs: Sequence[Ref]) -> list[Ref]:
         """Write the op so that it continues its sequence; all inputs are whole."""
@@ -91,12 +91,12 @@ class Draws:
         counter, key = (
             _part(writer, bits, begin, size) for begin, size in ((0, 2), (2, 1))
         )
-        given = [shape, key, counter, algorithm, *inputs[1:]]
+        stateless_inputs = [shape, key, counter, algorithm, *inputs[1:]]
         takes_dtype = len(inputs) == 1
         attributes = {"dtype": node.attribute("dtype")} if takes_dtype else {}
-        found = writer.op(STATEFUL[node.type], given, attributes, node.name)
+        drawn = writer.op(STATEFUL[node.type], stateless_inputs, attributes, node.name)
         writer.last = last
-        return found
+        return drawn
 
     def _counter_of(self, node: Node) -> str:
         """The name of the node's counter, which exists from then on."""
@@ -125,29 +125,24 @@ class Draws:
             host = self._hosts[node.origin] = self._host_of(node)
         dtypes = [value.dtype for value in node.outputs]
         attributes = {"token": host.token, "Tout": dtypes}
-        found = writer.op("PyFunc", [list(inputs)], attributes, node.name)
+        drawn = writer.op("PyFunc", [list(inputs)], attributes, node.name)
         last = writer.last
         shapes = [value.shape for value in node.outputs]
-        ensured = [
-            ref
-            if elements_of(shape) is None
-            else writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[0]
-            for ref, shape in zip(found, shapes, strict=True)
-        ]
+        ensured = list(map(writer.ensure_shape, drawn, shapes))
         writer.last = last
         return ensured
 
     def _host_of(self, node: Node) -> HostFunction:
         seeds = _seeds_of(node)
         first, second = seeds or (self._new_seed(), self._new_seed())
-        alone = _Alone(node, {"seed": first, "seed2": second})
+        kernel = _KeptKernel(node, {"seed": first, "seed2": second})
         if seeds is not None:
-            self._seeded.append(alone)
+            self._seeded.append(kernel)
             self._canary = self._canary or _Canary()
-        return HostFunction(alone)
+        return HostFunction(kernel)
 
 
-class _Alone:
+class _KeptKernel:
     """An op in a graph that has nothing else, in a session that keeps its kernel.
 
     The session runs in the thread that calls it: a function would wait for a thread of
@@ -167,8 +162,8 @@ class _Alone:
             self._inputs = [
                 tf.compat.v1.placeholder(value.dtype) for value in node.inputs
             ]
-        message.input.extend(each.name for each in self._inputs)
-        mapped = {each.name: each for each in self._inputs}
+        message.input.extend(tensor.name for tensor in self._inputs)
+        mapped = {tensor.name: tensor for tensor in self._inputs}
         tf_functions.import_nodes(self._graph, definition, mapped)
         self._outputs = tf_functions.operation(self._graph, "draw").outputs
         self._run = self._begun()
@@ -176,17 +171,17 @@ class _Alone:
     def _begun(self) -> Callable[..., list[Array]]:
         config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=-1)
         session = tf.compat.v1.Session(graph=self._graph, config=config)
-        found: Callable[..., list[Array]] = session.make_callable(
+        draw: Callable[..., list[Array]] = session.make_callable(
             list(self._outputs), self._inputs
         )
-        return found
+        return draw
 
     def restart(self) -> None:
         """Begin the op's sequence anew."""
         self._run = self._begun()
 
     def __call__(self, *arrays: Array) -> list[Array]:
-        return [np.asarray(each) for each in self._run(*arrays)]
+        return [np.asarray(drawn) for drawn in self._run(*arrays)]
 
 
 class _Canary:
@@ -242,8 +237,8 @@ def _part(writer: OpWriter, bits: Ref, begin: int, size: int) -> Ref:
 
 def _seeds_of(node: Node) -> Seeds | None:
     """The seeds of an op; None if TensorFlow chooses them."""
-    found = node.attribute("seed") or 0, node.attribute("seed2") or 0
-    return None if found == (0, 0) else found
+    seeds = node.attribute("seed") or 0, node.attribute("seed2") or 0
+    return None if seeds == (0, 0) else seeds
 
 
 def _assign(name: str, value: Array) -> None:

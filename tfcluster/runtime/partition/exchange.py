@@ -139,12 +139,13 @@ class HostExchanger:
         # Processes may have different numbers of terms, so these are no part of it.
         group, signature = self._group, Signature(what, words_of(requests))
         rounding = self._rounding
-        rounded = [i for i, each in enumerate(requests) if _may_be_rounded(each)]
+        rounded = [i for i, request in enumerate(requests) if _may_be_rounded(request)]
         residuals = [Residual() for _ in _ROUNDED] if self._feeds_back else None
 
         def run(*arrays: Array) -> list[Array]:
             rest = iter(arrays)
-            terms = [list(itertools.islice(rest, len(each.terms))) for each in requests]
+            counts = [len(request.terms) for request in requests]
+            terms = [list(itertools.islice(rest, count)) for count in counts]
             results = {}
             with group.exchange(signature) as call:
                 if rounding is not None and call.transport.several_hosts:
@@ -156,12 +157,12 @@ class HostExchanger:
                 for name, op in _OPS.items():
                     places = [
                         i
-                        for i, each in enumerate(requests)
-                        if each.placement == Partial(name) and i not in results
+                        for i, request in enumerate(requests)
+                        if request.placement == Partial(name) and i not in results
                     ]
-                    given = [[numbers(term) for term in terms[i]] for i in places]
+                    operands = [[numbers(term) for term in terms[i]] for i in places]
                     for i, array in zip(
-                        places, self._reduced(call, given, op), strict=True
+                        places, self._reduced(call, operands, op), strict=True
                     ):
                         dtype = terms[i][0].dtype
                         results[i] = array.astype(dtype, copy=False)
@@ -169,10 +170,11 @@ class HostExchanger:
 
         function = HostFunction(run)
         self._functions.append(function)
+        dtypes = [request.ref.dtype for request in requests]
         return writer.op(
             "PyFunc",
-            [[term for each in requests for term in each.terms]],
-            {"token": function.token, "Tout": [each.ref.dtype for each in requests]},
+            [[term for request in requests for term in request.terms]],
+            {"token": function.token, "Tout": dtypes},
             "exchange",
         )
 
@@ -217,9 +219,11 @@ def words_of(requests: Sequence[ExchangeRequest]) -> tuple[str, ...]:
     """The words for these tensors in a ``Signature``."""
     return tuple(
         tensor_words(
-            f"{each.name} {each.placement}", each.ref.dtype.name, each.shape or ()
+            f"{request.name} {request.placement}",
+            request.ref.dtype.name,
+            request.shape or (),
         )
-        for each in requests
+        for request in requests
     )
 
 
@@ -246,7 +250,7 @@ def _packed(array: Array) -> bytes:
     """The elements; strings after their number and their lengths."""
     if array.dtype != np.object_:
         return np.ascontiguousarray(array).tobytes()
-    strings = [bytes(each) for each in array.reshape(-1)]
+    strings = [bytes(string) for string in array.reshape(-1)]
     sizes = np.array([len(strings), *map(len, strings)], np.int64)
     return b"".join([sizes.tobytes(), *strings])
 
@@ -258,10 +262,10 @@ def _unpacked(data: bytes, dtype: np.dtype[Any]) -> Array:
     count = int(np.frombuffer(data, np.int64, 1)[0])
     sizes = np.frombuffer(data, np.int64, count, 8)
     ends = 8 * (count + 1) + np.cumsum(sizes)
-    found = np.empty(count, np.object_)
+    strings = np.empty(count, np.object_)
     for index, (end, size) in enumerate(zip(ends, sizes, strict=True)):
-        found[index] = bytes(data[end - size : end])
-    return found
+        strings[index] = bytes(data[end - size : end])
+    return strings
 
 
 # --- without an exchange: local SGD ---------------------------------------------------
@@ -278,7 +282,7 @@ class OwnRows:
 
     def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
         """See ``Exchanger``; sums are scaled, and rows repeated."""
-        return [self._whole(writer, each) for each in requests]
+        return [self._whole(writer, request) for request in requests]
 
     def term(self, writer: OpWriter, whole: Ref, rows: int | None) -> Ref:
         """This rank's term of a sum over all ranks that is ``whole``."""
@@ -307,8 +311,7 @@ class OwnRows:
         blocks = np.arange(shard.outer)[:, None] * (own * shard.inner)
         places = writer.constant((blocks + entries.reshape(-1)).reshape(-1))
         axis = writer.constant(np.array(shard.dim, np.int32))
-        found = writer.op("GatherV2", [ref, places, axis], {})
-        return found[0]
+        return writer.op("GatherV2", [ref, places, axis], {})[0]
 
 
 def _times(writer: OpWriter, ref: Ref, above: int, below: int) -> Ref:
@@ -332,31 +335,26 @@ def changes(placed: Placed) -> dict[int, Placement]:
     ``Shard``: a part belongs to this rank's rows. ``Partial("max")`` or ``"min"``: it
     is the largest or smallest of all rows. Everything else: it is an estimate.
     """
-    found = _changes(placed)
-    inputs = placed.graph.inputs
-    return {i: found[value] for i, value in enumerate(inputs) if value in found}
-
-
-def _changes(placed: Placed) -> dict[Value, Placement]:
-    found: dict[Value, Placement] = {}
+    assigned: dict[Value, Placement] = {}
     for node in placed.nodes:
         if node.bodies:
-            inputs = node.inputs if node.type in LOOPS else node.inputs[1:]
+            carried = node.inputs if node.type in LOOPS else node.inputs[1:]
             for body in placed.bodies[node]:
                 inner = changes(body)
-                found.update((inputs[place], inner[place]) for place in inner)
+                assigned.update((carried[place], inner[place]) for place in inner)
         elif node.type.startswith(_CHANGES):
             kind: Placement = REPLICATE
             if node.type == "AssignVariableOp":
                 kind = _kind_of(placed, node.inputs[1])
-            found.update((v, kind) for v in node.inputs if v.dtype == tf.resource)
-    return found
+            assigned.update((v, kind) for v in node.inputs if v.dtype == tf.resource)
+    inputs = placed.graph.inputs
+    return {i: assigned[value] for i, value in enumerate(inputs) if value in assigned}
 
 
 def _kind_of(placed: Placed, value: Value) -> Placement:
     kind = placed.placements[value]
     if kind == REPLICATE and value.node.type in _EXTREMES:
-        kinds = [placed.placements[each] for each in value.node.inputs]
+        kinds = [placed.placements[operand] for operand in value.node.inputs]
         extreme = Partial(_EXTREMES[value.node.type])
         return extreme if extreme in kinds else kind
     return kind

@@ -97,18 +97,18 @@ class FunctionReport:
         return self.divided / self.cost if self.cost else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        found = {**asdict(self), "divided_share": round(self.share, 4)}
-        del found["divided"]
-        return found
+        fields = {**asdict(self), "divided_share": round(self.share, 4)}
+        del fields["divided"]
+        return fields
 
 
 def to_json(functions: Sequence[FunctionReport], ranks: int) -> dict[str, Any]:
     """The answer of ``tfcluster explain``, but for its version."""
-    costly = sorted(functions, key=lambda each: -each.cost)
+    costly = sorted(functions, key=lambda function: -function.cost)
     return {
         "ranks": ranks,
         "mostly_whole": _most_whole(functions),
-        "functions": [each.to_json() for each in costly],
+        "functions": [function.to_json() for function in costly],
     }
 
 
@@ -117,9 +117,9 @@ def mostly_whole(
 ) -> str | None:
     """A sentence if much work of a program is whole, and less than half is divided."""
     # To look for lines takes time.
-    if _most_whole([explained(each, _no_line) for each in programs]) is None:
+    if _most_whole([explained(program, _no_line) for program in programs]) is None:
         return None
-    return _most_whole([explained(each, line_of) for each in programs])
+    return _most_whole([explained(program, line_of) for program in programs])
 
 
 def _no_line(node: Node, function: str) -> None:
@@ -139,8 +139,8 @@ def explained(program: RankProgram, line_of: LineOf = line_of) -> FunctionReport
     account.add(placed, 1, {})
 
     def line(node: Node) -> str | None:
-        found = line_of(node, program.function)
-        return None if found is None else str(found)
+        script_line = line_of(node, program.function)
+        return None if script_line is None else str(script_line)
 
     exchanged: Sequence[Sequence[Value]] = (
         [] if program.written is None else program.written.exchanged
@@ -158,16 +158,15 @@ def explained(program: RankProgram, line_of: LineOf = line_of) -> FunctionReport
         cost=account.cost,
         divided=account.divided,
         exchanges=sum(account.rounds.get(values[0], 0) for values in exchanged),
-        exchanged_bytes=sum(each.bytes for each in tensors),
-        exchanged=sorted(tensors, key=lambda each: -each.bytes),
+        exchanged_bytes=sum(tensor.bytes for tensor in tensors),
+        exchanged=sorted(tensors, key=lambda tensor: -tensor.bytes),
         whole=account.whole(line),
     )
 
 
 def is_divided(plan: LocalPlan) -> bool:
     """Whether each rank computes only its rows of a node, and not the whole."""
-    made = plan.outputs if plan.made is None else plan.made
-    return any(map(_has_rows, (*plan.want, *made)))
+    return any(map(_has_rows, (*plan.want, *plan.written)))
 
 
 def _has_rows(placement: Placement) -> bool:
@@ -235,8 +234,8 @@ class _Account:
             cause: Node | None = node
             roots.cost[node] = roots.cost.get(node, 0) + cost
         else:
-            found = (causes[value] for value in node.inputs if value in causes)
-            cause = None if node.is_folded else next(found, None)
+            inherited = (causes[value] for value in node.inputs if value in causes)
+            cause = None if node.is_folded else next(inherited, None)
             if cause is not None:
                 roots.following[cause] = roots.following.get(cause, 0) + cost
         if cause is not None:
@@ -252,7 +251,7 @@ class _Account:
         carried = node.inputs if is_loop else node.inputs[1:]
         for body in bodies:
             pairs = zip(body.graph.inputs, carried, strict=True)
-            within = {own: causes[given] for own, given in pairs if given in causes}
+            within = {own: causes[outer] for own, outer in pairs if outer in causes}
             self.add(body, rounds * rounds_of(node), within)
             if len(body.graph.outputs) == len(node.outputs):
                 results = zip(node.outputs, body.graph.outputs, strict=True)
@@ -283,7 +282,7 @@ class _Account:
         for node in roots.cost:
             key = node.type, reason_of(node), line(node)
             groups.setdefault(key, []).append(node)
-        found = [
+        runs = [
             WholeRun(
                 op,
                 len(nodes),
@@ -294,7 +293,7 @@ class _Account:
             )
             for (op, reason, where), nodes in groups.items()
         ]
-        return sorted(found, key=lambda each: -each.weight)
+        return sorted(runs, key=lambda run: -run.weight)
 
 
 def reason_of(node: Node) -> str:
@@ -304,8 +303,8 @@ def reason_of(node: Node) -> str:
     if node.type not in RULES:
         return NO_RULE
     values = (*node.inputs, *node.outputs)
-    known = all(v.is_handle or v.elements is not None for v in values)
-    return OTHER_USE if known else UNKNOWN_SIZE
+    sizes_known = all(v.is_handle or v.elements is not None for v in values)
+    return OTHER_USE if sizes_known else UNKNOWN_SIZE
 
 
 def _maker(value: Value) -> Node:
@@ -317,32 +316,34 @@ def _maker(value: Value) -> Node:
 
 def _likely(branches: Sequence[Placed]) -> Placed:
     """The branch that counts: that for batches of the known size, else the longest."""
-    for each in branches:
-        if each.graph.rows:
-            return each
-    return max(branches, key=lambda each: len(each.nodes))
+    for branch in branches:
+        if branch.graph.rows:
+            return branch
+    return max(branches, key=lambda branch: len(branch.nodes))
 
 
 def _most_whole(functions: Sequence[FunctionReport]) -> str | None:
     # A function without a batch, such as one that initialises weights, has no rows.
-    candidates = [each for each in functions if each.trains or each.rows is not None]
-    worst = max(candidates, key=lambda each: each.cost - each.divided, default=None)
+    reports = [
+        report for report in functions if report.trains or report.rows is not None
+    ]
+    worst = max(reports, key=lambda report: report.cost - report.divided, default=None)
     if (
         worst is None
         or worst.share >= 0.5
         or worst.cost - worst.divided <= MOST_WHOLE_COST
     ):
         return None
-    said = (
+    sentence = (
         f"every rank computes {1 - worst.share:.0%} of the work of {worst.name} whole"
     )
     if worst.rows is None:
-        return f"{said}: {NO_ROWS}"
+        return f"{sentence}: {NO_ROWS}"
     if not worst.whole:
-        return f"{said}: it depends on no row of the batch"
+        return f"{sentence}: it depends on no row of the batch"
     first = worst.whole[0]
     place = "" if first.line is None else f" in {first.line}"
-    return f"{said}: {first.op}{place} is not divided ({first.reason})"
+    return f"{sentence}: {first.op}{place} is not divided ({first.reason})"
 
 
 def _text(error: Exception) -> str:
@@ -389,9 +390,9 @@ def cost_of(node: Node) -> int:
     if node.type in _PRODUCTS:
         return _of_product(node)
     if node.type == "Einsum":
-        found = _of_einsum(node)
-        if found is not None:
-            return found
+        cost = _of_einsum(node)
+        if cost is not None:
+            return cost
     if node.type in _FILTERS or node.type in _FILTER_GRADIENTS:
         return _of_convolution(node)
     return max(map(_count, (*node.inputs, *node.outputs)), default=0)

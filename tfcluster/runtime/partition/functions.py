@@ -61,12 +61,18 @@ def parsed(definition: ProtocolBuffer) -> Function:
     """Parse a FunctionDef."""
     types: dict[str, tuple[int, ...]] = {}
     starts: dict[tuple[str, str], int] = {}
+    stateful: set[str] = set()
     for node in definition.node_def:
-        count: list[int] = []
-        for output, each in _outputs(node):
-            starts[node.name, output] = len(count)
-            count += each
-        types[node.name] = tuple(count)
+        op_def = tf_functions.op_def(node.op)
+        if op_def is None:
+            raise NotImplementedError(f"TensorFlow has no op {node.op}")
+        if op_def.is_stateful:
+            stateful.add(node.name)
+        dtypes: list[int] = []
+        for output, dtypes_of_output in output_types(op_def, node.attr):
+            starts[node.name, output] = len(dtypes)
+            dtypes += dtypes_of_output
+        types[node.name] = tuple(dtypes)
 
     def input_of(text: str) -> Input:
         name, _, rest = text.partition(":")
@@ -77,17 +83,16 @@ def parsed(definition: ProtocolBuffer) -> Function:
 
     nodes = {}
     for node in definition.node_def:
-        found = tf_functions.op_def(node.op)
         nodes[node.name] = SourceNode(
             node,
             tuple(input_of(text) for text in node.input if text[0] != "^"),
             tuple(text[1:] for text in node.input if text[0] == "^"),
             types[node.name],
-            bool(found is not None and found.is_stateful),
+            node.name in stateful,
         )
     signature = definition.signature
     outputs = tuple(
-        input_of(definition.ret[each.name]) for each in signature.output_arg
+        input_of(definition.ret[argument.name]) for argument in signature.output_arg
     )
     must_run = tuple(definition.control_ret.values())
     return Function(
@@ -134,15 +139,7 @@ def _functions_of(node: ProtocolBuffer) -> Iterator[str]:
     for attribute in node.attr.values():
         if attribute.HasField("func"):
             yield attribute.func.name
-        yield from (each.name for each in attribute.list.func)
-
-
-def _outputs(node: ProtocolBuffer) -> Iterator[tuple[str, list[int]]]:
-    """The name and the dtypes (as enum values) of each output argument of a node."""
-    found = tf_functions.op_def(node.op)
-    if found is None:
-        raise NotImplementedError(f"TensorFlow has no op {node.op}")
-    return output_types(found, node.attr)
+        yield from (function.name for function in attribute.list.func)
 
 
 def output_types(
@@ -168,15 +165,15 @@ def _needed(
     nodes: Mapping[str, SourceNode], outputs: Sequence[Input], must_run: Sequence[str]
 ) -> Mapping[str, SourceNode]:
     """The nodes on which an output or an effect depends, in their order."""
-    found = {each.node for each in outputs} | set(must_run)
-    found |= {name for name, node in nodes.items() if node.is_stateful}
-    todo = [name for name in found if name in nodes]
+    names = {output.node for output in outputs} | set(must_run)
+    names |= {name for name, node in nodes.items() if node.is_stateful}
+    todo = [name for name in names if name in nodes]
     while todo:
         for name in _needs(nodes[todo.pop()], nodes):
-            if name not in found:
-                found.add(name)
+            if name not in names:
+                names.add(name)
                 todo.append(name)
-    return {name: node for name, node in nodes.items() if name in found}
+    return {name: node for name, node in nodes.items() if name in names}
 
 
 def _in_order(nodes: Mapping[str, SourceNode]) -> Sequence[str]:
@@ -202,5 +199,5 @@ def _in_order(nodes: Mapping[str, SourceNode]) -> Sequence[str]:
 
 
 def _needs(node: SourceNode, nodes: Mapping[str, SourceNode]) -> Iterator[str]:
-    names = (*(each.node for each in node.inputs), *node.controls)
+    names = (*(name for name, _ in node.inputs), *node.controls)
     return iter([name for name in names if name in nodes])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfcluster.runtime.partition.placement import Shape
@@ -169,8 +168,8 @@ def sizes_of(shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
     """The shape if it is fully known, else None."""
     if shape is None:
         return None
-    known = tuple(size for size in shape if size is not None)
-    return known if len(known) == len(shape) else None
+    sizes = tuple(size for size in shape if size is not None)
+    return sizes if len(sizes) == len(shape) else None
 
 
 def python_value(message: ProtocolBuffer) -> Any:
@@ -183,16 +182,11 @@ def python_value(message: ProtocolBuffer) -> Any:
     if kind == "list":
         values = message.list
         for name in ("s", "i", "f", "b"):
-            if found := getattr(values, name):
-                return list(found)
+            if elements := getattr(values, name):
+                return list(elements)
         if values.type:
-            return [tf.as_dtype(each) for each in values.type]
-        return [tf.TensorShape(each) for each in values.shape] or list(values.func)
+            return [tf.as_dtype(dtype) for dtype in values.type]
+        return [tf.TensorShape(shape) for shape in values.shape] or list(values.func)
     if kind == "tensor":
         return tf.make_ndarray(message.tensor)
     return None if kind is None else getattr(message, kind)
-
-
-def as_vector(values: Sequence[int], like: Array) -> Array:
-    """Integers as an array of the dtype of ``like``."""
-    return np.array(values, like.dtype)

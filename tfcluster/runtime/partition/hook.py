@@ -23,7 +23,7 @@ from tfcluster.runtime.partition.functions import (
 )
 from tfcluster.runtime.partition.placement import Ranks
 from tfcluster.runtime.partition.programs import (
-    Given,
+    ProgramInput,
     Programs,
     RankProgram,
     RowPart,
@@ -51,7 +51,7 @@ class Agree(Protocol):
     ) -> list[Tensor]: ...
 
 
-Join = Callable[[str, Sequence[Tensor]], list[Given]]
+Join = Callable[[str, Sequence[Tensor]], list[ProgramInput]]
 """Joins the ranks' rows of a program's batch; see ``agreement.joined``."""
 Running = Callable[[str, Written], AbstractContextManager[None]]
 """A context in which a program of this name runs; see ``op_runs.OpRuns.running``."""
@@ -154,7 +154,7 @@ class Hook:
         """See ``Call``."""
         text = name.decode() if isinstance(name, bytes) else name
         if self._stands_aside():
-            return original(context, name, self._made_whole(inputs), outputs)
+            return original(context, name, self._whole_inputs(inputs), outputs)
         with SIGNALS:
             result = self._call(original, context, name, text, inputs, outputs)
             if self._alone is not None:
@@ -174,9 +174,9 @@ class Hook:
         pass_point()
         try:
             programs = self._programs_of(text)
-            given = [Given(each, self._part_of(each)) for each in inputs]
+            values = [ProgramInput(tensor, self._part_of(tensor)) for tensor in inputs]
             if programs is None:
-                whole_inputs = self._gathered(given)
+                whole_inputs = self._gathered(values)
                 return original(context, name, whole_inputs, outputs)
             taken: list[Tensor] = []
             try:
@@ -187,20 +187,23 @@ class Hook:
                 rest = handed(programs.fetches, taken, inputs)
                 whole = self._checked(programs.without_batches(rest))
                 return original(context, whole.name.encode(), rest, outputs)
-            given += [Given(each) for each in taken]
+            values += [ProgramInput(tensor) for tensor in taken]
             if self._join is not None:
-                given = self._joined(self._join, programs, given)
-            program = self._checked(programs.program(given))
+                values = self._joined(self._join, programs, values)
+            program = self._checked(programs.program(values))
             if program.on_own_rows:
-                self._begins(program, programs, given)
+                assert self._alone is not None
+                self._alone.begins(
+                    program, lambda: programs.variables(values), self._variables
+                )
             elif self._agree is not None and program.is_divided:
-                given, program = self._agreed(programs, given, program)
+                values, program = self._agreed(programs, values, program)
             if program.error is not None:
-                tensors = self._gathered(given)
+                tensors = self._gathered(values)
                 own, taken = tensors[: len(inputs)], tensors[len(inputs) :]
                 rest = handed(programs.fetches, taken, own)
                 return original(context, name, rest, outputs)
-            tensors = [each.tensor for each in given]
+            tensors = [value.tensor for value in values]
             with self._within(program):
                 result = original(context, program.name.encode(), tensors, outputs)
             for index, part in program.parts.items():
@@ -209,16 +212,6 @@ class Hook:
             return result
         finally:
             self._busy.now = False
-
-    def _begins(
-        self, program: RankProgram, programs: Programs, given: Sequence[Given]
-    ) -> None:
-        assert self._alone is not None
-        self._alone.begins(
-            program,
-            lambda: programs.variables(given),
-            self._variables,
-        )
 
     def _variables(self) -> Sequence[Any]:
         """The ``tf.Variable`` objects of the function that is being called."""
@@ -239,14 +232,14 @@ class Hook:
     # --- parts ------------------------------------------------------------------------
 
     def _part_of(self, tensor: Tensor) -> RowPart | None:
-        found = self._parts.get(id(tensor))
-        return None if found is None else found[1]
+        entry = self._parts.get(id(tensor))
+        return None if entry is None else entry[1]
 
     def _note_part(self, tensor: Tensor, part: RowPart) -> None:
         key, parts = id(tensor), self._parts
         parts[key] = weakref.ref(tensor, lambda _: parts.pop(key, None)), part
 
-    def _made_whole(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _whole_inputs(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The inputs of a call that is not divided, such as one by another thread.
 
         Even there a part must never be taken for the whole tensor.
@@ -255,61 +248,61 @@ class Hook:
             return inputs
         self._busy.now = True
         try:
-            return self._gathered([Given(t, self._part_of(t)) for t in inputs])
+            return self._gathered([ProgramInput(t, self._part_of(t)) for t in inputs])
         finally:
             self._busy.now = False
 
-    def _gathered(self, given: Sequence[Given]) -> list[Tensor]:
+    def _gathered(self, values: Sequence[ProgramInput]) -> list[Tensor]:
         """The tensors, whole, for a function that cannot be divided."""
-        places = [place for place, each in enumerate(given) if each.part is not None]
-        tensors = [each.tensor for each in given]
+        places = [place for place, value in enumerate(values) if value.part is not None]
+        tensors = [value.tensor for value in values]
         if places:
-            parts = [given[place] for place in places]
-            key = tuple((each.tensor.dtype, each.part) for each in parts)
+            parts = [values[place] for place in places]
+            key = tuple((part.tensor.dtype, part.part) for part in parts)
             written = self._gathers.get(key)
             if written is None:
                 own_rows = self._own_rows
                 new = self._new_exchanger if own_rows is None else lambda _: own_rows
                 written = gather(parts, self._ranks, new)
                 self._gathers[key] = written
-            inputs = [each.tensor for each in parts]
+            inputs = [part.tensor for part in parts]
             with self._running("gather", written):
-                found = tf_functions.call(written.name, inputs, len(inputs))
-            for place, tensor in zip(places, found, strict=True):
+                wholes = tf_functions.call(written.name, inputs, len(inputs))
+            for place, tensor in zip(places, wholes, strict=True):
                 tensors[place] = tensor
         return tensors
 
     # --- programs ---------------------------------------------------------------------
 
     def _joined(
-        self, join: Join, programs: Programs, given: list[Given]
-    ) -> list[Given]:
+        self, join: Join, programs: Programs, values: list[ProgramInput]
+    ) -> list[ProgramInput]:
         """The inputs and batches; all ranks' batches together are one batch."""
-        places = programs.batch_places(given)
+        places = programs.batch_places(values)
         if places:
-            found = join(programs.label, [given[place].tensor for place in places])
-            for place, each in zip(places, found, strict=True):
-                given[place] = each
-        return given
+            joined = join(programs.label, [values[place].tensor for place in places])
+            for place, value in zip(places, joined, strict=True):
+                values[place] = value
+        return values
 
     def _agreed(
-        self, programs: Programs, given: list[Given], program: RankProgram
-    ) -> tuple[list[Given], RankProgram]:
+        self, programs: Programs, values: list[ProgramInput], program: RankProgram
+    ) -> tuple[list[ProgramInput], RankProgram]:
         """The inputs and batches with which all ranks continue, and the program."""
         assert self._agree is not None
-        places = programs.data_places(given)
-        own = [given[place].tensor for place in places]
-        found = self._agree(
-            programs.label, own, programs.variables(given), _words_of(program)
+        places = programs.data_places(values)
+        own = [values[place].tensor for place in places]
+        agreed = self._agree(
+            programs.label, own, programs.variables(values), _words_of(program)
         )
-        for place, tensor in zip(places, found, strict=True):
-            given[place] = Given(tensor)
-        program = self._checked(programs.program(given))
+        for place, tensor in zip(places, agreed, strict=True):
+            values[place] = ProgramInput(tensor)
+        program = self._checked(programs.program(values))
         words = _words_of(program)
-        if words and any(new is not old for new, old in zip(found, own, strict=True)):
+        if words and any(new is not old for new, old in zip(agreed, own, strict=True)):
             # On all ranks. Only now do all have the program for this batch.
             self._agree(f"{programs.label} with the chief's batch", [], [], words)
-        return given, program
+        return values, program
 
     def _within(self, program: RankProgram) -> AbstractContextManager[None]:
         if program.written is None:
@@ -334,12 +327,12 @@ class Hook:
         """Forget functions that TensorFlow has forgotten, and their programs."""
         gone: set[RankProgram] = set()
         for name in list(self._functions):
-            if tf_functions.is_known(name):
+            if tf_functions.is_registered(name):
                 continue
             programs = self._functions.pop(name)
             if programs is not None:
                 gone |= set(programs.forget())
-        self.programs = [each for each in self.programs if each not in gone]
+        self.programs = [program for program in self.programs if program not in gone]
         self._most_functions = max(256, 2 * len(self._functions))
 
     def _new_programs(self, name: str) -> Programs | None:
@@ -367,8 +360,8 @@ class Hook:
             return None
         if len(function.arguments) != len(called.inputs):
             return None
-        found: int | None = getattr(self._busy, "visible", None)
-        return found
+        visible: int | None = getattr(self._busy, "visible", None)
+        return visible
 
     def _checked(self, program: RankProgram) -> RankProgram:
         """The program, noted; raises why there is none if the hook is strict."""

@@ -33,7 +33,7 @@ _COPIES = ("Identity", "StopGradient")
 
 def join(graph: OpGraph, placements: dict[Value, Placement]) -> bool:
     """Compute means and variances of divided rows from moments; return if any is."""
-    found = False
+    is_changed = False
     for node in list(graph.nodes):
         mean = _mean_of(node)
         if mean is None:
@@ -42,8 +42,8 @@ def join(graph: OpGraph, placements: dict[Value, Placement]) -> bool:
         placement = placements.get(rows)
         if isinstance(placement, Shard) and placement.dim in _axes(rows, axes):
             _use_moments(graph, mean, node)
-            found = True
-    return found
+            is_changed = True
+    return is_changed
 
 
 def _use_moments(graph: OpGraph, mean: Node, variance: Node) -> None:
@@ -133,7 +133,7 @@ def _moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref
     squares = local.op("SquaredDifference", [rows, mean])
     spread = local.op("Sum", [*squares, axes], keep_dims=True)
     wide, wide_spread = (
-        local.op("Cast", [each], DstT=tf.float64)[0] for each in (mean, *spread)
+        local.op("Cast", [ref], DstT=tf.float64)[0] for ref in (mean, *spread)
     )
     # The mean of no rows is not a number.
     total = local.op("MulNoNan", [wide, count])[0]
@@ -147,12 +147,12 @@ def _from_moments(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequenc
     assert sizes is not None
     count = math.prod(sizes) // math.prod(sizes_of(node.inputs[0].shape) or ())
     divisor = local.constant(np.array(count, np.float64))
-    found, *squares = (local.op("RealDiv", [each, divisor])[0] for each in inputs)
+    mean, *squares = (local.op("RealDiv", [term, divisor])[0] for term in inputs)
     if squares:
-        square = local.op("Square", [found])
-        found = local.op("Sub", [*squares, *square])[0]
+        square = local.op("Square", [mean])
+        mean = local.op("Sub", [*squares, *square])[0]
         # Rounding may have left less than nothing.
-        found = local.op("Maximum", [found, local.constant(np.array(0.0))])[0]
+        mean = local.op("Maximum", [mean, local.constant(np.array(0.0))])[0]
     (output,) = node.outputs
     shape = local.constant(np.array(sizes_of(output.shape), np.int32))
-    return local.op("Cast", local.op("Reshape", [found, shape]), DstT=output.dtype)
+    return local.op("Cast", local.op("Reshape", [mean, shape]), DstT=output.dtype)

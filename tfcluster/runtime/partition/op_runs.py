@@ -48,7 +48,7 @@ from tfcluster.runtime.partition.exchange import Exchanger
 from tfcluster.runtime.partition.rewrite import Written
 from tfcluster.runtime.tensor_types import Tensor
 
-_LOOKS_PER_TIMEOUT, _LONGEST_SLEEP_S = 10, 1.0
+_POLLS_PER_TIMEOUT, _LONGEST_SLEEP_S = 10, 1.0
 _BEGUN, _ENDED = "tfcluster_exchanges_begun", "tfcluster_exchanges_ended"
 
 
@@ -160,11 +160,11 @@ class OpRuns:
             raise group.graph_failed(late, ended) from error
         if group.error_in(text) is not None:
             return
-        found = self._transport.error_of(error)
-        if isinstance(found, CollectiveTimeoutError):  # Another rank has given up.
-            found = PeerLostError(str(found))
-        if is_of_exchange(text, found, SCOPE):
-            raise group.graph_failed(found, ended) from error
+        failure = self._transport.error_of(error)
+        if isinstance(failure, CollectiveTimeoutError):  # Another rank has given up.
+            failure = PeerLostError(str(failure))
+        if is_of_exchange(text, failure, SCOPE):
+            raise group.graph_failed(failure, ended) from error
         group.graph_aborted(error, reason_of(text), ended)
 
     def _ended(self, run: _Run) -> int:
@@ -193,7 +193,7 @@ class OpRuns:
 
     def _watch(self) -> None:
         """Abort the ops when this rank has waited for too long."""
-        sleep_s = min(self._stall_timeout_s / _LOOKS_PER_TIMEOUT, _LONGEST_SLEEP_S)
+        sleep_s = min(self._stall_timeout_s / _POLLS_PER_TIMEOUT, _LONGEST_SLEEP_S)
         never = threading.Event()
         while not never.wait(sleep_s):
             run = self._run
@@ -244,10 +244,10 @@ class Failures:
         except (tf.errors.OpError, CollectiveMismatchError) as error:
             if not written.exchanges or self._group.failure is not None:
                 raise
-            found = self._firsts(label, error, before)
-            if found is None:
+            first_error = self._firsts(label, error, before)
+            if first_error is None:
                 raise
-            raise found from None
+            raise first_error from None
 
     def _firsts(
         self, label: str, error: Exception, before: CollectiveMismatchError | None
@@ -274,11 +274,11 @@ class Failures:
             sent = allgather_bytes(group, ours, Signature(f"errors in {label}"))
         except CollectiveError:
             return None
-        errors = [json.loads(each) for each in sent]
-        rank = next((rank for rank, each in enumerate(errors) if each), group.rank)
+        errors = [json.loads(data) for data in sent]
+        rank = next((rank for rank, text in enumerate(errors) if text), group.rank)
         if rank == group.rank:
             return None
         kind, message = errors[rank]
         cls = getattr(tf.errors, kind, tf.errors.UnknownError)
-        found: Exception = cls(None, None, message)
-        return found
+        error_of_rank: Exception = cls(None, None, message)
+        return error_of_rank

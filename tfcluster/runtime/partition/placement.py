@@ -78,9 +78,9 @@ class Shard:
         for dim, size in enumerate(new):
             before, after = math.prod(new[:dim]), math.prod(new[dim + 1 :])
             if before and after and outer % before == 0 and inner % after == 0:
-                found = Shard(dim, self.rows, outer // before, inner // after)
-                if found.size == size:
-                    return found
+                shard = Shard(dim, self.rows, outer // before, inner // after)
+                if shard.size == size:
+                    return shard
         return None
 
     def __str__(self) -> str:

@@ -52,7 +52,7 @@ class RowPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ProgramInput:
     """A tensor that a program gets."""
 
     tensor: Tensor
@@ -154,7 +154,7 @@ class Programs:
         self._variables: list[Watched] | None = None
         self._taken_rows: int | None = None
         """The size of the first batch that a loop of the function took."""
-        self._note = HostFunction(self._took)
+        self._note = HostFunction(self._note_size)
         self._without_batches: RankProgram | None = None
         self._draws_by_itself: bool | None = None
         """Whether it holds random ops with states; None if nobody has asked."""
@@ -165,12 +165,12 @@ class Programs:
         share."""
         return _TRACE.sub("", self.function.name)
 
-    def _took(self, size: Array) -> list[Array]:
+    def _note_size(self, size: Array) -> list[Array]:
         if self._taken_rows is None and int(size) >= self._ranks.size:
             self._taken_rows = int(size)
         return []
 
-    def data_places(self, given: Sequence[Given]) -> list[int]:
+    def data_places(self, inputs: Sequence[ProgramInput]) -> list[int]:
         """The places of the program's data among its inputs and batches.
 
         These are numbers that are equal on all ranks: neither variables, nor arrays
@@ -179,48 +179,49 @@ class Programs:
         arguments = len(self.function.arguments)
         return [
             place
-            for place, each in enumerate(given)
-            if each.is_data
-            and each.part is None
+            for place, value in enumerate(inputs)
+            if value.is_data
+            and value.part is None
             and (place >= arguments or self._is_named(place))
         ]
 
-    def variables(self, given: Sequence[Given]) -> list[Watched]:
+    def variables(self, inputs: Sequence[ProgramInput]) -> list[Watched]:
         """The variables among the inputs: one list while they are the same."""
-        known = self._variables
-        if known is None or any(
-            each.handle is not given[each.place].tensor for each in known
+        variables = self._variables
+        if variables is None or any(
+            variable.handle is not inputs[variable.place].tensor
+            for variable in variables
         ):
-            tensors = [each.tensor for each in given[: len(self.function.arguments)]]
+            tensors = [value.tensor for value in inputs[: len(self.function.arguments)]]
             names = self._variable_names()
-            known = self._variables = watched(self._names, tensors, names)
-        return known
+            variables = self._variables = watched(self._names, tensors, names)
+        return variables
 
-    def batch_places(self, given: Sequence[Given]) -> list[int]:
+    def batch_places(self, inputs: Sequence[ProgramInput]) -> list[int]:
         """The places of the tensors that have the rows of a batch as first dimension.
 
         A batch is what the function takes, or else an argument.
         """
         arguments = len(self.function.arguments)
-        fetched = list(range(arguments, len(given)))
+        fetched = list(range(arguments, len(inputs)))
         named = [place for place in range(arguments) if self._is_named(place)]
         for places in (fetched, named):
-            rows = _most_rows((given[place] for place in places), 1)
+            rows = _most_rows((inputs[place] for place in places), 1)
             if rows is not None:
                 return [
                     place
                     for place in (*fetched, *named)
-                    if given[place].part is None
-                    and given[place].tensor.dtype not in _HANDLES
-                    and given[place].shape[:1] == (rows,)
+                    if inputs[place].part is None
+                    and inputs[place].tensor.dtype not in _HANDLES
+                    and inputs[place].shape[:1] == (rows,)
                 ]
         return []
 
     def _is_named(self, place: int) -> bool:
-        given = self.function.definition.arg_attr
-        return place in given and "_user_specified_name" in given[place].attr
+        attributes = self.function.definition.arg_attr
+        return place in attributes and "_user_specified_name" in attributes[place].attr
 
-    def program(self, given: Sequence[Given]) -> RankProgram:
+    def program(self, inputs: Sequence[ProgramInput]) -> RankProgram:
         """The program for inputs and batches, in this order, of these shapes.
 
         Call it each time before the program runs. Raises CollectiveError if the ranks
@@ -229,15 +230,15 @@ class Programs:
         self._draws.begin()
         shapes = tuple(
             None
-            if each.tensor.dtype == tf.resource
-            else (each.tensor.dtype, each.shape, each.shard)
-            for each in given
+            if value.tensor.dtype == tf.resource
+            else (value.tensor.dtype, value.shape, value.shard)
+            for value in inputs
         )
         key = self._taken_rows, shapes
-        found = self._programs.get(key)
-        if found is None:
-            found = self._programs[key] = self._made_or_whole(given, self.fetches)
-        return found
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._divided_or_whole(inputs, self.fetches)
+        return program
 
     def without_batches(self, inputs: Sequence[Tensor]) -> RankProgram:
         """The program that takes batches itself, and is not divided.
@@ -250,30 +251,30 @@ class Programs:
             return RankProgram(self.function.name, self.label)
         self._draws.begin()
         if self._without_batches is None:
-            given = [Given(each) for each in inputs]
-            self._without_batches = self._made_or_whole(given, ())
+            values = [ProgramInput(tensor) for tensor in inputs]
+            self._without_batches = self._divided_or_whole(values, ())
         return self._without_batches
 
-    def _made_or_whole(
-        self, given: Sequence[Given], fetches: Sequence[TakenElement]
+    def _divided_or_whole(
+        self, inputs: Sequence[ProgramInput], fetches: Sequence[TakenElement]
     ) -> RankProgram:
         try:
-            found = self._made(given, fetches)
+            program = self._divided(inputs, fetches)
         except CollectiveError:
             raise
         except Exception as error:
             # Whatever it is: the function itself computes what one machine computes.
-            found = RankProgram(self.function.name, self.label, error=error)
-        found.function = self.function.name
-        return found
+            program = RankProgram(self.function.name, self.label, error=error)
+        program.function = self.function.name
+        return program
 
-    def _made(
-        self, given: Sequence[Given], fetches: Sequence[TakenElement]
+    def _divided(
+        self, inputs: Sequence[ProgramInput], fetches: Sequence[TakenElement]
     ) -> RankProgram:
         """The program to which ``fetches`` are given."""
         clock, seconds = time.perf_counter, {}
         began = clock()
-        arguments = [each.argument() for each in given]
+        arguments = [value.argument() for value in inputs]
         rest = arguments[len(self.function.arguments) :]
         batches = {}
         for fetch in fetches:
@@ -285,9 +286,9 @@ class Programs:
         self._names = _names_of(graph)[: len(own)]
         seconds["specialise"] = clock() - began
         began = clock()
-        rows, placements = self._placements(given)
+        rows, placements = self._placements(inputs)
         if len(fetches) < len(self.fetches):
-            rows, placements = None, [REPLICATE] * len(given)
+            rows, placements = None, [REPLICATE] * len(inputs)
         placed = propagate(graph, placements, rows)
         seconds["propagate"] = clock() - began
         alone = self._own_rows is not None and (
@@ -297,15 +298,10 @@ class Programs:
             is_stateful_draw(node) or self._is_note(node) or is_in_order(node)
             for node in graph.all_nodes()
         )
+        program = RankProgram(self.function.name, self.label, placed, seconds=seconds)
+        program.on_own_rows = alone
         if not placed.exchanges() and not must_be_written and not fetches:
-            return RankProgram(
-                self.function.name,
-                self.label,
-                placed,
-                None,
-                seconds,
-                on_own_rows=alone,
-            )
+            return program
         began = clock()
         exchanger: Exchanger | None = self._own_rows if alone else None
         if not alone and self._new_exchanger is not None:
@@ -317,44 +313,31 @@ class Programs:
             exchanger,
             self._draws,
             [
-                tf_functions.handle_data(each.tensor)
-                if each.tensor.dtype in _HANDLES
+                tf_functions.handle_data(value.tensor)
+                if value.tensor.dtype in _HANDLES
                 else None
-                for each in given
+                for value in inputs
             ],
-            [each.shard or REPLICATE for each in given],
+            [value.shard or REPLICATE for value in inputs],
             self._visible,
         )
         tf_functions.register(written.definitions[0])
         seconds["rewrite"] = clock() - began
-        parts = {
-            index: RowPart(placement, value.shape)
-            for index, (placement, value) in enumerate(
-                zip(
-                    returned(placed, self._ranks, self._visible),
-                    graph.outputs,
-                    strict=True,
-                )
-            )
-            if isinstance(placement, Shard) and value.shape is not None
-        }
-        return RankProgram(
-            written.name,
-            self.label,
-            placed,
-            written,
-            seconds,
-            parts,
-            on_own_rows=alone,
-        )
+        program.name, program.written = written.name, written
+        placements = returned(placed, self._ranks, self._visible)
+        outputs = zip(placements, graph.outputs, strict=True)
+        for index, (placement, output) in enumerate(outputs):
+            if isinstance(placement, Shard) and output.shape is not None:
+                program.parts[index] = RowPart(placement, output.shape)
+        return program
 
     def forget(self) -> list[RankProgram]:
         """Remove the definitions of all programs; returns the programs."""
-        found = [*self._programs.values(), *filter(None, [self._without_batches])]
-        for each in found:
-            if each.written is not None:
-                tf_functions.forget(each.written.name)
-        return found
+        programs = [*self._programs.values(), *filter(None, [self._without_batches])]
+        for program in programs:
+            if program.written is not None:
+                tf_functions.forget(program.written.name)
+        return programs
 
     def takes_batches(self, program: RankProgram) -> bool:
         """Whether a loop of the program takes batches, whose size it tells."""
@@ -367,7 +350,7 @@ class Programs:
         return token == self._note.token.encode()
 
     def _placements(
-        self, given: Sequence[Given]
+        self, inputs: Sequence[ProgramInput]
     ) -> tuple[int | None, Sequence[Placement]]:
         """The number of rows, and the placements of inputs and batches.
 
@@ -375,25 +358,24 @@ class Programs:
         one, of the largest argument; without one, of the largest array that the
         function has captured. To divide other tensors would not be wrong, only slower.
         """
-        rows = self._rows(given)
+        rows = self._rows(inputs)
         return rows, [
-            each.shard
+            value.shard
             or (
                 Shard(0, rows)
-                if rows is not None and has_rows(each, rows)
+                if rows is not None and value.is_data and value.shape[:1] == (rows,)
                 else REPLICATE
             )
-            for each in given
+            for value in inputs
         ]
 
-    def _rows(self, given: Sequence[Given]) -> int | None:
-        arguments = len(self.function.arguments)
-        inputs, fetched = given[:arguments], given[arguments:]
-        for each in given:
-            if each.part is not None:
-                return each.part.shard.rows
-        named = [each for i, each in enumerate(inputs) if self._is_named(i)]
-        for candidates in (fetched, named, inputs):
+    def _rows(self, inputs: Sequence[ProgramInput]) -> int | None:
+        for value in inputs:
+            if value.part is not None:
+                return value.part.shard.rows
+        arguments = inputs[: len(self.function.arguments)]
+        named = [value for i, value in enumerate(arguments) if self._is_named(i)]
+        for candidates in (inputs[len(arguments) :], named, arguments):
             rows = _most_rows(candidates, max(self._ranks.size, 2))
             if rows is not None:
                 return rows
@@ -406,46 +388,44 @@ def _trains(placed: Placed) -> bool:
 
 def _names_of(graph: OpGraph) -> list[str]:
     """Names for the inputs of a graph; those of variables are where they are read."""
-    found = {value: value.node.name for value in graph.inputs}
+    names = {value: value.node.name for value in graph.inputs}
     for node in reversed(graph.nodes):
-        if node.type == "ReadVariableOp" and node.inputs[0] in found:
-            found[node.inputs[0]] = _READING.sub("", node.name)
-    return [found[value] for value in graph.inputs]
+        if node.type == "ReadVariableOp" and node.inputs[0] in names:
+            names[node.inputs[0]] = _READING.sub("", node.name)
+    return [names[value] for value in graph.inputs]
 
 
 def gather(
-    parts: Sequence[Given],
+    parts: Sequence[ProgramInput],
     ranks: Ranks,
     new_exchanger: Callable[[str], Exchanger] | None,
 ) -> Written:
     """A function that gets these parts, and returns the whole tensors."""
     graph = ShapeGraph()
-    values = graph.arguments([each.argument() for each in parts])
-    placements = [each.shard or REPLICATE for each in parts]
-    rows = next((each.rows for each in placements if isinstance(each, Shard)), None)
+    values = graph.arguments([part.argument() for part in parts])
+    placements = [part.shard or REPLICATE for part in parts]
+    rows = next(
+        (placement.rows for placement in placements if isinstance(placement, Shard)),
+        None,
+    )
     written = rewrite(
         propagate(graph.finished(values), placements, rows),
         "tfcluster_gather",
         ranks,
         None if new_exchanger is None else new_exchanger("gather"),
         Draws(lambda: 0),
-        given=placements,
+        input_placements=placements,
     )
     tf_functions.register(written.definitions[0])
     return written
 
 
-def _most_rows(given: Iterable[Given], least: int) -> int | None:
+def _most_rows(inputs: Iterable[ProgramInput], least: int) -> int | None:
     sizes: dict[int, int] = {}
-    for each in given:
-        if each.is_data and each.shape:
-            rows, nbytes = each.shape[0], elements_of(each.shape)
+    for value in inputs:
+        if value.is_data and value.shape:
+            rows, nbytes = value.shape[0], elements_of(value.shape)
             if rows is not None and rows >= least:
-                size = (nbytes or 0) * each.tensor.dtype.size
+                size = (nbytes or 0) * value.tensor.dtype.size
                 sizes[rows] = sizes.get(rows, 0) + size
     return max(sizes, key=lambda rows: sizes[rows]) if sizes else None
-
-
-def has_rows(given: Given, rows: int) -> bool:
-    """Whether the tensor's first dimension has that size."""
-    return given.is_data and bool(given.shape) and given.shape[0] == rows

@@ -59,27 +59,20 @@ class Placed:
 
     def exchanges(self) -> bool:
         """Whether the placements are not all the same as on one machine."""
-        return any(not is_whole(each) for each in self.placements.values()) or any(
-            body.exchanges() for bodies in self.bodies.values() for body in bodies
-        )
+        if not all(map(is_whole, self.placements.values())):
+            return True
+        return any(b.exchanges() for bodies in self.bodies.values() for b in bodies)
 
 
 def propagate(graph: OpGraph, inputs: Sequence[Placement], rows: int | None) -> Placed:
     """Placements for a graph whose inputs have the placements ``inputs``."""
-    return _propagate(graph, inputs, rows, {})
+    return _Propagation(graph, inputs, rows, {}).result()
 
 
-_Known: TypeAlias = dict[tuple[OpGraph, tuple[Placement, ...], int | None], "Placed"]
+_PlacedBodies: TypeAlias = dict[
+    tuple[OpGraph, tuple[Placement, ...], int | None], "Placed"
+]
 """The bodies of loops and branches for which placements have been found."""
-
-
-def _propagate(
-    graph: OpGraph, inputs: Sequence[Placement], rows: int | None, known: _Known
-) -> Placed:
-    key = graph, tuple(inputs), rows
-    if key not in known:
-        known[key] = _Propagation(graph, inputs, rows, known).result()
-    return known[key]
 
 
 class _Propagation:
@@ -88,9 +81,9 @@ class _Propagation:
         graph: OpGraph,
         inputs: Sequence[Placement],
         rows: int | None,
-        known: _Known,
+        placed_bodies: _PlacedBodies,
     ) -> None:
-        self._known = known
+        self._placed_bodies = placed_bodies
         if graph.taken:
             rows = next(iter(graph.taken.values()))
         self._placed = Placed(graph, needed(graph), list(inputs), rows)
@@ -104,8 +97,8 @@ class _Propagation:
         self._settle()
         if moments.join(placed.graph, placed.placements):
             placed.nodes = needed(placed.graph)
-            for key in [each for each in self._known if each[0] is placed.graph]:
-                del self._known[key]
+            for key in [key for key in self._placed_bodies if key[0] is placed.graph]:
+                del self._placed_bodies[key]
             self._settle()
         return placed
 
@@ -139,10 +132,10 @@ class _Propagation:
 
     def _seen(self, value: Value) -> Placement:
         """The placement as the nodes that use the value see it."""
-        found = self._placed.placements[value]
-        if isinstance(found, Partial) and value in self._reduced:
+        placement = self._placed.placements[value]
+        if isinstance(placement, Partial) and value in self._reduced:
             return REPLICATE
-        return found
+        return placement
 
     def _rounds_seen(self, value: Value) -> int:
         """The exchanges before the value has the placement that ``_seen`` returns."""
@@ -192,14 +185,11 @@ class _Propagation:
             and isinstance(plan.outputs[0], Partial)
             and list(plan.want[:1]) == list(plan.outputs)
             and isinstance(self._placed.placements[source], Partial)
-            and all(each.node.is_folded for each in others)
+            and all(other.node.is_folded for other in others)
             and source.dtype == node.outputs[0].dtype
             and source.elements == node.outputs[0].elements
         )
         return source if is_copy else None
-
-    def _operation(self, node: Node, placements: Sequence[Placement]) -> PlacedOp:
-        return PlacedOp(node, placements, list(map(self._rounds_seen, node.inputs)))
 
     def _plan(self, node: Node) -> LocalPlan:
         if node.bodies:
@@ -211,7 +201,7 @@ class _Propagation:
         if any(value in taken for value in node.outputs):
             rows = [taken.get(value) for value in node.outputs]
             outputs: list[Placement] = [Shard(0, n) if n else REPLICATE for n in rows]
-            return LocalPlan(placements, outputs, made=[REPLICATE] * len(outputs))
+            return LocalPlan(placements, outputs, built=[REPLICATE] * len(outputs))
         # Even if nothing is divided yet, random numbers for the rows can be.
         plan = random_rules.by_rows(node, self._placed.rows) or moments.plan_of(
             node, placements
@@ -220,16 +210,17 @@ class _Propagation:
             return plan
         if all(map(is_whole, placements)) and not list_rules.handles_lists(node):
             return LocalPlan(placements, [REPLICATE] * len(node.outputs))
-        found = RULES.get(node.type)
-        plan = None if found is None else found(self._operation(node, placements))
-        if plan is not None and _is_possible(node, plan):
-            return plan
+        if (rule := RULES.get(node.type)) is not None:
+            rounds = [self._rounds_seen(value) for value in node.inputs]
+            plan = rule(PlacedOp(node, placements, rounds))
+            if plan is not None and _is_possible(node, plan):
+                return plan
         if not all(map(is_whole, placements)):
             self._placed.whole.add(node)
         return LocalPlan(
             [
-                ListOf(REPLICATE) if isinstance(each, ListOf) else REPLICATE
-                for each in placements
+                ListOf(REPLICATE) if isinstance(placement, ListOf) else REPLICATE
+                for placement in placements
             ],
             [
                 ListOf(REPLICATE) if value.list is not None else REPLICATE
@@ -242,7 +233,10 @@ class _Propagation:
     def _within(
         self, body: OpGraph, inputs: Sequence[Placement], rows: int | None
     ) -> Placed:
-        return _propagate(body, inputs, rows, self._known)
+        placed, key = self._placed_bodies, (body, tuple(inputs), rows)
+        if key not in placed:
+            placed[key] = _Propagation(body, inputs, rows, placed).result()
+        return placed[key]
 
     def _loop(self, node: Node) -> LocalPlan:
         condition, body = node.bodies
@@ -258,7 +252,7 @@ class _Propagation:
 
         def settle() -> None:
             for index, values in enumerate(carried):
-                if not all(can_have(each, current[index]) for each in values):
+                if not all(can_have(value, current[index]) for value in values):
                     current[index], final[index] = _all_whole(current[index]), True
 
         settle()
@@ -266,14 +260,14 @@ class _Propagation:
         for _ in range(_MOST_ROUNDS):
             placed = self._within(body, current, rows)
             before = list(current)
-            for index, each in enumerate(placed.outputs):
+            for index, placement in enumerate(placed.outputs):
                 if not final[index]:
-                    current[index], final[index] = joined(current[index], each)
+                    current[index], final[index] = joined(current[index], placement)
             settle()
             if before == current:
                 break
         else:
-            current = [_all_whole(each) for each in current]
+            current = [_all_whole(placement) for placement in current]
             placed = self._within(body, current, rows)
         self._placed.bodies[node] = (self._within(condition, current, rows), placed)
         return LocalPlan(current, current)
@@ -282,19 +276,17 @@ class _Propagation:
         inputs = [_carried(self._seen(value)) for value in node.inputs[1:]]
         for index, value in enumerate(node.inputs[1:]):
             within = [body.inputs[index] for body in node.bodies]
-            if not all(can_have(each, inputs[index]) for each in (value, *within)):
+            if not all(can_have(v, inputs[index]) for v in (value, *within)):
                 inputs[index] = _all_whole(inputs[index])
-        bodies = [self._of_branch(each, inputs) for each in node.bodies]
+        bodies = [self._of_branch(body, inputs) for body in node.bodies]
         outputs, *others = (body.outputs for body in bodies)
-        for each in others:
-            outputs = [
-                joined(one, other)[0] for one, other in zip(outputs, each, strict=True)
-            ]
+        for other in others:
+            outputs = [joined(*pair)[0] for pair in zip(outputs, other, strict=True)]
         results = zip(
-            node.outputs, *(each.outputs for each in node.bodies), strict=True
+            node.outputs, *(body.outputs for body in node.bodies), strict=True
         )
         for index, values in enumerate(results):
-            if not all(can_have(each, outputs[index]) for each in values):
+            if not all(can_have(value, outputs[index]) for value in values):
                 outputs[index] = _all_whole(outputs[index])
         self._placed.bodies[node] = tuple(bodies)
         return LocalPlan([REPLICATE, *inputs], outputs)
@@ -308,8 +300,8 @@ class _Propagation:
         if rows is None:
             raise NotImplementedError("a branch for batches of unknown sizes")
         divided: list[Placement] = [
-            Shard(0, rows) if index in body.rows else each
-            for index, each in enumerate(inputs)
+            Shard(0, rows) if index in body.rows else placement
+            for index, placement in enumerate(inputs)
         ]
         return self._within(body, divided, rows)
 
@@ -326,12 +318,11 @@ def can_have(value: Value, placement: Placement) -> bool:
     if isinstance(placement, Shard):
         return placement.fits(value.shape)
     if isinstance(placement, ListOf) and isinstance(placement.element, Shard):
-        known = value.list
-        if known is None or not known.begun:
-            return known is not None
-        return elements_of(known.shape) is not None and placement.element.fits(
-            known.shape
-        )
+        list_type = value.list
+        if list_type is None or not list_type.begun:
+            return list_type is not None
+        shape = list_type.shape
+        return elements_of(shape) is not None and placement.element.fits(shape)
     return True
 
 
@@ -348,14 +339,14 @@ def _all_whole(placement: Placement) -> Placement:
 
 def needed(graph: OpGraph) -> list[Node]:
     """The nodes on which an output or an effect depends, in their order."""
-    found = {value.node for value in graph.outputs}
+    needed_nodes = {value.node for value in graph.outputs}
     for node in reversed(graph.nodes):
-        if node in found or has_effect(node):
-            found.add(node)
+        if node in needed_nodes or has_effect(node):
+            needed_nodes.add(node)
             if not node.is_folded:
-                found.update(value.node for value in node.inputs)
-            found.update(node.controls)
-    return [node for node in graph.nodes if node in found]
+                needed_nodes.update(value.node for value in node.inputs)
+            needed_nodes.update(node.controls)
+    return [node for node in graph.nodes if node in needed_nodes]
 
 
 def has_effect(node: Node) -> bool:
@@ -363,5 +354,5 @@ def has_effect(node: Node) -> bool:
     if node.type in _READS or random_rules.is_stateful_draw(node):
         return False
     if node.bodies:
-        return any(has_effect(each) for body in node.bodies for each in body.nodes)
+        return any(has_effect(inner) for body in node.bodies for inner in body.nodes)
     return node.stateful

@@ -19,7 +19,7 @@ from tfcluster.runtime.partition.exchange import (
     ExchangeRequest,
     OwnRows,
 )
-from tfcluster.runtime.partition.graph import Value, elements_of
+from tfcluster.runtime.partition.graph import Value
 from tfcluster.runtime.partition.placement import (
     REPLICATE,
     ListOf,
@@ -46,8 +46,6 @@ class Traffic:
     """What a function exchanges, and by whom."""
 
     exchanger: Exchanger | None
-    exchanges: int = 0
-    nbytes: int = 0
     values: list[Sequence[Value]] = field(default_factory=list)
     """The values of each exchange; those of loops and branches are among them."""
 
@@ -82,19 +80,19 @@ class Redistribution:
 
         None if that takes an exchange, for which the value is added to ``pending``.
         """
-        found = self._found(value, want, pending)
+        refs = self._form(value, want, pending)
         count = 1 if is_single(want) else len(self._splits)
-        if found is not None and len(found) < count:
-            return found * count
-        return found
+        if refs is not None and len(refs) < count:
+            return refs * count
+        return refs
 
-    def _found(
+    def _form(
         self, value: Value, want: Placement, pending: dict[Value, None]
     ) -> Refs | None:
         forms = self._forms[value]
-        found = forms.get(want)
-        if found is not None:
-            return found
+        form = forms.get(want)
+        if form is not None:
+            return form
         if isinstance(want, ListOf) or isinstance(
             self._placed.placements.get(value), ListOf
         ):
@@ -141,8 +139,8 @@ class Redistribution:
 
     def _slice(self, ref: Ref, begin: Sequence[int], size: Sequence[int]) -> Ref:
         write = self._writer
-        constants = [write.constant(np.array(each, np.int32)) for each in (begin, size)]
-        return write.op("Slice", [ref, *constants], {})[0]
+        bounds = [write.constant(np.array(v, np.int32)) for v in (begin, size)]
+        return write.op("Slice", [ref, *bounds], {})[0]
 
     def _reshape(self, ref: Ref, shape: Shape) -> Ref:
         unknown = [i for i, size in enumerate(shape) if size is None]
@@ -240,36 +238,29 @@ class Redistribution:
             requests.append(
                 ExchangeRequest(ref, placement, shape, name, rows, tuple(others))
             )
-        whole = [each.ref for each in requests]
+        whole = [request.ref for request in requests]
         if self._ranks.exchanges:
             assert self._traffic.exchanger is not None
             with self._writer.after([self.last_exchange]):
                 whole = self._traffic.exchanger.write(self._writer, requests)
             self.last_exchange = self._writer.last
-            # The shapes that the host's function does not tell.
+            # The shapes that the host's function does not give.
             whole = [
-                self._ensured(ref, each.shape)
-                for ref, each in zip(whole, requests, strict=True)
+                self._writer.ensure_shape(ref, request.shape)
+                for ref, request in zip(whole, requests, strict=True)
             ]
         whole = [
-            self._cast(ref, value.dtype) if isinstance(each.placement, Partial) else ref
-            for ref, each, value in zip(whole, requests, values, strict=True)
+            self._cast(ref, value.dtype)
+            if isinstance(request.placement, Partial)
+            else ref
+            for ref, request, value in zip(whole, requests, values, strict=True)
         ]
-        self._traffic.exchanges += 1
-        self._traffic.nbytes += sum(value.nbytes for value in values)
         self._traffic.values.append(values)
         for value, ref in zip(values, whole, strict=True):
             if isinstance(self._placed.placements[value], ListOf):
                 self._forms[value][ListOf(REPLICATE)] = (self._from_tensor(ref),)
             else:
                 self._forms[value][REPLICATE] = (ref,)
-
-    def _ensured(self, ref: Ref, shape: Shape | None) -> Ref:
-        if elements_of(shape) is None:
-            return ref
-        return self._writer.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[
-            0
-        ]
 
     def _cast(self, ref: Ref, dtype: DType) -> Ref:
         if ref.dtype == dtype:
@@ -325,13 +316,13 @@ class Redistribution:
                 for ref, split in zip(parts, splits, strict=True)
             ]
         where = write.constant(np.array(axis, np.int32))
-        found = write.op("ConcatV2", [parts, where], {})[0]
+        joined = write.op("ConcatV2", [parts, where], {})[0]
         if placement.outer > 1:
             size = sum(split.local_size(placement) for split in splits)
-            found = self._reshape(
-                found, (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
+            joined = self._reshape(
+                joined, (*shape[: placement.dim], size, *shape[placement.dim + 1 :])
             )
-        return found
+        return joined
 
 
 def is_single(placement: Placement) -> bool:

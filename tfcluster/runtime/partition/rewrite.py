@@ -43,14 +43,16 @@ class Written:
     """The definitions of a rank's functions; the first is the one to call."""
 
     definitions: list[ProtocolBuffer]
-    exchanges: int = 0
-    exchanged_bytes: int = 0
     keep: list[object] = field(default_factory=list)
     """Objects that must live as long as the functions."""
     exchanged: list[Sequence[Value]] = field(default_factory=list)
     """The values of each exchange; those of loops and branches are among them."""
     words: tuple[str, ...] = ()
     """See ``Exchanger.words``."""
+
+    @property
+    def exchanges(self) -> int:
+        return len(self.exchanged)
 
     @property
     def name(self) -> str:
@@ -65,15 +67,15 @@ def rewrite(
     exchanger: Exchanger | None,
     draws: Draws,
     handles: Sequence[ProtocolBuffer | None] = (),
-    given: Sequence[Placement] = (),
+    input_placements: Sequence[Placement] = (),
     visible: int | None = None,
 ) -> Written:
     """The function of a process, which gets and returns whole tensors.
 
-    ``handles`` says what the handles among the inputs refer to. ``given`` are the
-    placements with which the inputs come, if not whole. Only the first ``visible``
-    outputs have to be whole; others stay parts, see ``returned``. Registers
-    the functions of loops and branches, but not the function itself.
+    ``handles`` says what the handles among the inputs refer to. The inputs come with
+    ``input_placements``, else whole. Only the first ``visible`` outputs have to be
+    whole; others stay parts, see ``returned``. Registers the functions of loops and
+    branches, but not the function itself.
     """
     process = _Process(ranks, exchanger, draws)
     body = _Body(process, placed, stem)
@@ -81,7 +83,7 @@ def rewrite(
     for value, handle, placement in zip(
         placed.graph.inputs,
         list(handles) or [None] * count,
-        list(given) or [REPLICATE] * count,
+        list(input_placements) or [REPLICATE] * count,
         strict=True,
     ):
         shape = value.shape
@@ -94,8 +96,6 @@ def rewrite(
     definition = body.finish([refs[0] for refs in outputs])
     return Written(
         [definition, *process.definitions],
-        process.traffic.exchanges,
-        process.traffic.nbytes,
         [exchanger],
         process.traffic.values,
         () if exchanger is None else tuple(exchanger.words),
@@ -108,17 +108,17 @@ def returned(placed: Placed, ranks: Ranks, visible: int | None) -> list[Placemen
     A process of several ranks has no single tensor that is its part. Where processes
     may have one or several, all of them return the same.
     """
-    found: list[Placement] = []
+    placements: list[Placement] = []
     can_hide = len(ranks.local) == 1 and not ranks.ordered
     for index, placement in enumerate(placed.outputs):
         hidden = visible is not None and index >= visible and can_hide
         if isinstance(placement, ListOf):
-            found.append(ListOf(REPLICATE))
+            placements.append(ListOf(REPLICATE))
         elif hidden and isinstance(placement, Shard):
-            found.append(placement)
+            placements.append(placement)
         else:
-            found.append(REPLICATE)
-    return found
+            placements.append(REPLICATE)
+    return placements
 
 
 class _Process:
@@ -192,11 +192,11 @@ class _Body:
         for value, want in zip(outputs, wanted, strict=True):
             self._values.get(value, want, pending)
         self._values.exchange(pending)
-        found = [
+        results = [
             self._values.get(value, want, {})
             for value, want in zip(outputs, wanted, strict=True)
         ]
-        return [refs for refs in found if refs is not None]
+        return [refs for refs in results if refs is not None]
 
     def _write(self, nodes: Sequence[Node]) -> None:
         """Write these nodes, and exchange what they need as soon as it is there.
@@ -206,8 +206,8 @@ class _Body:
         """
         users: dict[Node, list[int]] = {}
         for turn, node in enumerate(nodes):
-            for each in {*node.controls, *(value.node for value in node.inputs)}:
-                users.setdefault(each, []).append(turn)
+            for needed in {*node.controls, *(value.node for value in node.inputs)}:
+                users.setdefault(needed, []).append(turn)
         turns = [i for i, node in enumerate(nodes) if node not in self._written]
         while turns:
             queued, waiting = set(turns), []
@@ -231,7 +231,7 @@ class _Body:
 
     def _try(self, node: Node, pending: dict[Value, None]) -> bool:
         """Write a node, if all that it needs has been written."""
-        if any(each not in self._written for each in node.controls):
+        if any(control not in self._written for control in node.controls):
             return False
         plan = self._placed.plans[node]
         if node.is_folded:
@@ -250,7 +250,7 @@ class _Body:
         ready = [refs for refs in inputs if refs is not None]
         if len(ready) < len(inputs):
             return False
-        waits = [name for each in node.controls for name in self._written[each]]
+        waits = [name for control in node.controls for name in self._written[control]]
         in_order = is_in_order(node)
         if in_order:
             waits.append(self._values.last_exchange)
@@ -259,7 +259,7 @@ class _Body:
         if not self._written[node]:
             # Nothing was written for it. What waits for it waits for what it needs.
             needed = (ref.node for refs in ready for ref in refs)
-            self._written[node] = [each for each in (*waits, *needed) if each]
+            self._written[node] = [name for name in (*waits, *needed) if name]
         if in_order:
             self._values.last_exchange = self.writer.last
         return True
@@ -269,35 +269,38 @@ class _Body:
             refs = self._with_bodies(node, plan, inputs)
         else:
             refs = self._plain(node, plan, inputs)
-        made = plan.outputs if plan.made is None else plan.made
-        for value, placement, found in zip(node.outputs, made, refs, strict=True):
-            self._values.put(value, placement, found)
+        for value, placement, forms in zip(
+            node.outputs, plan.written, refs, strict=True
+        ):
+            self._values.put(value, placement, forms)
         if has_effect(node):
             self._effects += self._written[node]
         elif node.stateful:
             self._reads += self._written[node]
 
     def _plain(self, node: Node, plan: LocalPlan, inputs: list[Refs]) -> list[Refs]:
-        made = plan.outputs if plan.made is None else plan.made
-        parts = [not is_single(each) for each in (*plan.want, *made)]
-        splits = self._process.splits if any(parts) else self._process.splits[:1]
-        found: list[Sequence[Ref]] = []
+        splits = self._process.splits
+        if all(map(is_single, (*plan.want, *plan.written))):
+            splits = splits[:1]
+        of_ranks: list[Sequence[Ref]] = []
         names = []
         for index, split in enumerate(splits):
             own = [refs[index] if len(refs) > 1 else refs[0] for refs in inputs]
             local = _LocalOps(self.writer, split)
             self.writer.last = ""
             if is_stateful_draw(node):
-                found.append(self._process.draws.write(self.writer, node, own))
+                of_ranks.append(self._process.draws.write(self.writer, node, own))
             elif plan.build is None:
-                found.append(local.repeat(node, own))
+                of_ranks.append(local.repeat(node, own))
             else:
-                found.append(plan.build(local, node, own))
+                of_ranks.append(plan.build(local, node, own))
             names.append(self.writer.last)
         self._written[node] = [name for name in names if name]
         return [
             refs[:1] if is_single(placement) else refs
-            for placement, refs in zip(made, zip(*found, strict=True), strict=True)
+            for placement, refs in zip(
+                plan.written, zip(*of_ranks, strict=True), strict=True
+            )
         ]
 
     # --- loops and branches -----------------------------------------------------------
@@ -316,7 +319,8 @@ class _Body:
             for value, want, refs in zip(
                 placed.graph.inputs, wants, carried, strict=True
             ):
-                body.put(value, want, tuple(body.argument_like(value, r) for r in refs))
+                arguments = tuple(body.writer.argument(ref.dtype) for ref in refs)
+                body.put(value, want, arguments)
             is_condition = is_loop and index == 0
             outputs = body.run([REPLICATE] if is_condition else plan.outputs)
             definition = body.finish([ref for refs in outputs for ref in refs])
@@ -333,20 +337,17 @@ class _Body:
             # In an order that all ranks share.
             attributes["parallel_iterations"] = 1
         with self.writer.after([self._values.last_exchange] if exchanges else []):
-            found = self.writer.node(op_type, flat, attributes, node.name, node.device)
+            results = iter(
+                self.writer.node(op_type, flat, attributes, node.name, node.device)
+            )
         self._written[node] = [self.writer.last]
         if exchanges:
             self._values.last_exchange = self.writer.last
-        results = iter(found)
         ranks = len(self._process.splits)
         return [
-            tuple(itertools.islice(results, 1 if is_single(each) else ranks))
-            for each in plan.outputs
+            tuple(itertools.islice(results, 1 if is_single(placement) else ranks))
+            for placement in plan.outputs
         ]
-
-    def argument_like(self, value: Value, ref: Ref) -> Ref:
-        """An argument for a value that is ``ref`` outside."""
-        return self.writer.argument(ref.dtype)
 
     @property
     def has_effects(self) -> bool:
@@ -382,5 +383,5 @@ class _Body:
 def _draws(node: Node) -> bool:
     """Whether a loop draws random numbers from a state of an op."""
     return any(
-        is_stateful_draw(each) for body in node.bodies for each in body.all_nodes()
+        is_stateful_draw(inner) for body in node.bodies for inner in body.all_nodes()
     )

@@ -32,7 +32,7 @@ class ScriptLine:
     function: str
 
     def __str__(self) -> str:
-        return f"{_shown(self.file)}:{self.number}:{self.function}"
+        return f"{_short_path(self.file)}:{self.number}:{self.function}"
 
 
 def user_line() -> str:
@@ -42,11 +42,11 @@ def user_line() -> str:
     """
     for frame in reversed(tf_internals.user_frames()):
         if is_of_the_script(frame.filename):
-            return f"{_shown(frame.filename)}:{frame.lineno}"
+            return f"{_short_path(frame.filename)}:{frame.lineno}"
     return "the program"
 
 
-def _shown(file: str) -> Path:
+def _short_path(file: str) -> Path:
     """The path, relative to the working directory if it lies below it."""
     path, here = Path(file), Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
@@ -112,7 +112,7 @@ def _lines_of(function: str, node: str) -> Sequence[ScriptLine]:
     if info is None or node not in info.name_to_trace_id:
         return ()
     trace = info.traces_by_id[info.name_to_trace_id[node]]
-    frames = (info.frames_by_id[each] for each in trace.frame_id)
+    frames = (info.frames_by_id[frame] for frame in trace.frame_id)
     return [ScriptLine(info.files[f.file_index], f.line, f.func) for f in frames]
 
 

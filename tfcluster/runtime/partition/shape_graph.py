@@ -33,14 +33,14 @@ _PASS = ("ZerosLike", "Identity", "AddN", "StopGradient", "IdentityN")
 def set_types(node: Node) -> None:
     """Set ``Value.list`` of the outputs of a node that handles lists."""
     if node.type == "TensorListLength":
-        known = node.inputs[0].list
-        if known is not None and known.length is not None:
-            node.outputs[0].constant = np.array(known.length, np.int32)
+        list_type = node.inputs[0].list
+        if list_type is not None and list_type.length is not None:
+            node.outputs[0].constant = np.array(list_type.length, np.int32)
         return
     if node.outputs and node.outputs[0].is_handle:
-        found = _type_of(node)
-        if found is not None:
-            node.outputs[0].list = found
+        list_type = _type_of(node)
+        if list_type is not None:
+            node.outputs[0].list = list_type
 
 
 def _type_of(node: Node) -> ListType | None:
@@ -53,52 +53,52 @@ def _type_of(node: Node) -> ListType | None:
         if not shape:
             return ListType(inputs[0].dtype, begun=True)
         return ListType(inputs[0].dtype, shape[1:], shape[0], begun=True)
-    known = inputs[0].list if inputs else None
-    if known is None:
+    list_type = inputs[0].list if inputs else None
+    if list_type is None:
         return None
     if node.type == "TensorListSetItem":
         if node.attribute("resize_if_index_out_of_bounds"):
-            known = replace(known, length=None)
-        return with_element(known, inputs[2])
+            list_type = replace(list_type, length=None)
+        return with_element(list_type, inputs[2])
     if node.type == "TensorListPushBack":
-        length = None if known.length is None else known.length + 1
-        return with_element(replace(known, length=length), inputs[1])
+        length = None if list_type.length is None else list_type.length + 1
+        return with_element(replace(list_type, length=length), inputs[1])
     if node.type == "TensorListPopBack":
-        return replace(known, length=None if not known.length else known.length - 1)
+        length = list_type.length - 1 if list_type.length else None
+        return replace(list_type, length=length)
     if node.type == "TensorListResize":
-        return replace(known, length=_integer(inputs[1]))
+        return replace(list_type, length=_integer(inputs[1]))
     if node.type in _PASS:
         # Zeros are of the same shapes, but not of the same values.
-        found = joined(each.list for each in inputs)
-        is_same = node.type in ("Identity", "StopGradient")
-        return found if is_same or found is None else replace(found, constant=None)
-    return ListType(known.dtype, begun=True) if _makes_list(node) else None
+        list_type = joined(value.list for value in inputs)
+        if list_type is None or node.type in ("Identity", "StopGradient"):
+            return list_type
+        return replace(list_type, constant=None)
+    if node.type.startswith("TensorList"):
+        return ListType(list_type.dtype, begun=True)
+    return None
 
 
-def _makes_list(node: Node) -> bool:
-    return node.type.startswith("TensorList")
-
-
-def with_element(known: ListType, value: Value) -> ListType:
+def with_element(list_type: ListType, value: Value) -> ListType:
     """The type of the list with an element more."""
     constant = None if value.is_handle else small_constant(value)
-    if not known.begun:
-        return replace(known, shape=value.shape, begun=True, constant=constant)
+    if not list_type.begun:
+        return replace(list_type, shape=value.shape, begun=True, constant=constant)
     return replace(
-        known,
-        shape=common_shape(known.shape, value.shape),
-        constant=known.constant if _same(known.constant, constant) else None,
+        list_type,
+        shape=common_shape(list_type.shape, value.shape),
+        constant=list_type.constant if _same(list_type.constant, constant) else None,
     )
 
 
 def joined(types: Iterable[ListType | None]) -> ListType | None:
     """The type of a list that is one of several; None if one of them is unknown."""
-    found: ListType | None = None
-    for each in types:
-        if each is None:
+    joined_type, *others = types
+    for list_type in others:
+        if joined_type is None or list_type is None:
             return None
-        found = each if found is None else _joined(found, each)
-    return found
+        joined_type = _joined(joined_type, list_type)
+    return joined_type
 
 
 def _joined(first: ListType, second: ListType) -> ListType:
@@ -139,8 +139,8 @@ def small_constant(value: Value) -> Array | None:
         return None
     if value.shape is None or len(value.shape) > 1:
         return None
-    found = value.constant
-    return found if found is not None and found.size <= _SMALL else None
+    constant = value.constant
+    return constant if constant is not None and constant.size <= _SMALL else None
 
 
 _SMALL = 8192
@@ -156,8 +156,10 @@ def _same(first: Array | None, second: Array | None) -> bool:
 
 
 def _integer(value: Value) -> int | None:
-    found = value.constant
-    return None if found is None or found.size != 1 else int(found.reshape(-1)[0])
+    constant = value.constant
+    if constant is None or constant.size != 1:
+        return None
+    return int(constant.reshape(-1)[0])
 
 
 Path = tuple[str, ...]
@@ -219,7 +221,7 @@ class ShapeGraph:
             node.attr["shape"].shape.CopyFrom(shape)
         # One call for all of them, since each call takes about a millisecond.
         tf_functions.import_nodes(self._graph, definition, {})
-        return [self._argument(*each) for each in zip(names, arguments, strict=True)]
+        return [self._argument(*pair) for pair in zip(names, arguments, strict=True)]
 
     def _argument(self, name: str, argument: Argument) -> Value:
         tensor = tf_functions.operation(self._graph, name).outputs[0]
@@ -312,8 +314,8 @@ class ShapeGraph:
                 message.attr[key].CopyFrom(attribute)
         tf_functions.import_nodes(self._graph, definition, mapped)
         for node, name in own.items():
-            found = tf_functions.operation(self._graph, name).outputs
-            for value, tensor in zip(node.outputs, found, strict=True):
+            tensors = tf_functions.operation(self._graph, name).outputs
+            for value, tensor in zip(node.outputs, tensors, strict=True):
                 self.tensors[value] = tensor
                 if value.shape is None:
                     value.shape = shape_of(tensor)

@@ -46,7 +46,7 @@ from tfcluster.runtime.partition.taken_batches import (
     split,
     types_of,
 )
-from tfcluster.runtime.tensor_types import ProtocolBuffer, Tensor
+from tfcluster.runtime.tensor_types import ProtocolBuffer
 
 _DROPPED = frozenset(
     (
@@ -112,8 +112,8 @@ class _Specialiser(ShapeGraph):
         }
         after: dict[str, list[Node]] = {name: [] for name in values}
         for name, source in function.nodes.items():
-            inputs = [values[each.node][each.output] for each in source.inputs]
-            controls = [node for each in source.controls for node in after[each]]
+            inputs = [values[node][output] for node, output in source.inputs]
+            controls = [node for control in source.controls for node in after[control]]
             here = (*path, name)
             if source.is_stateful:
                 controls += waits
@@ -125,11 +125,11 @@ class _Specialiser(ShapeGraph):
             )
         # What comes after the call waits for what it reads, too.
         last = dict.fromkeys(function.must_run)
-        last |= {n: None for n, each in function.nodes.items() if each.is_stateful}
+        last |= {n: None for n, source in function.nodes.items() if source.is_stateful}
         tails = [node for name in last for node in after[name]]
-        if not any(each.is_stateful for each in function.nodes.values()):
+        if not any(source.is_stateful for source in function.nodes.values()):
             tails += waits
-        outputs = [values[each.node][each.output] for each in function.outputs]
+        outputs = [values[node][output] for node, output in function.outputs]
         return outputs, tails
 
     def _node(
@@ -146,11 +146,11 @@ class _Specialiser(ShapeGraph):
             return self.inline(function, inputs, path, controls, fetched)
         if definition.op == REDUCTION:
             self.flush()
-            found = loop_of(definition.attr, inputs)
-            if found is not None:
-                waits = [each for each in controls if each not in found.replaced]
-                waits += (wait for each in found.replaced for wait in each.controls)
-                return self.inline(found.function, found.inputs, path, waits, {})
+            loop = loop_of(definition.attr, inputs)
+            if loop is not None:
+                waits = [node for node in controls if node not in loop.replaced]
+                waits += (wait for node in loop.replaced for wait in node.controls)
+                return self.inline(loop.function, loop.inputs, path, waits, {})
         if definition.op in LOOPS:
             return self._loop(source, inputs, controls, path)
         if definition.op in BRANCHES:
@@ -159,12 +159,12 @@ class _Specialiser(ShapeGraph):
             return self._shapes(source, inputs, controls, path)
         if definition.op in _LOOKUPS:
             return self._look_up(source, inputs, controls, path)
-        known = self._known_element(definition.op, inputs)
+        element = self._element_of_list(definition.op, inputs)
         attributes = {k: v for k, v in definition.attr.items() if k not in _DROPPED}
         node = self._source_node(source, inputs, controls, attributes, path)
         outputs = list(node.outputs)
-        if known is not None:
-            outputs[-1] = known
+        if element is not None:
+            outputs[-1] = element
         return outputs, [node]
 
     def _look_up(
@@ -182,16 +182,16 @@ class _Specialiser(ShapeGraph):
         keys, default = inputs[1].shape, inputs[2].shape
         attributes = source.definition.attr
         node = self._source_node(source, inputs, controls, attributes, path)
-        found = node.outputs[0]
+        value = node.outputs[0]
         if keys is None or default is None:
-            return [found], [node]
+            return [value], [node]
         shape = tf.TensorShape((*keys, *default))
-        found.shape = (*keys, *default)
+        value.shape = (*keys, *default)
         kept = {
-            "T": tf.compat.v1.AttrValue(type=found.dtype.as_datatype_enum),
+            "T": tf.compat.v1.AttrValue(type=value.dtype.as_datatype_enum),
             "shape": tf.compat.v1.AttrValue(shape=shape.as_proto()),
         }
-        checked = self.add("EnsureShape", [found], [], kept, [found.dtype], path[-1])
+        checked = self.add("EnsureShape", [value], [], kept, [value.dtype], path[-1])
         return [checked.outputs[0]], [node, checked]
 
     def _shapes(
@@ -202,7 +202,7 @@ class _Specialiser(ShapeGraph):
         path: Path,
     ) -> tuple[list[Value], list[Node]]:
         """A ``Shape`` for each input: TensorFlow evaluates no ``ShapeN``."""
-        dtypes = [tf_functions.dtype_of(each) for each in source.output_types]
+        dtypes = [tf_functions.dtype_of(number) for number in source.output_types]
         nodes = []
         for value, dtype in zip(inputs, dtypes, strict=True):
             attributes = {
@@ -227,14 +227,14 @@ class _Specialiser(ShapeGraph):
             inputs,
             controls,
             attributes,
-            [tf_functions.dtype_of(each) for each in source.output_types],
+            [tf_functions.dtype_of(number) for number in source.output_types],
             path[-1],
             device=source.definition.device,
             stateful=source.is_stateful,
             origin=path,
         )
 
-    def _known_element(self, op_type: str, inputs: list[Value]) -> Value | None:
+    def _element_of_list(self, op_type: str, inputs: list[Value]) -> Value | None:
         """The element that an op reads from a list, if it is known.
 
         If only its shape is known, the op gets it as its input.
@@ -244,13 +244,13 @@ class _Specialiser(ShapeGraph):
             return None
         if inputs[0].list is None:
             self.flush()
-        known = inputs[0].list
-        if known is None or not known.begun or known.dtype is None:
+        list_type = inputs[0].list
+        if list_type is None or not list_type.begun or list_type.dtype is None:
             return None
-        if known.constant is not None and op_type == "TensorListPopBack":
-            return self.constant(known.constant, known.dtype)
-        if known.shape is not None:
-            sizes = [-1 if size is None else size for size in known.shape]
+        if list_type.constant is not None and op_type == "TensorListPopBack":
+            return self.constant(list_type.constant, list_type.dtype)
+        if list_type.shape is not None:
+            sizes = [-1 if size is None else size for size in list_type.shape]
             array = tf.make_ndarray(tf.make_tensor_proto(sizes, tf.int32))
             if inputs[place].dtype == tf.int32:
                 inputs[place] = self.constant(array.reshape(-1), tf.int32)
@@ -275,13 +275,7 @@ class _Specialiser(ShapeGraph):
             for output, name in zip(body.outputs, body.arguments, strict=True)
         ]
         arguments = [
-            Argument(
-                value.dtype,
-                value.shape,
-                self.tensors[value] if value.is_handle else None,
-                value.list,
-                small_constant(value) if same else None,
-            )
+            self._argument_of(value, with_constant=same)
             for value, same in zip(inputs, stays, strict=True)
         ]
         for _ in range(_MOST_ROUNDS):
@@ -305,11 +299,12 @@ class _Specialiser(ShapeGraph):
         within = (*path, "condition")
         node.bodies = (self._body(condition, arguments, within), graph)
         self.flush()
-        for value, argument, given in zip(node.outputs, arguments, inputs, strict=True):
+        for value, argument, first in zip(node.outputs, arguments, inputs, strict=True):
             value.list = argument.list
             if argument.constant is not None:
                 value.constant = argument.constant
-            self._copy_handle(self.tensors[given], self.tensors[value])
+            if first.is_handle:
+                tf_functions.copy_handle_data(self.tensors[first], self.tensors[value])
             if argument.list is not None and argument.list.begun:
                 tf_functions.refer(self.tensors[value], argument.list.shape)
         return list(node.outputs), [node]
@@ -325,7 +320,7 @@ class _Specialiser(ShapeGraph):
         self.flush()
         attributes = source.definition.attr
         if "branches" in attributes:
-            names = [each.name for each in attributes["branches"].list.func]
+            names = [function.name for function in attributes["branches"].list.func]
         else:
             # A case chooses by number, and 0 stands for "else" here.
             names = [
@@ -338,16 +333,7 @@ class _Specialiser(ShapeGraph):
             number = number if 0 <= number < len(names) else len(names) - 1
             within = (*path, str(number))
             return self.inline(_require(names[number]), rest, within, controls, fetched)
-        arguments = [
-            Argument(
-                value.dtype,
-                value.shape,
-                self.tensors[value] if value.is_handle else None,
-                value.list,
-                small_constant(value),
-            )
-            for value in rest
-        ]
+        arguments = [self._argument_of(value) for value in rest]
         bodies = [
             self._body(_require(name), arguments, (*path, str(number)))
             for number, name in enumerate(names)
@@ -369,9 +355,9 @@ class _Specialiser(ShapeGraph):
         outputs = [
             Argument(
                 first.dtype,
-                _common(each.shape for each in (first, *others)),
+                _common(output.shape for output in (first, *others)),
                 None,
-                joined(each.list for each in (first, *others)),
+                joined(output.list for output in (first, *others)),
             )
             for first, *others in zip(*(body.outputs for body in bodies), strict=True)
         ]
@@ -380,7 +366,7 @@ class _Specialiser(ShapeGraph):
             inputs,
             controls,
             _with_shapes(attributes, outputs),
-            [each.dtype for each in outputs],
+            [output.dtype for output in outputs],
             path[-1],
             stateful=True,
             origin=path,
@@ -412,12 +398,12 @@ class _Specialiser(ShapeGraph):
     ) -> list[Value]:
         """Add a function that takes a batch, of whose size the rest depends."""
         assert self._taken is not None
-        found, tails = self.inline(parts.first, arguments, path, (), {})
+        first_outputs, tails = self.inline(parts.first, arguments, path, (), {})
         self.flush()
-        batch = [value for value in found if has_unknown_rows(value)]
-        values = [*arguments, *found]
+        batch = [value for value in first_outputs if has_unknown_rows(value)]
+        values = [*arguments, *first_outputs]
         if not batch:
-            self.fixed = of_fixed_size(found, self._taken.least)
+            self.fixed = of_fixed_size(first_outputs, self._taken.least)
             return self.inline(parts.rest, values, path, tails, {})[0]
         sizes = [first_size(self, value) for value in batch]
         note(self, self._taken, sizes[0], path)
@@ -426,15 +412,15 @@ class _Specialiser(ShapeGraph):
             return self.inline(parts.rest, values, path, tails, {})[0]
         is_known = all_are(self, sizes, rows)
         self.flush()
-        given = [self._argument_of(value) for value in values]
-        known = [
-            replace(each, shape=(rows, *value.shape[1:]))
+        unsized = [self._argument_of(value) for value in values]
+        sized = [
+            replace(argument, shape=(rows, *value.shape[1:]))
             if value in batch and value.shape is not None
-            else each
-            for each, value in zip(given, values, strict=True)
+            else argument
+            for argument, value in zip(unsized, values, strict=True)
         ]
         inner = (*path, "taken")
-        bodies = [self._body(parts.rest, each, inner) for each in (given, known)]
+        bodies = [self._body(parts.rest, inputs, inner) for inputs in (unsized, sized)]
         bodies[1].rows = {i for i, value in enumerate(values) if value in batch}
         # The bodies get their names when they are written.
         unnamed, lowers = tf.compat.v1.AttrValue(), tf.compat.v1.AttrValue(b=True)
@@ -452,14 +438,10 @@ class _Specialiser(ShapeGraph):
         )
         return outputs
 
-    def _argument_of(self, value: Value) -> Argument:
+    def _argument_of(self, value: Value, *, with_constant: bool = True) -> Argument:
         like = self.tensors[value] if value.is_handle else None
-        constant = small_constant(value)
+        constant = small_constant(value) if with_constant else None
         return Argument(value.dtype, value.shape, like, value.list, constant)
-
-    def _copy_handle(self, given: Tensor, result: Tensor) -> None:
-        if given.dtype in (tf.resource, tf.variant):
-            tf_functions.copy_handle_data(given, result)
 
 
 def _require(name: str) -> Function:
@@ -492,6 +474,6 @@ def _with_shapes(
     """The attributes of a loop or branch, with the shapes of its outputs."""
     shapes = tf.compat.v1.AttrValue()
     shapes.list.SetInParent()
-    for each in outputs:
-        shapes.list.shape.add().CopyFrom(tf.TensorShape(each.shape).as_proto())
+    for output in outputs:
+        shapes.list.shape.add().CopyFrom(tf.TensorShape(output.shape).as_proto())
     return {**attributes, "output_shapes": shapes}

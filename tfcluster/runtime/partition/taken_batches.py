@@ -40,12 +40,12 @@ class TakenElement:
 
     def next(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Take the element. Raises OutOfRangeError if there is none."""
-        found = tf.raw_ops.IteratorGetNext(
+        components = tf.raw_ops.IteratorGetNext(
             iterator=inputs[self.iterator],
             output_types=self.types,
             output_shapes=self.shapes,
         )
-        return list(found)
+        return list(components)
 
 
 def fetches_of(function: Function) -> list[TakenElement]:
@@ -56,8 +56,8 @@ def fetches_of(function: Function) -> list[TakenElement]:
     """
     places = {name: index for index, name in enumerate(function.arguments)}
     others: set[int] = set()
-    found = list(_fetches(function, places, (), others))
-    return [fetch for fetch in found if fetch.iterator not in others]
+    fetches = list(_fetches(function, places, (), others))
+    return [fetch for fetch in fetches if fetch.iterator not in others]
 
 
 def _fetches(
@@ -65,14 +65,14 @@ def _fetches(
 ) -> Iterator[TakenElement]:
     """Adds to ``others`` the inputs that are used in another way."""
     for name, node in function.nodes.items():
-        known = [places.get(each.node) for each in node.inputs]
-        if all(place is None for place in known):
+        iterators = [places.get(source.node) for source in node.inputs]
+        if all(place is None for place in iterators):
             continue
-        if node.definition.op == "IteratorGetNext" and known[0] is not None:
+        if node.definition.op == "IteratorGetNext" and iterators[0] is not None:
             attributes = node.definition.attr
             yield TakenElement(
                 (*path, name),
-                known[0],
+                iterators[0],
                 python_value(attributes["output_types"]),
                 python_value(attributes["output_shapes"]),
             )
@@ -80,10 +80,10 @@ def _fetches(
         called = called_function(node.definition)
         inner = None if called is None else function_named(called)
         if inner is None:
-            others.update(place for place in known if place is not None)
+            others.update(place for place in iterators if place is not None)
             continue
-        pairs = zip(inner.arguments, known, strict=True)
-        passed = {each: place for each, place in pairs if place is not None}
+        pairs = zip(inner.arguments, iterators, strict=True)
+        passed = {argument: place for argument, place in pairs if place is not None}
         yield from _fetches(inner, passed, (*path, name), others)
 
 
@@ -103,7 +103,7 @@ def handed(
         element, rest = rest[: len(fetch.types)], rest[len(fetch.types) :]
         kinds = {"output_types": fetch.types, "output_shapes": fetch.shapes}
         dataset = tf.raw_ops.TensorDataset(
-            components=element, output_shapes=[each.shape for each in element]
+            components=element, output_shapes=[component.shape for component in element]
         )
         if fetch.iterator in datasets:
             _, before = datasets[fetch.iterator]
@@ -111,13 +111,13 @@ def handed(
                 input_dataset=before, another_dataset=dataset, **kinds
             )
         datasets[fetch.iterator] = fetch, dataset
-    found = list(inputs)
+    replaced = list(inputs)
     for place, (fetch, dataset) in datasets.items():
-        found[place] = tf.raw_ops.AnonymousIteratorV3(
+        replaced[place] = tf.raw_ops.AnonymousIteratorV3(
             output_types=fetch.types, output_shapes=fetch.shapes
         )
-        tf.raw_ops.MakeIterator(dataset=dataset, iterator=found[place])
-    return found
+        tf.raw_ops.MakeIterator(dataset=dataset, iterator=replaced[place])
+    return replaced
 
 
 TAKES = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
@@ -148,38 +148,39 @@ class SplitFunction:
 def split(function: Function) -> SplitFunction | None:
     """Split a function where it takes its first batch; None if it takes none."""
     taking = next(
-        (n for n, each in function.nodes.items() if each.definition.op in TAKES), None
+        (n for n, node in function.nodes.items() if node.definition.op in TAKES), None
     )
     if taking is None:
         return None
     before = _ancestors(function.nodes, taking)
-    after = {n: each for n, each in function.nodes.items() if n not in before}
+    after = {n: node for n, node in function.nodes.items() if n not in before}
     needed = [
-        each
+        tensor
         for source in after.values()
-        for each in source.inputs
-        if each.node in before
+        for tensor in source.inputs
+        if tensor.node in before
     ]
-    needed += [each for each in function.outputs if each.node in before]
-    crossing = {each: f"taken_{i}" for i, each in enumerate(dict.fromkeys(needed))}
+    needed += [output for output in function.outputs if output.node in before]
+    crossing = {tensor: f"taken_{i}" for i, tensor in enumerate(dict.fromkeys(needed))}
 
     def renamed(inputs: Sequence[Input]) -> tuple[Input, ...]:
         return tuple(
-            Input(crossing[each], 0) if each in crossing else each for each in inputs
+            Input(crossing[tensor], 0) if tensor in crossing else tensor
+            for tensor in inputs
         )
 
     rest = {
         name: replace(
-            each,
-            inputs=renamed(each.inputs),
-            controls=tuple(c for c in each.controls if c not in before),
+            node,
+            inputs=renamed(node.inputs),
+            controls=tuple(c for c in node.controls if c not in before),
         )
-        for name, each in after.items()
+        for name, node in after.items()
     }
     return SplitFunction(
         replace(
             function,
-            nodes={n: each for n, each in function.nodes.items() if n in before},
+            nodes={n: node for n, node in function.nodes.items() if n in before},
             outputs=tuple(crossing),
             must_run=tuple(n for n in function.must_run if n in before) or (taking,),
         ),
@@ -194,14 +195,14 @@ def split(function: Function) -> SplitFunction | None:
 
 
 def _ancestors(nodes: Mapping[str, SourceNode], name: str) -> set[str]:
-    found, todo = {name}, [name]
+    ancestors, todo = {name}, [name]
     while todo:
         source = nodes[todo.pop()]
-        for each in (*(i.node for i in source.inputs), *source.controls):
-            if each in nodes and each not in found:
-                found.add(each)
-                todo.append(each)
-    return found
+        for source_name in (*(i.node for i in source.inputs), *source.controls):
+            if source_name in nodes and source_name not in ancestors:
+                ancestors.add(source_name)
+                todo.append(source_name)
+    return ancestors
 
 
 def first_size(graph: ShapeGraph, value: Value) -> Value:
@@ -225,8 +226,8 @@ def all_are(graph: ShapeGraph, sizes: Sequence[Value], rows: int) -> Value:
     first, *others = (
         _simple(graph, "Equal", [size, number], tf.bool, T=tf.int32) for size in sizes
     )
-    for each in others:
-        first = _simple(graph, "LogicalAnd", [first, each], tf.bool)
+    for is_equal in others:
+        first = _simple(graph, "LogicalAnd", [first, is_equal], tf.bool)
     return first
 
 
@@ -244,19 +245,19 @@ def _simple(
     dtype: DType,
     **types: DType,
 ) -> Value:
-    attributes = {name: types_of([each], single=True) for name, each in types.items()}
+    attributes = {name: types_of([dtype], single=True) for name, dtype in types.items()}
     return graph.add(op_type, inputs, [], attributes, [dtype], "batch_size").outputs[0]
 
 
 def types_of(dtypes: Sequence[DType], *, single: bool = False) -> ProtocolBuffer:
     """An attribute for dtypes: a list, or a ``single`` one."""
-    found = tf.compat.v1.AttrValue()
+    attribute = tf.compat.v1.AttrValue()
     if single:
-        found.type = dtypes[0].as_datatype_enum
-        return found
-    found.list.SetInParent()
-    found.list.type.extend(each.as_datatype_enum for each in dtypes)
-    return found
+        attribute.type = dtypes[0].as_datatype_enum
+        return attribute
+    attribute.list.SetInParent()
+    attribute.list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
+    return attribute
 
 
 def of_fixed_size(batch: Sequence[Value], least: int) -> dict[Value, int]:

@@ -60,8 +60,8 @@ def definition_of(name: str) -> ProtocolBuffer | None:
     """The FunctionDef of a registered function; None if there is no such function."""
     from tensorflow.python.eager import context
 
-    found = context.context()
-    return found.get_function_def(name) if found.has_function(name) else None
+    eager = context.context()
+    return eager.get_function_def(name) if eager.has_function(name) else None
 
 
 def register(definition: ProtocolBuffer) -> None:
@@ -71,7 +71,7 @@ def register(definition: ProtocolBuffer) -> None:
     context.context().add_function_def(definition)
 
 
-def is_known(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Whether a function of this name is registered."""
     from tensorflow.python.eager import context
 
@@ -81,15 +81,15 @@ def is_known(name: str) -> bool:
 def debug_info(name: str) -> ProtocolBuffer | None:
     """The GraphDebugInfo of a registered function: which lines added its nodes.
 
-    None if there is no such function, or if this TensorFlow does not tell.
+    None if there is no such function, or if this TensorFlow has no such record.
     """
     from tensorflow.python.eager import context
 
-    found = context.context()
-    tell = getattr(found, "get_graph_debug_info", None)
-    if tell is None or not found.has_function(name):
+    eager = context.context()
+    info_of = getattr(eager, "get_graph_debug_info", None)
+    if info_of is None or not eager.has_function(name):
         return None
-    info: ProtocolBuffer = tell(name)
+    info: ProtocolBuffer = info_of(name)
     return info if hasattr(info, "name_to_trace_id") else None
 
 
@@ -104,24 +104,24 @@ def call(name: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
     """Call a registered function; raises what its ops raise."""
     from tensorflow.python.eager import context
 
-    found = context.context().call_function(name.encode(), list(inputs), outputs)
-    return list(found or ())
+    results = context.context().call_function(name.encode(), list(inputs), outputs)
+    return list(results or ())
 
 
 def op_def(op_type: str) -> ProtocolBuffer | None:
     """The OpDef of an op, or the signature of a function of that name, or None."""
-    found = _registered_op(op_type)
-    if found is None and (function := definition_of(op_type)) is not None:
-        found = function.signature
-    return found
+    definition = _registered_op(op_type)
+    if definition is None and (function := definition_of(op_type)) is not None:
+        definition = function.signature
+    return definition
 
 
 @functools.cache
 def _registered_op(op_type: str) -> ProtocolBuffer | None:
     from tensorflow.python.framework import op_def_registry
 
-    found: ProtocolBuffer | None = op_def_registry.get(op_type)
-    return found
+    definition: ProtocolBuffer | None = op_def_registry.get(op_type)
+    return definition
 
 
 @functools.cache
@@ -129,8 +129,8 @@ def dtype_of(number: int) -> DType:
     """The dtype with this number in messages."""
     import tensorflow as tf
 
-    found: DType = tf.as_dtype(number)
-    return found
+    dtype: DType = tf.as_dtype(number)
+    return dtype
 
 
 def is_function(name: str) -> bool:
@@ -147,8 +147,8 @@ def living_variables(function: Any) -> list[Any]:
     Its ``variables`` raises AssertionError if one of them does not, although the
     function can be called as long as the resources exist.
     """
-    found = (ref() for ref in function.graph._weak_variables)
-    return [each for each in found if each is not None]
+    variables = (ref() for ref in function.graph._weak_variables)
+    return [variable for variable in variables if variable is not None]
 
 
 def unique_name(stem: str) -> str:
@@ -160,12 +160,12 @@ def constant_of(tensor: Tensor) -> Array | None:
     """The value of a tensor of a graph that depends on no input, as far as known."""
     from tensorflow.python.client import pywrap_tf_session
 
-    known: Any = tensor
-    with known.graph._c_graph.get() as graph:
-        found: Array | None = pywrap_tf_session.TF_TryEvaluateConstant_wrapper(
-            graph, known._as_tf_output()
+    symbolic: Any = tensor
+    with symbolic.graph._c_graph.get() as graph:
+        value: Array | None = pywrap_tf_session.TF_TryEvaluateConstant_wrapper(
+            graph, symbolic._as_tf_output()
         )
-    return found
+    return value
 
 
 def import_nodes(
@@ -210,8 +210,8 @@ def handle_data(tensor: Tensor) -> ProtocolBuffer | None:
     """What a handle refers to, as a ``HandleData`` message; None if that is unknown."""
     from tensorflow.python.ops import handle_data_util
 
-    found: ProtocolBuffer | None = handle_data_util.get_handle_data(tensor)
-    return found if found is not None and found.is_set else None
+    data: ProtocolBuffer | None = handle_data_util.get_handle_data(tensor)
+    return data if data is not None and data.is_set else None
 
 
 def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
@@ -223,10 +223,10 @@ def variable_spec(tensor: Tensor) -> tuple[Any, Any] | None:
     data = handle_data(tensor)
     if data is None or len(data.shape_and_type) != 1:
         return None
-    found = data.shape_and_type[0]
-    shape = tf.TensorShape(found.shape)
+    spec = data.shape_and_type[0]
+    shape = tf.TensorShape(spec.shape)
     sizes = () if shape.rank is None else tuple(shape.as_list())
-    return tf.as_dtype(found.dtype), sizes
+    return tf.as_dtype(spec.dtype), sizes
 
 
 def set_handle_data(tensor: Tensor, data: ProtocolBuffer) -> None:

@@ -61,19 +61,19 @@ VariableNames = Callable[[], Mapping[int, str]]
 
 
 def watched(
-    names: Sequence[str], inputs: Sequence[Tensor], known: Mapping[int, str]
+    names: Sequence[str], inputs: Sequence[Tensor], names_by_id: Mapping[int, str]
 ) -> list[Watched]:
     """The variables of numbers among a function's inputs.
 
     Their names are those in ``known``, or else those of the inputs.
     """
-    found = []
+    variables = []
     for place, (name, tensor) in enumerate(zip(names, inputs, strict=True)):
         spec = tf_functions.variable_spec(tensor)
         if spec is not None and spec[0] not in (tf.string, tf.variant, tf.resource):
-            name = known.get(id(tensor), name)
-            found.append(Watched(name, tensor, spec[0], place, spec[1]))
-    return found
+            name = names_by_id.get(id(tensor), name)
+            variables.append(Watched(name, tensor, spec[0], place, spec[1]))
+    return variables
 
 
 @dataclass(slots=True)
@@ -112,8 +112,8 @@ class VariableCheck:
 
         All ranks must call this.
         """
-        for each in self._compared.values():
-            each.is_new = True
+        for entry in self._compared.values():
+            entry.is_new = True
 
     def due(self, program: str, variables: Sequence[Watched]) -> list[Watched]:
         """The variables to compare in this call: all new ones, and sometimes others."""
@@ -122,19 +122,19 @@ class VariableCheck:
         new = self.new(variables)
         if new or not variables or (calls not in _FIRST and calls % _EVERY):
             return new
-        found: list[Watched] = []
+        due: list[Watched] = []
         size, place = 0, self._next[program] % len(variables)
-        for each in (*variables[place:], *variables[:place]):
-            if found and size >= _CHUNK_BYTES:
+        for variable in (*variables[place:], *variables[:place]):
+            if due and size >= _CHUNK_BYTES:
                 break
-            found.append(each)
-            size += each.value().nbytes
-        self._next[program] = place + len(found)
-        return found
+            due.append(variable)
+            size += variable.value().nbytes
+        self._next[program] = place + len(due)
+        return due
 
     def new(self, variables: Sequence[Watched]) -> list[Watched]:
         """The variables that were never compared."""
-        return [each for each in variables if self._is_new(each.handle)]
+        return [variable for variable in variables if self._is_new(variable.handle)]
 
     def settle(
         self, program: str, variables: Sequence[Watched], *, differ: bool
@@ -144,44 +144,44 @@ class VariableCheck:
         If they ``differ``, make them equal. New variables get the chief's values.
         Raises CollectiveError on all ranks if others differ by more than rounding.
         """
-        for each in variables:
+        for variable in variables:
             if differ:
-                self._settle_one(program, each)
-            self._note(program, each)
+                self._settle_one(program, variable)
+            self._note(program, variable)
 
     def _is_new(self, handle: Tensor) -> bool:
-        found = self._compared.get(id(handle))
-        return found is None or found.is_new
+        entry = self._compared.get(id(handle))
+        return entry is None or entry.is_new
 
     def _note(self, program: str, variable: Watched) -> None:
         key, compared = id(variable.handle), self._compared
-        found = compared.get(key)
-        if found is None:
+        entry = compared.get(key)
+        if entry is None:
             self._labels[variable.name] += 1
             number = self._labels[variable.name]
             label = variable.name if number == 1 else f"{variable.name} {number}"
             ref = weakref.ref(variable.handle, lambda _: compared.pop(key, None))
-            found = compared[key] = _Compared(ref, label, variable.dtype)
-        found.is_new = False
-        found.equal_in = self._calls[program]
+            entry = compared[key] = _Compared(ref, label, variable.dtype)
+        entry.is_new = False
+        entry.equal_in = self._calls[program]
 
     def last_state(self) -> dict[str, str]:
         """The variables' values as short texts, to compare when the programs end."""
-        found: dict[str, str] = {}
-        for each in list(self._compared.values())[-_MAX_LABELS:]:
-            handle = each.handle()
+        texts: dict[str, str] = {}
+        for entry in list(self._compared.values())[-_MAX_LABELS:]:
+            handle = entry.handle()
             # Not worth an error: a variable may end with the program.
             with contextlib.suppress(Exception):
                 if handle is not None:
-                    value = Watched(each.label, handle, each.dtype, 0).value()
-                    found[each.label] = (
+                    value = Watched(entry.label, handle, entry.dtype, 0).value()
+                    texts[entry.label] = (
                         text_of(value) if value.ndim == 0 else summary([value])
                     )
-        return found
+        return texts
 
     def last_equal(self) -> dict[str, int]:
         """By label: the last call of a program in which the value was equal."""
-        return {each.label: each.equal_in for each in self._compared.values()}
+        return {entry.label: entry.equal_in for entry in self._compared.values()}
 
     def _settle_one(self, program: str, variable: Watched) -> None:
         own = variable.value()
@@ -212,11 +212,11 @@ class VariableCheck:
 
 def digest(variables: Sequence[Watched]) -> int:
     """A checksum of the variables' values, 32 bits."""
-    found = 0
-    for each in variables:
-        flat = np.ascontiguousarray(each.value()).reshape(-1)
-        found = zlib.crc32(flat.view(np.uint8).data, found)
-    return found
+    checksum = 0
+    for variable in variables:
+        flat = np.ascontiguousarray(variable.value()).reshape(-1)
+        checksum = zlib.crc32(flat.view(np.uint8).data, checksum)
+    return checksum
 
 
 def _largest_difference(values: Sequence[Array]) -> tuple[int, float]:
@@ -228,11 +228,11 @@ def _largest_difference(values: Sequence[Array]) -> tuple[int, float]:
     chief = np.asarray(values[0], np.float64)
     finite = np.abs(chief[np.isfinite(chief)])
     largest = max(float(finite.max()) if finite.size else 0.0, 1e-30)
-    found = (0, 0.0)
+    worst_rank = (0, 0.0)
     for rank, value in enumerate(values):
         difference = np.abs(np.asarray(value, np.float64) - chief)
         worst = float(np.nanmax(difference, initial=0.0)) / largest
         unlike = (np.isnan(chief) != np.isnan(value.astype(np.float64))).any()
-        if unlike or worst > found[1]:
-            found = rank, float("inf") if unlike else worst
-    return found
+        if unlike or worst > worst_rank[1]:
+            worst_rank = rank, float("inf") if unlike else worst
+    return worst_rank

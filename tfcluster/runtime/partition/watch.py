@@ -12,7 +12,7 @@ from tfcluster.runtime.partition.explain import FunctionReport, explained
 from tfcluster.runtime.partition.functions import all_nodes
 from tfcluster.runtime.partition.hook import Call, Hook
 from tfcluster.runtime.partition.placement import Ranks
-from tfcluster.runtime.partition.programs import Given, Programs, RankProgram
+from tfcluster.runtime.partition.programs import ProgramInput, Programs, RankProgram
 from tfcluster.runtime.partition.taken_batches import handed
 from tfcluster.runtime.partition.writer import OpWriter, Ref
 from tfcluster.runtime.tensor_types import Tensor
@@ -66,16 +66,16 @@ class ExplainHook(Hook):
             except tf.errors.OutOfRangeError:
                 rest = handed(programs.fetches, taken, inputs)
                 return original(context, name, rest, outputs)
-            given = [Given(each, self._part_of(each)) for each in inputs]
-            given += [Given(each) for each in taken]
-            program = programs.program(given)
+            values = [ProgramInput(tensor, self._part_of(tensor)) for tensor in inputs]
+            values += [ProgramInput(tensor) for tensor in taken]
+            program = programs.program(values)
             if _trains(programs, program):
                 self._end_if_seen(program)
             if programs.takes_batches(program) and not program.is_divided:
                 # It is as good as the function, and tells how large a batch is.
-                tensors = [each.tensor for each in given]
+                tensors = [value.tensor for value in values]
                 result = original(context, program.name.encode(), tensors, outputs)
-                program = programs.program(given)
+                program = programs.program(values)
             else:
                 rest = handed(programs.fetches, taken, inputs)
                 result = original(context, name, rest, outputs)
@@ -113,6 +113,6 @@ class _UnusedExchanger:
     words = ()
 
     def write(self, writer: OpWriter, requests: Sequence[ExchangeRequest]) -> list[Ref]:
-        types = [each.ref.dtype for each in requests]
-        refs = [each.ref for each in requests]
+        types = [request.ref.dtype for request in requests]
+        refs = [request.ref for request in requests]
         return writer.op("PyFunc", [refs], {"token": "", "Tout": types}, "exchange")

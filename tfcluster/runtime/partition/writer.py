@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import output_types
-from tfcluster.runtime.partition.graph import Node
+from tfcluster.runtime.partition.graph import Node, elements_of
 from tfcluster.runtime.partition.placement import Shape
 from tfcluster.runtime.tensor_types import Array, DType, ProtocolBuffer
 
@@ -55,27 +55,27 @@ class OpWriter:
         """A new argument; ``handle`` says what a handle refers to."""
         signature = self.definition.signature
         index = len(signature.input_arg)
-        found = signature.input_arg.add()
-        found.name = self._unique("input")
-        found.type = dtype.as_datatype_enum
+        argument = signature.input_arg.add()
+        argument.name = self._unique("input")
+        argument.type = dtype.as_datatype_enum
         if handle is not None:
-            for each in handle.shape_and_type:
-                added = found.handle_data.add()
-                added.dtype = each.dtype
-                added.shape.CopyFrom(each.shape)
+            for element in handle.shape_and_type:
+                added = argument.handle_data.add()
+                added.dtype = element.dtype
+                added.shape.CopyFrom(element.shape)
         elif dtype not in (tf.resource, tf.variant) and shape is not None:
             attribute = self.definition.arg_attr[index].attr["_output_shapes"]
             attribute.list.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
-        return Ref(found.name, dtype)
+        return Ref(argument.name, dtype)
 
     def finish(self, outputs: Sequence[Ref], effects: Iterable[str]) -> ProtocolBuffer:
         """The definition, with these outputs and nodes that must run."""
         signature = self.definition.signature
         for index, ref in enumerate(outputs):
-            found = signature.output_arg.add()
-            found.name = f"output_{index}"
-            found.type = ref.dtype.as_datatype_enum
-            self.definition.ret[found.name] = ref.text
+            argument = signature.output_arg.add()
+            argument.name = f"output_{index}"
+            argument.type = ref.dtype.as_datatype_enum
+            self.definition.ret[argument.name] = ref.text
         for index, name in enumerate(dict.fromkeys(effects)):
             label = f"effect_{index}"
             signature.control_output.append(label)
@@ -99,18 +99,22 @@ class OpWriter:
         """A constant; equal ones are written once."""
         array = np.asarray(array)
         key = (array.dtype.str, array.shape, array.tobytes())
-        found = self._constants.get(key)
-        if found is None:
+        ref = self._constants.get(key)
+        if ref is None:
             waits, self._waits, last = self._waits, [], self.last
             dtype = tf.as_dtype(array.dtype)
             tensor = tf.make_tensor_proto(array, dtype, array.shape)
-            found = self.node("Const", [], {"value": tensor, "dtype": dtype}, "const")[
-                0
-            ]
+            ref = self.node("Const", [], {"value": tensor, "dtype": dtype}, "const")[0]
             # What waits for the node that this is written for must not wait for it.
             self._waits, self.last = waits, last
-            self._constants[key] = found
-        return found
+            self._constants[key] = ref
+        return ref
+
+    def ensure_shape(self, ref: Ref, shape: Shape | None) -> Ref:
+        """The same tensor with this shape, if the shape is fully known."""
+        if elements_of(shape) is None:
+            return ref
+        return self.op("EnsureShape", [ref], {"shape": tf.TensorShape(shape)})[0]
 
     def repeat(
         self, node: Node, inputs: Sequence[Ref], attributes: Mapping[str, object]
@@ -129,18 +133,18 @@ class OpWriter:
         """An op; dtypes and counts of inputs among its attributes are inferred."""
         definition = tf_functions.op_def(op_type)
         assert definition is not None, op_type
-        found: dict[str, object] = dict(attributes)
+        inferred: dict[str, object] = dict(attributes)
         flat: list[Ref] = []
-        for argument, given in zip(definition.input_arg, inputs, strict=True):
-            refs = [given] if isinstance(given, Ref) else list(given)
+        for argument, operand in zip(definition.input_arg, inputs, strict=True):
+            refs = [operand] if isinstance(operand, Ref) else list(operand)
             flat += refs
             if argument.number_attr:
-                found[argument.number_attr] = len(refs)
+                inferred[argument.number_attr] = len(refs)
             if argument.type_list_attr:
-                found[argument.type_list_attr] = [ref.dtype for ref in refs]
+                inferred[argument.type_list_attr] = [ref.dtype for ref in refs]
             elif argument.type_attr and refs:
-                found.setdefault(argument.type_attr, refs[0].dtype)
-        return self.node(op_type, flat, found, name or op_type)
+                inferred.setdefault(argument.type_attr, refs[0].dtype)
+        return self.node(op_type, flat, inferred, name or op_type)
 
     def node(
         self,
@@ -157,7 +161,7 @@ class OpWriter:
         message.name = self.last = self._unique(name)
         message.op, message.device = op_type, device
         message.input.extend(ref.text for ref in inputs)
-        message.input.extend(f"^{each}" for each in dict.fromkeys(self._waits))
+        message.input.extend(f"^{wait}" for wait in dict.fromkeys(self._waits))
         for key, value in attributes.items():
             set_attribute(message.attr[key], value)
         return [

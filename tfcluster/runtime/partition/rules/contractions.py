@@ -38,11 +38,11 @@ def batch_matmul(op: PlacedOp) -> LocalPlan:
     def labels(index: int, matrix: str) -> list[object]:
         shape = op.shape(index)
         before = len(output) - len(shape)
-        found: list[object] = []
+        batch_labels: list[object] = []
         for dim, size in enumerate(shape[:-2]):
             place = dim + before
-            found.append(None if size == 1 and output[place] != 1 else place)
-        return [*found, *matrix]
+            batch_labels.append(None if size == 1 and output[place] != 1 else place)
+        return [*batch_labels, *matrix]
 
     first = labels(0, "km" if op.attribute("adj_x") else "mk")
     second = labels(1, "nk" if op.attribute("adj_y") else "kn")
@@ -53,8 +53,8 @@ def batch_matmul(op: PlacedOp) -> LocalPlan:
 def einsum(op: PlacedOp) -> LocalPlan:
     equation = op.attribute("equation").decode().replace(" ", "")
     inputs, _, output = equation.partition("->")
-    labels = [list(each) for each in inputs.split(",")]
-    require(not any(len(set(each)) < len(each) for each in [*labels, output]))
+    labels = [list(term) for term in inputs.split(",")]
+    require(not any(len(set(term)) < len(term) for term in [*labels, output]))
     require("..." not in equation)
     if len(labels) == 2:
         return contract(op, labels, list(output))

@@ -73,7 +73,7 @@ def elementwise(op: PlacedOp) -> LocalPlan:
 def _target(op: PlacedOp) -> Shard:
     """The placement of the largest divided input, as the output has it."""
     output = op.output_shape()
-    found: tuple[int, Shard] | None = None
+    largest: tuple[int, Shard] | None = None
     for index, placement in enumerate(op.placements):
         shape = op.shape(index)
         if len(shape) > len(output):
@@ -81,9 +81,9 @@ def _target(op: PlacedOp) -> Shard:
         if isinstance(placement, Shard):
             own = placement.at(placement.dim + len(output) - len(shape))
             size = elements_of(shape) or 0
-            if output[own.dim] == own.size and (found is None or size > found[0]):
-                found = size, own
-    return known(found)[1]
+            if output[own.dim] == own.size and (largest is None or size > largest[0]):
+                largest = size, own
+    return known(largest)[1]
 
 
 def _broadcast_wants(op: PlacedOp, target: Shard) -> list[Placement]:
@@ -144,12 +144,12 @@ def shape_of(op: PlacedOp) -> LocalPlan:
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         if node.type == "Size":
             return [_whole_size(local, node, inputs[0], shards[0])]
-        found = local.repeat(node, inputs)
+        shapes = local.repeat(node, inputs)
         return [
             _whole_shape(local, node, index, ref, shards[index])
             if index in shards
             else ref
-            for index, ref in enumerate(found)
+            for index, ref in enumerate(shapes)
         ]
 
     return LocalPlan(list(op.placements), replicated, build)
@@ -181,7 +181,7 @@ def one_hot(op: PlacedOp) -> LocalPlan:
     axis = op.attribute("axis")
     axis = len(shape) if axis in (-1, None) else axis
     target = shard.at(shard.dim + (axis <= shard.dim))
-    return LocalPlan(op.wants(i0=shard), [target])
+    return LocalPlan(op.want([0], shard), [target])
 
 
 @rule("Bitcast")
@@ -203,7 +203,7 @@ def quantize_and_dequantize(op: PlacedOp) -> LocalPlan:
     """
     shard = op.shard()
     require(op.attribute("range_given"))
-    want = op.wants(i0=shard)
+    want = op.want([0], shard)
     for index in (1, 2):
         if op.inputs[index].shape != () and op.attribute("axis") == shard.dim:
             want[index] = shard.at(0)
@@ -235,7 +235,7 @@ def quantize(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
     require(not _has_own_limits(op, shard))
     rest = [REPLICATE] * (len(op.outputs) - 1)
-    return LocalPlan(op.wants(i0=shard), [shard, *rest])
+    return LocalPlan(op.want([0], shard), [shard, *rest])
 
 
 def _has_own_limits(op: PlacedOp, shard: Shard) -> bool:

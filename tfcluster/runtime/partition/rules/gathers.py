@@ -26,17 +26,17 @@ def gather(op: PlacedOp) -> LocalPlan:
     if isinstance(indices, Shard):
         if indices.dim >= batch:
             target = indices.at(axis + indices.dim - batch)
-            return LocalPlan(op.wants(i1=indices), [target])
+            return LocalPlan(op.want([1], indices), [target])
         require(not is_variable)
-        return LocalPlan(op.wants(i0=indices, i1=indices), [indices])
+        return LocalPlan(op.want([0, 1], indices), [indices])
     if not isinstance(table, Shard) or table.dim == axis:
         raise Whole
     if table.dim < batch:
-        return LocalPlan(op.wants(i0=table, i1=table), [table])
+        return LocalPlan(op.want([0, 1], table), [table])
     if table.dim < axis:
-        return LocalPlan(op.wants(i0=table), [table])
+        return LocalPlan(op.want([0], table), [table])
     return LocalPlan(
-        op.wants(i0=table), [table.at(table.dim + len(index_shape) - batch - 1)]
+        op.want([0], table), [table.at(table.dim + len(index_shape) - batch - 1)]
     )
 
 
@@ -44,14 +44,14 @@ def gather(op: PlacedOp) -> LocalPlan:
 def gather_nd(op: PlacedOp) -> LocalPlan:
     shard, shape = op.shard(1), op.shape(1)
     require(shard.dim < len(shape) - 1)
-    return LocalPlan(op.wants(i1=shard), [shard])
+    return LocalPlan(op.want([1], shard), [shard])
 
 
 @rule("ScatterNd")
 def scatter_nd(op: PlacedOp) -> LocalPlan:
     """Every rank adds its rows to zeros."""
     if op.placements[1] == SUM and op.placements[0] == REPLICATE:
-        return LocalPlan(op.wants(i1=SUM), [SUM])
+        return LocalPlan(op.want([1], SUM), [SUM])
     shard = op.first_shard([0, 1])
     require(shard.dim < len(op.shape(0)) - 1)
     require(_can_be_added(op))
@@ -70,12 +70,12 @@ def unsorted_segments(op: PlacedOp) -> LocalPlan:
     _, segments = op.shape(0), op.shape(1)
     is_sum = op.type == "UnsortedSegmentSum"
     if is_sum and op.placements[0] == SUM and op.placements[1] == REPLICATE:
-        return LocalPlan(op.wants(i0=SUM), [SUM])
+        return LocalPlan(op.want([0], SUM), [SUM])
     shard = op.first_shard([0, 1])
     if shard.dim >= len(segments):
         target = shard.at(shard.dim - len(segments) + 1)
-        return LocalPlan(op.wants(i0=shard), [target])
-    want = op.wants(i0=shard, i1=shard)
+        return LocalPlan(op.want([0], shard), [target])
+    want = op.want([0, 1], shard)
     if is_sum:
         require(_can_be_added(op))
         return op.added_up(want, SUM)
@@ -88,7 +88,7 @@ def unsorted_segments(op: PlacedOp) -> LocalPlan:
 def dense_bincount(op: PlacedOp) -> LocalPlan:
     shard, shape = op.shard(), op.shape()
     no_weights = op.elements(2) == 0
-    want = op.wants(i0=shard) if no_weights else op.wants(i0=shard, i2=shard)
+    want = op.want([0], shard) if no_weights else op.want([0, 2], shard)
     if len(shape) == 2:
         require(shard.dim == 0)
         return LocalPlan(want, [shard])

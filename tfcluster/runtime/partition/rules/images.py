@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfcluster.runtime.partition.graph import Node, as_vector
+import numpy as np
+
+from tfcluster.runtime.partition.graph import Node
 from tfcluster.runtime.partition.placement import REPLICATE, SUM
 from tfcluster.runtime.partition.rules.table import (
     LocalOps,
@@ -46,17 +48,17 @@ def _input_gradient(sizes: int, image: int) -> Rule:
     """Input ``sizes`` has the shape of the result, or that of one image in it."""
 
     def gradient(op: PlacedOp) -> LocalPlan:
-        shard, known, shape = op.shard(image), op.shape(image), op.constant(sizes)
+        shard, image_shape, shape = op.shard(image), op.shape(image), op.constant(sizes)
         require(shard.dim == 0)
         want = op.want([image], shard)
-        if len(shape) == len(known) - 2:
+        if len(shape) == len(image_shape) - 2:
             return LocalPlan(want, [shard])
 
         def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
             own = [local.split.local_size(shard), *shape[1:]]
-            given = list(inputs)
-            given[sizes] = local.constant(as_vector(own, shape))
-            return local.repeat(node, given)
+            own_inputs = list(inputs)
+            own_inputs[sizes] = local.constant(np.array(own, shape.dtype))
+            return local.repeat(node, own_inputs)
 
         return LocalPlan(want, [shard], build)
 

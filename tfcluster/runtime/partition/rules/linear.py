@@ -95,14 +95,14 @@ def add(op: PlacedOp) -> LocalPlan:
     in which they can go: their sum with it would need one more.
     """
     placements = op.placements
-    if any(isinstance(each, ListOf) for each in placements):
+    if any(isinstance(placement, ListOf) for placement in placements):
         return _add_lists(op)
-    if SUM in placements and all(each in (SUM, REPLICATE) for each in placements):
+    if SUM in placements and {SUM, REPLICATE}.issuperset(placements):
         output = op.output_shape()
-        same = all(each.shape == output for each in op.inputs)
+        same = all(value.shape == output for value in op.inputs)
         if same and elements_of(output) is not None:
-            found: Placement = REPLICATE if _waits_for_exchange(op) else SUM
-            return LocalPlan([found] * len(placements), [found])
+            placement: Placement = REPLICATE if _waits_for_exchange(op) else SUM
+            return LocalPlan([placement] * len(placements), [placement])
     return elementwise(op)
 
 
@@ -116,14 +116,14 @@ def _waits_for_exchange(op: PlacedOp) -> bool:
 def _add_lists(op: PlacedOp) -> LocalPlan:
     """Lists of gradients, which are added element by element."""
     element: Placement | None = None
-    for each in op.placements:
-        own = each.element if isinstance(each, ListOf) else REPLICATE
+    for placement in op.placements:
+        own = placement.element if isinstance(placement, ListOf) else REPLICATE
         if element is None or (element == REPLICATE and isinstance(own, Shard)):
             element = own
         elif own is not None and own != element and own != REPLICATE:
             element = REPLICATE
-    found = ListOf(element if isinstance(element, Shard) else REPLICATE)
-    return LocalPlan([found] * len(op.placements), [found])
+    lists = ListOf(element if isinstance(element, Shard) else REPLICATE)
+    return LocalPlan([lists] * len(op.placements), [lists])
 
 
 @rule("Mul")

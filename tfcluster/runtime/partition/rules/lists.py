@@ -36,17 +36,18 @@ def handles_lists(node: Node) -> bool:
 
 def _element(op: PlacedOp) -> Element:
     """The placement of the elements of the list, the first input."""
-    found = op.placements[0]
-    return (found.element or REPLICATE) if isinstance(found, ListOf) else REPLICATE
+    placement = op.placements[0]
+    element = placement.element if isinstance(placement, ListOf) else None
+    return element or REPLICATE
 
 
 def _of_any_shape(index: int) -> Build:
     """The op for elements of any shape, since they may be parts."""
 
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
-        given = list(inputs)
-        given[index] = local.constant(np.array(-1, np.int32))
-        return local.repeat(node, given, shape_type=given[index].dtype)
+        own_inputs = list(inputs)
+        own_inputs[index] = local.constant(np.array(-1, np.int32))
+        return local.repeat(node, own_inputs, shape_type=own_inputs[index].dtype)
 
     return build
 
@@ -60,9 +61,9 @@ def _of_shape(index: int, whole: Shape | None, element: Element) -> Build | None
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         sizes = local.split.local_shape(shape, element)
         own = np.array([-1 if size is None else size for size in sizes], np.int32)
-        given = list(inputs)
-        given[index] = local.constant(own.reshape(-1))
-        return local.repeat(node, given)
+        own_inputs = list(inputs)
+        own_inputs[index] = local.constant(own.reshape(-1))
+        return local.repeat(node, own_inputs)
 
     return build
 
@@ -85,10 +86,10 @@ def from_tensor(op: PlacedOp) -> LocalPlan:
 @rule("TensorListSetItem", "TensorListPushBack")
 def add_element(op: PlacedOp) -> LocalPlan:
     place = 2 if op.type == "TensorListSetItem" else 1
-    known = op.placements[0]
-    before = known.element if isinstance(known, ListOf) else REPLICATE
-    given = op.placements[place]
-    element: Element = given if isinstance(given, Shard) else REPLICATE
+    list_placement = op.placements[0]
+    before = list_placement.element if isinstance(list_placement, ListOf) else REPLICATE
+    placement = op.placements[place]
+    element: Element = placement if isinstance(placement, Shard) else REPLICATE
     if isinstance(element, Shard) and not _has_known_elements(op):
         element = REPLICATE
     if isinstance(before, Shard):
@@ -100,8 +101,8 @@ def add_element(op: PlacedOp) -> LocalPlan:
 
 def _has_known_elements(op: PlacedOp) -> bool:
     """Whether a divided list could be made whole, which takes its elements' shape."""
-    known = op.outputs[0].list
-    return known is not None and elements_of(known.shape) is not None
+    list_type = op.outputs[0].list
+    return list_type is not None and elements_of(list_type.shape) is not None
 
 
 @rule("TensorListGetItem")

@@ -66,4 +66,4 @@ def by_rows(node: Node, rows: int | None) -> LocalPlan | None:
     if not shape or shape[0] != rows:
         return None
     want = [REPLICATE] * len(node.inputs)
-    return LocalPlan(want, [Shard(0, rows)], made=[REPLICATE])
+    return LocalPlan(want, [Shard(0, rows)], built=[REPLICATE])

@@ -22,8 +22,8 @@ from tfcluster.runtime.partition.writer import Ref
 
 
 def _axes(op: PlacedOp, rank: int) -> list[int]:
-    found = op.constant(1)
-    return sorted({int(axis) % rank for axis in np.atleast_1d(found)}) if rank else []
+    axes = op.constant(1)
+    return sorted({int(axis) % rank for axis in np.atleast_1d(axes)}) if rank else []
 
 
 @rule("Sum", "Mean", "Max", "Min", "Any", "All", "Prod", "EuclideanNorm")
@@ -32,11 +32,11 @@ def reduce(op: PlacedOp) -> LocalPlan:
     shape = op.shape()
     if op.placements[0] == SUM:
         if op.type == "Sum" or (op.type == "Mean" and _is_wide_float(op)):
-            return LocalPlan(op.wants(i0=SUM), [SUM])
+            return LocalPlan(op.want([0], SUM), [SUM])
         raise Whole
     shard = op.shard()
     axes = _axes(op, len(shape))
-    want = op.wants(i0=shard)
+    want = op.want([0], shard)
     if shard.dim not in axes:
         dropped = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in axes)
         return LocalPlan(want, [shard.at(shard.dim - dropped)])
@@ -66,7 +66,7 @@ def _mean(op: PlacedOp, sizes: Sequence[int | None]) -> LocalPlan:
         mean = local.op("RealDiv", [total, local.constant(divisor)])
         return mean if total.dtype == dtype else local.op("Cast", mean, DstT=dtype)
 
-    return LocalPlan(op.wants(i0=shard), [SUM], build)
+    return LocalPlan(op.want([0], shard), [SUM], build)
 
 
 def _sum(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
@@ -95,7 +95,7 @@ def arg_max(op: PlacedOp) -> LocalPlan:
     shape, shard, axis = op.shape(), op.shard(), op.integer(1)
     axis %= len(shape)
     require(axis != shard.dim)
-    return LocalPlan(op.wants(i0=shard), [shard.at(shard.dim - (axis < shard.dim))])
+    return LocalPlan(op.want([0], shard), [shard.at(shard.dim - (axis < shard.dim))])
 
 
 @rule("L2Loss")

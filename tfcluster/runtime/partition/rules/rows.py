@@ -32,7 +32,7 @@ def _outer_dimensions(op: PlacedOp, own: int) -> LocalPlan:
             outputs.append(REPLICATE)
         else:
             raise Whole
-    return LocalPlan(op.wants(i0=shard), outputs)
+    return LocalPlan(op.want([0], shard), outputs)
 
 
 @rule(
@@ -77,7 +77,7 @@ def unravel_index(op: PlacedOp) -> LocalPlan:
 def _stacks(op: PlacedOp, inputs: Sequence[int], own: int) -> LocalPlan:
     """Each input, and each output, has ``own`` dimensions beside the outer ones."""
     outer = [op.shape(index)[: len(op.shape(index)) - own] for index in inputs]
-    require(all(each == outer[0] for each in outer))
+    require(all(shape == outer[0] for shape in outer))
     return op.alike(inputs, len(outer[0]))
 
 
@@ -136,7 +136,7 @@ def fused_batch_norm(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
     require(shard.dim == 0 and not op.attribute("is_training"))
     rest: list[Placement] = [REPLICATE] * (len(op.outputs) - 1)
-    return LocalPlan(op.wants(i0=shard), [shard, *rest])
+    return LocalPlan(op.want([0], shard), [shard, *rest])
 
 
 @rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")

@@ -36,9 +36,9 @@ def tensor_scatter(op: PlacedOp) -> LocalPlan:
         return slices
     require(_has_numbers(op))
     is_linear = op.type in ("TensorScatterAdd", "TensorScatterSub")
-    given = {op.placements[0], op.placements[2]}
-    if is_linear and op.placements[1] == REPLICATE and given <= {SUM, REPLICATE}:
-        require(SUM in given)
+    terms = {op.placements[0], op.placements[2]}
+    if is_linear and op.placements[1] == REPLICATE and terms <= {SUM, REPLICATE}:
+        require(SUM in terms)
         return LocalPlan([SUM, REPLICATE, SUM], [SUM])
     shard = op.first_shard([1, 2])
     if shard.dim >= len(op.shape(1)) - 1 or isinstance(op.placements[0], Shard):
@@ -89,7 +89,7 @@ def segments(op: PlacedOp) -> LocalPlan:
     """
     ids, shard = op.shape(1), op.first_shard([0, 1])
     if shard.dim > 0:
-        return LocalPlan(op.wants(i0=shard), [shard])
+        return LocalPlan(op.want([0], shard), [shard])
     require(op.type == "SegmentSum" and shard.outer == 1)
     require(ids[0] == shard.size and _has_numbers(op))
 
@@ -98,7 +98,7 @@ def segments(op: PlacedOp) -> LocalPlan:
         count = _count(local, inputs[1])
         return local.op("UnsortedSegmentSum", [inputs[0], own, count])
 
-    return LocalPlan(op.wants(i0=shard), [SUM], build)
+    return LocalPlan(op.want([0], shard), [SUM], build)
 
 
 def _rows(local: LocalOps, vector: Ref, shard: Shard, split: Split) -> Ref:
@@ -113,8 +113,8 @@ def _count(local: LocalOps, ids: Ref) -> Ref:
     dtype = ids.dtype.as_numpy_dtype
     least = local.constant(np.array([-1], dtype))
     axis, one = local.constant(np.array(0, np.int32)), local.constant(dtype(1))
-    known = local.op("ConcatV2", [[ids, least], axis])[0]
-    largest = local.op("Max", [known, axis], keep_dims=False)[0]
+    all_ids = local.op("ConcatV2", [[ids, least], axis])[0]
+    largest = local.op("Max", [all_ids, axis], keep_dims=False)[0]
     return local.op("AddV2", [largest, one])[0]
 
 
@@ -128,7 +128,7 @@ def sparse_segments(op: PlacedOp) -> LocalPlan:
     """Rows of the first input are looked up; its other dimensions may be divided."""
     shard = op.shard()
     require(shard.dim != 0)
-    return LocalPlan(op.wants(i0=shard), [shard])
+    return LocalPlan(op.want([0], shard), [shard])
 
 
 @rule("Bincount")
@@ -142,4 +142,4 @@ def bincount(op: PlacedOp) -> LocalPlan:
 @rule("HistogramFixedWidth")
 def histogram(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
-    return LocalPlan(op.wants(i0=shard), [SUM])
+    return LocalPlan(op.want([0], shard), [SUM])

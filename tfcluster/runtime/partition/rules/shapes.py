@@ -29,7 +29,7 @@ from tfcluster.runtime.partition.writer import Ref
 
 @rule("Reshape")
 def reshape(op: PlacedOp) -> LocalPlan:
-    want, target = op.wants(i0=op.placements[0]), _reshaped(op)
+    want, target = op.want([0], op.placements[0]), _reshaped(op)
     if isinstance(target, Partial):
         return LocalPlan(want, [target])
     return LocalPlan(want, [target], _with_shape(1, op.output_sizes(), target))
@@ -37,7 +37,7 @@ def reshape(op: PlacedOp) -> LocalPlan:
 
 @rule("Squeeze", "ExpandDims")
 def squeeze(op: PlacedOp) -> LocalPlan:
-    want, target = op.wants(i0=op.placements[0]), _reshaped(op)
+    want, target = op.want([0], op.placements[0]), _reshaped(op)
     if isinstance(target, Partial):
         return LocalPlan(want, [target])
     sizes = op.output_sizes()
@@ -61,10 +61,10 @@ def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
 
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         own = local.split.local_shape(whole, target)
-        given = list(inputs)
+        own_inputs = list(inputs)
         dtype = node.inputs[index].dtype.as_numpy_dtype
-        given[index] = local.constant(np.array(own, dtype))
-        return local.repeat(node, given)
+        own_inputs[index] = local.constant(np.array(own, dtype))
+        return local.repeat(node, own_inputs)
 
     return build
 
@@ -72,7 +72,7 @@ def _with_shape(index: int, whole: Sequence[int], target: Shard) -> Build:
 @rule("Transpose", "ConjugateTranspose", linear=0)
 def transpose(op: PlacedOp) -> LocalPlan:
     shard, order = op.shard(), op.constant(1)
-    return LocalPlan(op.wants(i0=shard), [shard.at(list(order).index(shard.dim))])
+    return LocalPlan(op.want([0], shard), [shard.at(list(order).index(shard.dim))])
 
 
 @rule("Concat", "ConcatV2")
@@ -115,7 +115,7 @@ def split(op: PlacedOp) -> LocalPlan:
     sizes = [op.output_shape(index)[shard.dim] or 0 for index in range(count)]
     require(not any(size == 0 or size % shard.block for size in sizes))
     blocks = [size // shard.block for size in sizes]
-    outputs = [shard.with_outer(each) for each in blocks]
+    outputs = [shard.with_outer(number) for number in blocks]
     return LocalPlan(want, outputs, None if op.type == "Split" else _of_blocks(outputs))
 
 
@@ -124,7 +124,7 @@ def _of_blocks(outputs: Sequence[Shard]) -> Build:
 
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         dtype = node.inputs[1].dtype.as_numpy_dtype
-        own = np.array([local.split.local_size(each) for each in outputs], dtype)
+        own = np.array([local.split.local_size(shard) for shard in outputs], dtype)
         return local.repeat(node, [inputs[0], local.constant(own), inputs[2]])
 
     return build
@@ -132,7 +132,7 @@ def _of_blocks(outputs: Sequence[Shard]) -> Build:
 
 @rule("Pack")
 def pack(op: PlacedOp) -> LocalPlan:
-    if all(each == SUM for each in op.placements):
+    if all(placement == SUM for placement in op.placements):
         return LocalPlan(list(op.placements), [SUM])
     shard, output = op.first_shard(), op.output_shape()
     axis = op.attribute("axis") % len(output)
@@ -155,7 +155,7 @@ def tile(op: PlacedOp) -> LocalPlan:
     shard, multiples = op.shard(), op.constant(1)
     count = int(multiples[shard.dim])
     require(count != 0)
-    return LocalPlan(op.wants(i0=shard), [shard.with_outer(shard.outer * count)])
+    return LocalPlan(op.want([0], shard), [shard.with_outer(shard.outer * count)])
 
 
 @rule("BroadcastTo")
@@ -166,7 +166,7 @@ def broadcast_to(op: PlacedOp) -> LocalPlan:
     shard = op.shard()
     target = shard.at(shard.dim + len(output) - len(shape))
     require(output[target.dim] == shard.size)
-    return LocalPlan(op.wants(i0=shard), [target], _with_shape(1, output, target))
+    return LocalPlan(op.want([0], shard), [target], _with_shape(1, output, target))
 
 
 @rule("ReverseV2", "Roll", linear=0)
@@ -195,7 +195,7 @@ def pad(op: PlacedOp) -> LocalPlan:
         own[shard.dim] = before // block * part, after // block * part
         return local.repeat(node, [inputs[0], local.constant(own), *inputs[2:]])
 
-    return LocalPlan(op.wants(i0=shard), [target], build)
+    return LocalPlan(op.want([0], shard), [target], build)
 
 
 @rule("SpaceToBatchND", "BatchToSpaceND", linear=0)
@@ -205,9 +205,9 @@ def blocks_to_rows(op: PlacedOp) -> LocalPlan:
     require(shard.dim == 0)
     count = int(np.prod(block))
     if op.type == "SpaceToBatchND":
-        return LocalPlan(op.wants(i0=shard), [shard.with_outer(shard.outer * count)])
+        return LocalPlan(op.want([0], shard), [shard.with_outer(shard.outer * count)])
     require(shard.outer % count == 0)
-    return LocalPlan(op.wants(i0=shard), [shard.with_outer(shard.outer // count)])
+    return LocalPlan(op.want([0], shard), [shard.with_outer(shard.outer // count)])
 
 
 @rule("Fill", linear=1)

@@ -39,7 +39,7 @@ def slice_(op: PlacedOp) -> LocalPlan:
         constants = [local.constant(own_begin), local.constant(own_size)]
         return local.repeat(node, [inputs[0], *constants])
 
-    return LocalPlan(op.wants(i0=shard), [shard.with_outer(count // block)], build)
+    return LocalPlan(op.want([0], shard), [shard.with_outer(count // block)], build)
 
 
 def _if_rows_stay(op: PlacedOp, shard: Shard) -> LocalPlan:
@@ -55,7 +55,7 @@ def _if_rows_stay(op: PlacedOp, shard: Shard) -> LocalPlan:
         own[shard.dim] = local.split.local_size(shard)
         return local.repeat(node, [*inputs[:2], local.constant(own)])
 
-    return LocalPlan(op.wants(i0=shard), [shard], build)
+    return LocalPlan(op.want([0], shard), [shard], build)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +109,23 @@ def _ranges(
 ) -> list[_Range]:
     """What a strided slice takes of each dimension of ``shape``."""
     begin, end, strides = numbers
-    found: list[_Range] = []
+    ranges: list[_Range] = []
     for entry, dim, output in _entries(op, len(begin), len(shape)):
         if dim is None:
-            found.append(_Range(None, output, 0, 1, 1))
+            ranges.append(_Range(None, output, 0, 1, 1))
         elif entry is None:
-            found.append(_Range(dim, output, 0, shape[dim], 1))
+            ranges.append(_Range(dim, output, 0, shape[dim], 1))
         elif output is None:
             first = begin[entry] + (shape[dim] if begin[entry] < 0 else 0)
-            found.append(_Range(dim, None, first, first + 1, 1))
+            ranges.append(_Range(dim, None, first, first + 1, 1))
         else:
             start, stop = (
-                None if _is_set(op, mask, entry) else given[entry]
-                for mask, given in (("begin", begin), ("end", end))
+                None if _is_set(op, mask, entry) else vector[entry]
+                for mask, vector in (("begin", begin), ("end", end))
             )
             bounds = slice(start, stop, strides[entry]).indices(shape[dim])
-            found.append(_Range(dim, output, *bounds))
-    return found
+            ranges.append(_Range(dim, output, *bounds))
+    return ranges
 
 
 def _is_empty(taken: _Range) -> bool:
@@ -138,18 +138,18 @@ def _own(
     """Begin, end and strides, and the masks, of a rank's part of the same slice."""
     vectors: list[list[int]] = [[], [], []]
     new = shrink = begin_mask = end_mask = 0
-    for index, each in enumerate(ranges):
-        first, last = each.begin, each.end
-        if each.dim is None:
+    for index, taken in enumerate(ranges):
+        first, last = taken.begin, taken.end
+        if taken.dim is None:
             new |= 1 << index
-        elif each.output is None:
+        elif taken.output is None:
             shrink |= 1 << index
-        if each.dim == shard.dim:
+        if taken.dim == shard.dim:
             part = split.local_block(shard)
             first, last = first // shard.block * part, last // shard.block * part
-        if each.stride < 0 and last < 0:
+        if taken.stride < 0 and last < 0:
             end_mask |= 1 << index
-        for vector, number in zip(vectors, (first, last, each.stride), strict=True):
+        for vector, number in zip(vectors, (first, last, taken.stride), strict=True):
             vector.append(number)
     return vectors, {
         "begin_mask": begin_mask,
@@ -160,27 +160,30 @@ def _own(
     }
 
 
-def _numbers(op: PlacedOp, indices: Sequence[int]) -> list[list[int]] | None:
-    found = [op.inputs[index].constant for index in indices]
-    known = [[int(number) for number in each] for each in found if each is not None]
-    return known if len(known) == len(found) else None
+def _numbers(op: PlacedOp) -> list[list[int]] | None:
+    """Begin, end and strides of a strided slice; None if they are not all known."""
+    constants = [value.constant for value in op.inputs[1:4]]
+    vectors = [
+        [int(number) for number in vector] for vector in constants if vector is not None
+    ]
+    return vectors if len(vectors) == len(constants) else None
 
 
 def _vectors(local: LocalOps, vectors: Sequence[Sequence[int]]) -> list[Ref]:
-    return [local.constant(np.array(each, np.int64)) for each in vectors]
+    return [local.constant(np.array(vector, np.int64)) for vector in vectors]
 
 
 @rule("StridedSlice", linear=0)
 def strided_slice(op: PlacedOp) -> LocalPlan:
     """Along the rows, whole blocks of rows can be taken."""
     shard, shape = op.shard(), op.shape()
-    want = op.wants(i0=shard)
-    numbers, sizes = _numbers(op, [1, 2, 3]), sizes_of(shape)
+    want = op.want([0], shard)
+    numbers, sizes = _numbers(op), sizes_of(shape)
     if numbers is None or sizes is None:
         place = _place_of_whole_dimension(op, shard.dim, len(shape))
         return LocalPlan(want, [shard.at(known(place))])
     ranges = _ranges(op, numbers, sizes)
-    own = next(each for each in ranges if each.dim == shard.dim)
+    own = next(taken for taken in ranges if taken.dim == shard.dim)
     if own.output is None or own.stride != 1 or any(map(_is_empty, ranges)):
         raise Whole
     require(own.begin % shard.block == 0 and own.end % shard.block == 0)
@@ -197,13 +200,13 @@ def strided_slice(op: PlacedOp) -> LocalPlan:
 def strided_slice_gradient(op: PlacedOp) -> LocalPlan:
     """Zeros of the sliced tensor's shape, with the gradient where the slice was."""
     shard, shape = op.shard(4), op.constant(0)
-    want = op.wants(i4=shard)
+    want = op.want([4], shard)
     sizes = [int(size) for size in shape]
-    numbers = _numbers(op, [1, 2, 3])
+    numbers = _numbers(op)
     if numbers is None:
         return _gradient_of_unknown_slice(op, shard, sizes)
     ranges = _ranges(op, numbers, sizes)
-    own = next(each for each in ranges if each.output == shard.dim)
+    own = next(taken for taken in ranges if taken.output == shard.dim)
     if own.dim is None or own.stride != 1 or sizes[own.dim] % shard.block:
         raise Whole
     require(not any(map(_is_empty, ranges)))
@@ -213,8 +216,8 @@ def strided_slice_gradient(op: PlacedOp) -> LocalPlan:
     def build(local: LocalOps, node: Node, inputs: Sequence[Ref]) -> Sequence[Ref]:
         vectors, masks = _own(ranges, target, local.split)
         whole = [int(size or 0) for size in local.split.local_shape(sizes, target)]
-        given = [*_vectors(local, [whole, *vectors]), inputs[4]]
-        return local.op("StridedSliceGrad", given, **masks)
+        grad_inputs = [*_vectors(local, [whole, *vectors]), inputs[4]]
+        return local.op("StridedSliceGrad", grad_inputs, **masks)
 
     return LocalPlan(want, [target], build)
 
@@ -237,7 +240,7 @@ def _gradient_of_unknown_slice(
                 own = np.array(local.split.local_shape(sizes, target), dtype)
                 return local.repeat(node, [local.constant(own), *inputs[1:]])
 
-            return LocalPlan(op.wants(i4=shard), [target], build)
+            return LocalPlan(op.want([4], shard), [target], build)
     raise Whole
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfcluster.runtime.partition.graph import Node
-from tfcluster.runtime.partition.placement import Shard
+from tfcluster.runtime.partition.placement import REPLICATE, Shard
 from tfcluster.runtime.partition.rules.table import (
     LocalOps,
     LocalPlan,
@@ -34,7 +34,7 @@ def sparse_matmul(op: PlacedOp) -> LocalPlan:
     shard, output = op.shard(3), op.output_shape()
     columns = 0 if op.attribute("adjoint_b") else 1
     if shard.dim == columns:
-        return LocalPlan(op.wants(i3=shard), [shard.at(1)])
+        return LocalPlan(op.want([3], shard), [shard.at(1)])
     require(output[0] == shard.size and shard.outer == 1)
     is_adjoint = bool(op.attribute("adjoint_a"))
 
@@ -42,7 +42,7 @@ def sparse_matmul(op: PlacedOp) -> LocalPlan:
         entries = _rows(local, inputs[:3], shard, int(is_adjoint))
         return local.repeat(node, [*entries, inputs[3]])
 
-    return LocalPlan(op.wants(), [shard.at(0)], build)
+    return LocalPlan([REPLICATE] * 4, [shard.at(0)], build)
 
 
 def _rows(
@@ -55,7 +55,7 @@ def _rows(
     begin, size = np.zeros(2, np.int64), np.full(2, _ENDLESS)
     begin[dim] = local.split.first(shard.rows) * shard.inner
     size[dim] = local.split.local_size(shard)
-    bounds = [local.constant(each) for each in (begin, size)]
+    bounds = [local.constant(vector) for vector in (begin, size)]
     return local.op("SparseSlice", [*entries, *bounds])
 
 
@@ -72,5 +72,6 @@ def ctc_loss(op: PlacedOp) -> LocalPlan:
         labels = _rows(local, [*inputs[1:3], shape], rows, 0)
         return local.repeat(node, [inputs[0], *labels[:2], inputs[3]])
 
-    want = op.wants(i0=shard, i3=rows)
+    want = op.want([0], shard)
+    want[3] = rows
     return LocalPlan(want, [rows, shard], build)

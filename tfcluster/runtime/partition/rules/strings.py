@@ -11,17 +11,14 @@ from tfcluster.runtime.partition.rules.table import (
     rule,
 )
 
-
-@rule(
+# Several inputs are broadcast to one shape.
+rule(
     *("AsString", "DecodeBase64", "EncodeBase64", "StaticRegexFullMatch"),
     *("StaticRegexReplace", "StringLength", "StringLower", "StringStrip"),
     *("StringToHashBucket", "StringToHashBucketFast", "StringToHashBucketStrong"),
     *("StringToNumber", "StringUpper", "UnicodeScript", "UnicodeTranscode"),
     *("Substr", "StringJoin", "DecodeCompressed"),
-)
-def each_string(op: PlacedOp) -> LocalPlan:
-    """Several inputs are broadcast to one shape."""
-    return elementwise(op)
+)(elementwise)
 
 
 @rule("RegexFullMatch", "RegexReplace", "DecodePaddedRaw", "DecodeCSV")
@@ -37,7 +34,7 @@ def join(op: PlacedOp) -> LocalPlan:
     dropped = {int(axis) % len(shape) for axis in axes.reshape(-1)}
     require(bool(dropped) and shard.dim not in dropped)
     before = 0 if op.attribute("keep_dims") else sum(a < shard.dim for a in dropped)
-    return LocalPlan(op.wants(i0=shard), [shard.at(shard.dim - before)])
+    return LocalPlan(op.want([0], shard), [shard.at(shard.dim - before)])
 
 
 @rule("LookupTableFind", "LookupTableFindV2")
@@ -46,7 +43,7 @@ def look_up(op: PlacedOp) -> LocalPlan:
     shard, keys, values = op.shard(1), op.shape(1), op.output_shape()
     require(shard.dim < min(len(keys), len(values)))
     require(keys[: shard.dim + 1] == values[: shard.dim + 1])
-    return LocalPlan(op.wants(i1=shard), [shard])
+    return LocalPlan(op.want([1], shard), [shard])
 
 
 # A fingerprint of each entry of dimension 0.

@@ -68,8 +68,12 @@ class LocalPlan:
     outputs: Sequence[Placement]
     build: Build | None = None
     """None if the rank repeats the op."""
-    made: Sequence[Placement] | None = None
+    built: Sequence[Placement] | None = None
     """What is written, if not ``outputs``: each rank then takes its part of it."""
+
+    @property
+    def written(self) -> Sequence[Placement]:
+        return self.outputs if self.built is None else self.built
 
 
 class Whole(Exception):
@@ -79,11 +83,11 @@ class Whole(Exception):
 T = TypeVar("T")
 
 
-def known(found: T | None) -> T:
-    """``found``, without which the op is computed whole."""
-    if found is None:
+def known(value: T | None) -> T:
+    """``value``, without which the op is computed whole."""
+    if value is None:
         raise Whole
-    return found
+    return value
 
 
 def require(condition: bool) -> None:
@@ -143,10 +147,10 @@ class PlacedOp:
 
     def integer(self, index: int) -> int:
         """The value of an input that has one element, such as an axis."""
-        found = self.constant(index)
-        if found.size != 1:
+        constant = self.constant(index)
+        if constant.size != 1:
             raise Whole
-        return int(found.reshape(-1)[0])
+        return int(constant.reshape(-1)[0])
 
     def attribute(self, name: str) -> Any:
         return self.node.attribute(name)
@@ -177,20 +181,15 @@ class PlacedOp:
         If the result is larger than all rows, the rows are what ranks exchange.
         """
         placed = zip(self.inputs, want, strict=True)
-        rows = sum(v.elements or 0 for v, each in placed if isinstance(each, Shard))
+        rows = sum(
+            v.elements or 0 for v, placement in placed if isinstance(placement, Shard)
+        )
         if rows < (self.outputs[0].elements or 0):
             return LocalPlan([REPLICATE] * len(want), [REPLICATE])
         return LocalPlan(want, [terms])
 
     def is_list(self, index: int = 0) -> bool:
         return isinstance(self.placements[index], ListOf)
-
-    def wants(self, **placements: Placement) -> list[Placement]:
-        """A ``LocalPlan.want``: ``REPLICATE`` but for inputs ``i0=``, ``i1=``."""
-        want: list[Placement] = [REPLICATE] * len(self.inputs)
-        for name, placement in placements.items():
-            want[int(name[1:])] = placement
-        return want
 
     def want(self, chosen: Sequence[int], placement: Placement) -> list[Placement]:
         """A ``LocalPlan.want``: ``placement`` for chosen inputs, else Replicate."""
@@ -263,5 +262,5 @@ def why_whole(op_type: str) -> str | None:
     """Why an op that has no rule is computed whole; None if nobody has said so."""
     if op_type in WHOLE:
         return WHOLE[op_type]
-    known = (r for prefix, r in WHOLE_FAMILIES.items() if op_type.startswith(prefix))
-    return next(known, None)
+    reasons = (r for prefix, r in WHOLE_FAMILIES.items() if op_type.startswith(prefix))
+    return next(reasons, None)
