@@ -40,7 +40,7 @@ test-runtime: $(VENV)/.ready-test
 
 test-launcher: $(VENV)/.ready-test
 	$(PYTEST) --ignore tests/runtime --ignore tests/launch --ignore tests/verify \
-		--ignore tests/interruptions --ignore tests/chaos --ignore tests/soak \
+		--ignore tests/interruptions --ignore tests/rigs/chaos --ignore tests/rigs/soak \
 		--ignore tests/api tests
 
 # The packages come first: some tests of the default tier use sshd where there is one.
@@ -57,7 +57,7 @@ test-exhaustive: $(VENV)/.ready-test
 		--dist worksteal -m "" tests/runtime/test_partition.py
 
 rig-packages: $(VENV)/.ready-test
-	$(BIN)/python -m tests.testbed install
+	$(BIN)/python -m tests.rigs.testbed install
 
 check: $(VENV)/.ready-test
 	$(BIN)/ruff format --check .
@@ -78,13 +78,13 @@ TRIALS ?= 200
 HOSTS ?= 4
 
 chaos: $(VENV)/.ready-test
-	$(BIN)/python -m tests.chaos --trials $(TRIALS) --hosts $(HOSTS)
+	$(BIN)/python -m tests.rigs.chaos --trials $(TRIALS) --hosts $(HOSTS)
 	$(BIN)/python -m tests.interruptions --trials $(TRIALS)
 
 MINUTES ?= 60
 
 soak: $(VENV)/.ready-test
-	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.rigs.soak --minutes $(MINUTES)
 
 EXAMPLES ?= 20000
 

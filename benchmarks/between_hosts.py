@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.collective import MIB, PROGRAMS, Times, by_size, said_in, words
 from benchmarks.rigs import TIMEOUT_S, USER, Bench, bench
-from tests.testbed import Options, Unavailable
+from tests.rigs.testbed import Options, Unavailable
 
 SIZES = [MIB, 16 * MIB, 64 * MIB]
 LAYOUTS = [(2, 1), (2, 2), (4, 1), (4, 2)]

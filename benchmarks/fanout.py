@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.measure import HERE, Row, show
 from benchmarks.rigs import USER, Bench, Cost, Usage, bench
-from tests.testbed import Options, RigError, Unavailable
+from tests.rigs.testbed import Options, RigError, Unavailable
 
 REPEATS = 5
 DOCTOR_S = 15.0

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks.collective import PROGRAMS, said_in
 from benchmarks.rigs import TIMEOUT_S, USER, Bench, bench
-from tests.testbed import Options, Unavailable
+from tests.rigs.testbed import Options, Unavailable
 
 BATCH = 64
 PARAMETERS = {"mlp": 10_020_874, "cnn": 5_121_162}

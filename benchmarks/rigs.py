@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, sleep
 
-from tests.testbed import Host, Options, Testbed
-from tests.testbed.daemons import InsideProcess
-from tests.testbed.host import Login
-from tests.testbed.layout import REPOSITORY
+from tests.rigs.testbed import Host, Options, Testbed
+from tests.rigs.testbed.daemons import InsideProcess
+from tests.rigs.testbed.host import Login
+from tests.rigs.testbed.layout import REPOSITORY
 
 USER = "alice"
 TIMEOUT_S = 600.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ("tests.testbed.fixtures",)
+pytest_plugins = ("tests.rigs.testbed.fixtures",)
 
 # With this variable, which turns off .pyc files, each of the thousand programs that
 # tests start would compile all of tfcluster.

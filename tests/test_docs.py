@@ -13,7 +13,7 @@ import click
 import pytest
 
 from tests.config.files import loaded
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tfcluster.cli import cli
 from tfcluster.isolated_import import PACKAGE_ROOT
 

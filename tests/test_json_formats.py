@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.json_formats import assert_format, closed
+from tests.kit.json_formats import assert_format, closed
 from tfcluster import config, documents
 from tfcluster.commands.schema import schema
 from tfcluster.errors import ConfigError

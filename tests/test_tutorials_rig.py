@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.machine import eventually
+from tests.kit.waiting import eventually
+from tests.rigs.testbed import Options, Testbed
+from tests.rigs.testbed.daemons import InsideProcess
+from tests.rigs.testbed.fixtures import Factory
+from tests.rigs.testbed.host import Login
 from tests.test_docs import ROOT, blocks
-from tests.testbed import Options, Testbed
-from tests.testbed.daemons import InsideProcess
-from tests.testbed.fixtures import Factory
-from tests.testbed.host import Login
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

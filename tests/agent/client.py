@@ -206,16 +206,6 @@ def marked(run: str) -> list[proc.ProcessEntry]:
     ]
 
 
-def eventually(
-    condition: Callable[[], object], what: str, timeout_s: float = DEADLINE_S
-) -> None:
-    """Poll until ``condition`` is true, for changes that no frame announces."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        select.select([], [], [], 0.01)
-
-
 def gone(pid: int) -> bool:
     process = proc.read(pid)
     return process is None or process.dead

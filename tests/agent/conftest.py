@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import eventually
+from tests.kit.waiting import eventually
 
 CGROUPS = Path("/sys/fs/cgroup")
 

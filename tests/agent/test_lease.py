@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import DEADLINE_S, PYTHON, Agent, eventually, gone, marked
+from tests.agent.client import DEADLINE_S, PYTHON, Agent, gone, marked
 from tests.agent.test_stopping import LEFT_BEHIND, said
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 
 STUBBORN = (
     f"{LEFT_BEHIND}\nimport signal; signal.signal(15, signal.SIG_IGN)\n"

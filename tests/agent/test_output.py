@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent, eventually
-from tests.time_limits import allow_s
+from tests.agent.client import PYTHON, Agent
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 from tfcluster.protocol.wire import Frame
 
 MIB = 1 << 20

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent, eventually
+from tests.agent.client import PYTHON, Agent
 from tests.agent.test_ports import hold
+from tests.kit.waiting import eventually
 
 ANSWER_S = 20.0
 

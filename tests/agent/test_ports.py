@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent, eventually
+from tests.agent.client import PYTHON, Agent
+from tests.kit.waiting import eventually
 
 LISTEN = """
 import os, socket, sys, time

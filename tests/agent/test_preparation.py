@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.agent.client import Agent, eventually, marked
+from tests.agent.client import Agent, marked
+from tests.kit.waiting import eventually
 
 
 def _prepare(agent: Agent, setup: str, **env: str) -> dict[str, Any]:

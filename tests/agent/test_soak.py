@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import Agent, eventually, gone, marked
+from tests.agent.client import Agent, gone, marked
 from tests.agent.test_stopping import LEFT_BEHIND
 from tests.agent.test_warm_interpreters import fork, warm
+from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.client import PYTHON, Agent
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.agent.file_names import raw
 
 

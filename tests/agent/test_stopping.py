@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent, eventually, gone, marked
-from tests.time_limits import allow_s
+from tests.agent.client import PYTHON, Agent, gone, marked
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.signals import send
 from tfcluster.light_dataclasses import replace

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from tests.agent.client import Agent
-from tests.launch.machine import eventually
+from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop

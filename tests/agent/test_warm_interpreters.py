@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.client import PYTHON, Agent, eventually, gone, marked
+from tests.agent.client import PYTHON, Agent, gone, marked
 from tests.agent.test_stopping import said
+from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 
 STANDIN = str(Path(__file__).with_name("standin.py"))

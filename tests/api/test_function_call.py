@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tfcluster
-from tests.launch.cluster import DEADLINE_S, Cluster
+from tests.kit.cluster import DEADLINE_S, Cluster
 from tfcluster.api.function_call import locate
 
 MODULE = """

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 import tfcluster
-from tests.json_formats import assert_format
-from tests.launch.cluster import DEADLINE_S, Cluster
-from tests.launch.machine import eventually, is_alive
-from tests.launch.oracle import assert_nothing_runs
+from tests.kit.cluster import DEADLINE_S, Cluster
+from tests.kit.json_formats import assert_format
+from tests.kit.machine import is_alive
+from tests.kit.oracle import assert_nothing_runs
+from tests.kit.waiting import eventually
 from tfcluster.api.launcher_child import error_from_plain, error_to_plain
 from tfcluster.errors import ExitCode
 

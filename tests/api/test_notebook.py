@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.cluster import DEADLINE_S, Cluster
+from tests.kit.cluster import DEADLINE_S, Cluster
 
 pytestmark = pytest.mark.slow
 

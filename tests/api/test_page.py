@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import DEADLINE_S, Cluster
+from tests.kit.cluster import DEADLINE_S, Cluster
 from tfcluster.isolated_import import PACKAGE_ROOT
 
 PAGE = (Path(PACKAGE_ROOT) / "docs" / "python.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 
 HOSTILE = [

@@ -21,7 +21,7 @@ from typing import TextIO
 
 import pytest
 
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.console import writer_thread
 from tfcluster.console.screen import Screen
 from tfcluster.console.writer_thread import Stream

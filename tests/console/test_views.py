@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.console.test_sanitise import HOSTILE
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.console.display import Style
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views import failures, plan, progress, results, status

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.json_formats import assert_format
+from tests.kit.json_formats import assert_format
 from tfcluster.doctor.probe import connect, files, packages
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.interruptions import trial
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.plan import seeds
 from tests.interruptions.trial import (
     DEADLINE_S,
     IDIOMS,
@@ -22,7 +21,8 @@ from tests.interruptions.trial import (
     drawn,
     run,
 )
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
+from tests.rigs.chaos.plan import seeds
 
 PROGRAMS = Path(__file__).parents[1] / "runtime" / "programs"
 BACKED_UP = PROGRAMS / "backed_up.py"

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.machine import eventually
+from tests.kit.cluster import Cluster, Running
+from tests.kit.waiting import eventually
 
 PROGRAM = Path(__file__).parents[1] / "runtime" / "programs" / "interrupted.py"
 IDIOMS = ("flag", "except", "handler", "slurm", "atexit")

@@ -12,12 +12,13 @@ from contextlib import suppress
 
 import pytest
 
-from tests.json_formats import assert_format
-from tests.launch import machine
-from tests.launch.cluster import COMMAND, Cluster, Running, plain
-from tests.launch.oracle import assert_nothing_left
-from tests.launch.terminal import Terminal
-from tests.time_limits import allow_s
+from tests.kit import machine
+from tests.kit.cluster import COMMAND, Cluster, Running, plain
+from tests.kit.json_formats import assert_format
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.terminal import Terminal
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
 # `stop --now` that waits only one second before it kills the launcher.
@@ -40,15 +41,15 @@ def detach(cluster: Cluster, script: str, *options: str, count: int = 1) -> Runn
 
 
 def wait_until_over(running: Running) -> None:
-    machine.eventually(lambda: running.found("end"), lambda: running.err, 40)
+    eventually(lambda: running.found("end"), lambda: running.err, 40)
 
 
 def test_detach_returns_at_once_and_goes_on(cluster: Cluster) -> None:
     running = detach(cluster, UP, count=2)
     assert cluster.run_ids() == [running.run]
     assert "hi" not in running.err
-    machine.eventually(lambda: "up" in running.text("worker:1"), str, 40)
-    machine.eventually(lambda: running.found("state", state="running"), str, 40)
+    eventually(lambda: "up" in running.text("worker:1"), str, 40)
+    eventually(lambda: running.found("state", state="running"), str, 40)
     status = running.status()
     assert status["state"] == "running"
     assert {task["state"] for task in status["tasks"]} == {"running"}
@@ -82,7 +83,7 @@ def test_what_keeps_a_detached_run_from_beginning_is_reported(cluster: Cluster) 
 
 def test_stop_ends_a_run_from_another_shell(cluster: Cluster) -> None:
     running = detach(cluster, UP, count=2)
-    machine.eventually(lambda: running.found("state", state="running"), str, 40)
+    eventually(lambda: running.found("state", state="running"), str, 40)
     done = cluster.command("stop", running.run)
     assert done.returncode == 0, done.stderr
     assert f"{running.run}: stopped" in done.stderr

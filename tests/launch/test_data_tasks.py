@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
 
 PROGRAM = """
 import pathlib

@@ -10,10 +10,11 @@ from functools import partial
 
 import pytest
 
-from tests.launch import machine
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
-from tests.time_limits import allow_s
+from tests.kit import machine
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 
 # Prints the signals it receives, and goes on.
 DEAF = """
@@ -151,7 +152,7 @@ def test_a_killed_sweeper_is_followed_by_another(cluster: Cluster) -> None:
         found[:] = [*kin, *(child for pid in kin for child in machine.children(pid))]
         return found
 
-    machine.eventually(sweeper, lambda: running.err, 40)
+    eventually(sweeper, lambda: running.err, 40)
     kill(*found)
     assert running.end() == 5
     assert_nothing_left(running)
@@ -168,7 +169,7 @@ def test_a_run_is_not_over_before_it_was_swept(cluster: Cluster) -> None:
         sweepers[:] = [pid for pid in found if pid not in first]
         return bool(sweepers)
 
-    machine.eventually(find_sweeper, lambda: running.err, 40)
+    eventually(find_sweeper, lambda: running.err, 40)
     os.kill(sweepers[0], signal.SIGSTOP)
     running.wait_for("state", state="stopping")
     kill(running.process.pid, *sweepers)
@@ -239,7 +240,7 @@ def test_tasks_outlive_their_warm_interpreter(cluster: Cluster) -> None:
     _, agent = machine.agent_of(running.process.pid)
     (warm,) = [p for p in machine.children(agent) if p not in pids]
     kill(warm)
-    machine.eventually(lambda: not machine.is_alive(warm), lambda: "alive", 40)
+    eventually(lambda: not machine.is_alive(warm), lambda: "alive", 40)
     assert all(map(machine.is_alive, pids))
     # A restarted task starts cold.
     kill(pids[0])
@@ -265,7 +266,7 @@ def test_deaths_while_the_agent_did_not_run_are_distinguished(cluster: Cluster) 
     for index in (2, 0, 3, 1):
         (cluster.folder / f"go-worker:{index}").touch()
         dead = partial(is_dead, pids[index])
-        machine.eventually(dead, lambda: running.err, 40)
+        eventually(dead, lambda: running.err, 40)
     os.kill(agent, signal.SIGCONT)
     assert running.end() == 1
     first = running.report()["first_failure"]

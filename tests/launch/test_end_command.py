@@ -8,10 +8,10 @@ import sys
 import time
 from dataclasses import replace
 
-from tests.json_formats import assert_format
-from tests.launch.cluster import Cluster
-from tests.launch.machine import eventually
-from tests.time_limits import allow_s
+from tests.kit.cluster import Cluster
+from tests.kit.json_formats import assert_format
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 from tfcluster.launcher.run_end import run_end_command
 from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.json_formats import assert_format
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
+from tests.kit.json_formats import assert_format
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
 DEADLINE_S = 200.0

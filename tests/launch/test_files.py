@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
 from tfcluster.runtime.files.layers import Layers, enter
 
 PR_SET_DUMPABLE = 4

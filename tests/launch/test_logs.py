@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import machine
-from tests.launch.cluster import PYTHON, Cluster, plain
-from tests.launch.oracle import assert_nothing_left
-from tests.launch.terminal import Terminal, shown
-from tests.time_limits import allow_s
+from tests.kit import machine
+from tests.kit.cluster import PYTHON, Cluster, plain
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.terminal import Terminal, shown
+from tests.kit.time_limits import allow_s
 
 # Writes a known pattern at a known rate, and then its digest to a file.
 FLOOD = """

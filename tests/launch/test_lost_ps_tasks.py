@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
 
 LAUNCHES = 20
 SCRIPT = 'echo "$TF_CONFIG"; until [ -e "$MEETING" ]; do sleep 0.1; done'

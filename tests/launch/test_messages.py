@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
 
 NOWHERE = "no-such-host.invalid"
 COUNT = (

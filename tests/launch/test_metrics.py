@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.launch.test_progress import REPORT_STEPS
 from tfcluster.record.metrics import read_metrics
 from tfcluster.record.paths import RunPaths

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
-from tests.time_limits import allow_s
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.time_limits import allow_s
 
 RIVALS = 20
 SCRIPT = "echo up; until [ -e meeting ]; do sleep 0.02; done"

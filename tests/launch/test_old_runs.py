@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from tests.json_formats import assert_format
-from tests.launch.cluster import Cluster
-from tests.launch.machine import eventually
+from tests.kit.cluster import Cluster
+from tests.kit.json_formats import assert_format
+from tests.kit.waiting import eventually
 
 
 def _age(folder: Path, days: float) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import PYTHON, Cluster, plain
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import PYTHON, Cluster, plain
+from tests.kit.oracle import assert_nothing_left
 
 LIMIT_BYTES = 200 << 20
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.launch.cluster import Cluster, plain
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, plain
+from tests.kit.oracle import assert_nothing_left
 
 CHIEF_AND_WORKERS = """
 backend: local

@@ -7,9 +7,9 @@ import os
 import threading
 from pathlib import Path
 
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
-from tests.time_limits import allow_s
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.time_limits import allow_s
 
 PROGRAM = """
 import os, time

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.launch.cluster import Cluster, plain
-from tests.launch.machine import eventually, listening_ports
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, plain
+from tests.kit.machine import listening_ports
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.waiting import eventually
 
 COUNT = 3
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.launch import machine
-from tests.launch.cluster import Cluster
+from tests.kit import machine
+from tests.kit.cluster import Cluster
 
 PROGRAM = """
 import pathlib, time

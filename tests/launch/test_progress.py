@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
-from tests.time_limits import allow_s
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.time_limits import allow_s
 
 REPORT_STEPS = """
 import json, os, signal, socket, sys, threading, time

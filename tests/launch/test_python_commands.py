@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.machine import agent_of
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, Running
+from tests.kit.machine import agent_of
+from tests.kit.oracle import assert_nothing_left
 from tests.launch.uv import installed_uv
 
 RANKS = """\

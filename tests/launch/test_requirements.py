@@ -13,9 +13,10 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.launch.cluster import DEADLINE_S, Cluster, Running
-from tests.launch.machine import agent_of, children, eventually
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import DEADLINE_S, Cluster, Running
+from tests.kit.machine import agent_of, children
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.waiting import eventually
 from tests.launch.uv import installed_uv
 
 # Without a pip that it can lend, an environment gets its own, which takes long.

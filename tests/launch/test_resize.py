@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
 
 UNTIL = (
     "echo attempt $TFCLUSTER_ATTEMPT of $TFCLUSTER_SIZE; "

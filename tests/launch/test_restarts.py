@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.launch.cluster import Cluster, plain
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, plain
+from tests.kit.oracle import assert_nothing_left
 
 
 def test_the_whole_group_starts_again_until_it_succeeds(cluster: Cluster) -> None:

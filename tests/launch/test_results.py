@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 
 def test_a_local_run_has_its_files_here(tmp_path: Path) -> None:

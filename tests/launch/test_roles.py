@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running, plain
-from tests.launch.oracle import assert_nothing_left
-from tests.time_limits import allow_s
+from tests.kit.cluster import Cluster, Running, plain
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.time_limits import allow_s
 
 
 def with_evaluator(cluster: Cluster, worker: str, evaluator: str) -> Running:

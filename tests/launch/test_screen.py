@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from tests.launch.cluster import Cluster, plain
-from tests.launch.oracle import assert_nothing_left
-from tests.launch.terminal import CTRL_C, Terminal
+from tests.kit.cluster import Cluster, plain
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.terminal import CTRL_C, Terminal
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done"
 

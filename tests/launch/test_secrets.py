@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import machine
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
+from tests.kit import machine
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
 
 CANARY = "canary-5d41402abc4b2a76b9719d911017c592"
 CONFIG = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = f"""

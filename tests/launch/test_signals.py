@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.launch import machine
-from tests.launch.cluster import PYTHON, Cluster, Running, plain
-from tests.launch.oracle import assert_nothing_left
-from tests.launch.terminal import CTRL_C, Terminal
-from tests.time_limits import allow_s
+from tests.kit import machine
+from tests.kit.cluster import PYTHON, Cluster, Running, plain
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.terminal import CTRL_C, Terminal
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 
 # Parent and child print the signals they receive; with DEAF they do not exit.
 LISTENER = """
@@ -98,7 +99,7 @@ def test_ctrl_c_three_times_leaves(cluster: Cluster) -> None:
     terminal.close()
     assert "may still be running: worker:0, worker:1" in terminal.text
     # The stopped agent was killed too, and its guard has cleaned up.
-    machine.eventually(
+    eventually(
         lambda: not machine.is_alive(agent) and not machine.is_alive(guard),
         lambda: "the agent outlives its launcher",
         20,
@@ -167,7 +168,7 @@ PHASES = {
 @pytest.mark.parametrize("phase", PHASES)
 def test_sigterm_in_any_phase_is_143(cluster: Cluster, phase: str) -> None:
     running = cluster.start(*listener())
-    machine.eventually(lambda: PHASES[phase](running), lambda: phase, 40)
+    eventually(lambda: PHASES[phase](running), lambda: phase, 40)
     running.signal(signal.SIGTERM)
     assert running.end() == 143, running.err
     assert running.report()["state"] == "stopped"

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
 from tests.launch.test_trace import traced
 from tfcluster.isolated_import import PACKAGE_ROOT
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster, plain
-from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+from tests.kit.cluster import Cluster, plain
+from tests.kit.oracle import assert_nothing_left, assert_nothing_runs
 from tfcluster.isolated_import import PACKAGE_ROOT
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from tests.launch import machine
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
-from tests.time_limits import allow_s
+from tests.kit import machine
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.time_limits import allow_s
 
 # Rank 0 fails when the file exists; the other ranks work until they are stopped.
 FAIL_OR_WORK = """

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.time_limits import allow_s
+from tests.kit.cluster import Cluster
+from tests.kit.time_limits import allow_s
 from tfcluster.record.metrics import read_metrics
 from tfcluster.record.paths import RunPaths
 

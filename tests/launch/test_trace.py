@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.machine import eventually
+from tests.kit.cluster import Cluster, Running
+from tests.kit.waiting import eventually
 from tests.trace.rules import Trace
 
 RANKS = """

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.launch.cluster import Cluster
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster
+from tests.kit.oracle import assert_nothing_left
 from tests.runtime.harness import told
 from tfcluster.isolated_import import PACKAGE_ROOT
 

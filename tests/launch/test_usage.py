@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import machine
-from tests.launch.cluster import COMMAND, Cluster, console_script, plain
+from tests.kit import machine
+from tests.kit.cluster import COMMAND, Cluster, console_script, plain
 
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "a script for a file": (

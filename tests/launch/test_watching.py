@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.json_formats import assert_format
-from tests.launch.cluster import COMMAND, DEADLINE_S, Cluster
-from tests.launch.machine import eventually
+from tests.kit.cluster import COMMAND, DEADLINE_S, Cluster
+from tests.kit.json_formats import assert_format
+from tests.kit.waiting import eventually
 from tests.launch.test_stalls import LATE, started
 from tfcluster.commands.tensorboard import log_folder
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left
 
 RANKS = """\
 #!/usr/bin/env python

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.json_formats import assert_format
+from tests.kit.json_formats import assert_format
 
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[8-10]"}
 SGE = {"JOB_ID": "12", "SGE_TASK_ID": "undefined", "HOSTNAME": "node4"}

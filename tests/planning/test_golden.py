@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.json_formats import assert_format
-from tests.time_limits import allow_s
+from tests.kit.json_formats import assert_format
+from tests.kit.time_limits import allow_s
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.time_limits import allow_s
 from tests.record.programs import MANY_SHORT_RUNS, line_of, program
-from tests.time_limits import allow_s
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.record import events
 from tfcluster.record.events import Writer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.record.logs import LINE_BYTES, follow, last_lines
 
 

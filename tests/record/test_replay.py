@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.json_formats import assert_format
+from tests.kit.json_formats import assert_format
 from tfcluster.record.replay import Replay, replay
 from tfcluster.states import RunState, TaskState
 

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from tests.launch.cluster import Cluster
+from tests.kit.cluster import Cluster
 from tests.report import records
 from tests.report.browser import Browser, find_browser, started
 from tfcluster.commands.report import html

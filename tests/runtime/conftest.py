@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.machine import title
+from tests.kit.machine import title
+from tests.kit.ranks import end_fork_server, keep_baselines_in, share_fork_server_in
 from tests.runtime.harness import WarmInterpreter, adopting_orphans, kill_leftovers
 from tests.runtime.keras_jobs import Compared, Outcomes, outcomes_in
-from tests.runtime.ranks import end_fork_server, keep_baselines_in, share_fork_server_in
 
 
 @pytest.fixture(scope="package")

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
+from tests.kit.ranks import PROGRAMS, ROOT, Job, Jobs, Ranks
 
 SIZES = (2, 3, 4)
 TURNS = (2, 3, 2, 2)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.runtime.ranks import PROGRAMS, ROOT, TOKEN, held_addresses
+from tests.kit.ranks import PROGRAMS, ROOT, TOKEN, held_addresses
 
 LONG_S = 50.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import Job, run_jobs
+from tests.kit.ranks import Job, run_jobs
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 

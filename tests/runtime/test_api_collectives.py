@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
+from tests.kit.ranks import ROOT, Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.runtime.baselines import KEPT, Baselines, digest_of
+from tests.kit.baselines import KEPT, Baselines, digest_of
 
 
 def test_what_is_kept_is_restored_elsewhere(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.kit.ranks import Job, Ranks, run_jobs
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 

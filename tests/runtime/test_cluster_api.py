@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.ranks import Job, run_jobs
 from tests.planning.descriptions import describe, hosts
-from tests.runtime.ranks import Job, run_jobs
 from tfcluster.compose import cluster_of, compose
 from tfcluster.config import load
 from tfcluster.placement import place

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit.ranks import Job, run_jobs
+from tests.kit.written import Written
 from tests.runtime.harness import WarmInterpreter, held_ports
-from tests.runtime.ranks import Job, run_jobs
-from tests.runtime.written import Written
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.task.tf_data_service import journal_of
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.runtime.ranks import ROOT
+from tests.kit.ranks import ROOT
 
 PROGRAM = """
 import os

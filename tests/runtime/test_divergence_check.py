@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.runtime.ranks import Job, Jobs, Ranks
+from tests.kit.ranks import Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import as_threads, results
+from tests.kit.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.packing import reduced
 from tfcluster.runtime.collective.rounding import Residual, Rounding

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.ranks import Job, Jobs, Ranks
+from tests.kit.time_limits import allow_s
 from tests.runtime import keras_jobs
 from tests.runtime.keras_checks import (
     HALF_PRECISION,
@@ -23,8 +25,6 @@ from tests.runtime.keras_checks import (
     equal_of,
 )
 from tests.runtime.keras_jobs import Tier
-from tests.runtime.ranks import Job, Jobs, Ranks
-from tests.time_limits import allow_s
 
 pytestmark = MARKS
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
+from tests.kit.ranks import ROOT, Job, Jobs, Ranks
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

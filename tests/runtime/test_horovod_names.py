@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.ranks import PROGRAMS, Job, Ranks, run_jobs
+from tests.kit.ranks import PROGRAMS, Job, Ranks, run_jobs
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
+from tests.kit.ranks import ROOT, Job, Jobs, Ranks
 from tfcluster.model import Strategy
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.context import Context

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.ranks import Job, Ranks, run_jobs
+from tests.kit.ranks import Job, Ranks, run_jobs
 from tfcluster import versions
 from tfcluster.runtime import contract
 from tfcluster.runtime.contract import HandlerPlace, Patch, PrivateName, Table

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.ranks import Job, run_jobs
+from tests.kit.ranks import Job, run_jobs
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(240)]
 

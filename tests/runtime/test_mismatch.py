@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.ranks import Job, Jobs, Ranks
-from tests.time_limits import allow_s
+from tests.kit.ranks import Job, Jobs, Ranks
+from tests.kit.time_limits import allow_s
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(120)]
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit.ranks import PROGRAMS, ROOT, held_addresses, in_threads, results
 from tests.runtime.looping import LONG_S, processes
 from tests.runtime.programs.mpi_rank import DTYPES, OPS, values
-from tests.runtime.ranks import PROGRAMS, ROOT, held_addresses, in_threads, results
 from tfcluster.runtime.collective.transports.base import UFUNCS, ReduceOp
 from tfcluster.runtime.collective.transports.mpi import (
     MpiRankInfo,

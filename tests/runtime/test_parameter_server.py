@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from tests.config.files import loaded, problems
+from tests.kit.ranks import Job, Jobs
+from tests.kit.written import Written
 from tests.runtime.keras_checks import (
     EQUAL,
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
 from tests.runtime.keras_jobs import CASES, Outcomes, Tier
-from tests.runtime.ranks import Job, Jobs
-from tests.runtime.written import Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 

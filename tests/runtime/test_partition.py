@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.ranks import Job, run_jobs
+from tests.kit.ranks import Job, run_jobs
 
 FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.kit.ranks import Job, Jobs
 from tests.runtime.keras_checks import (
     MARKS,
     assert_equal_on_all_ranks,
     assert_equal_to_one,
 )
 from tests.runtime.keras_jobs import LIMIT_S, STRICT, Values
-from tests.runtime.ranks import Job, Jobs
 
 pytestmark = MARKS
 

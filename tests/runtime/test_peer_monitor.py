@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from tests.kit.ranks import TOKEN, held_addresses, in_threads
+from tests.kit.time_limits import allow_s
 from tests.runtime.looping import LONG_S, processes
-from tests.runtime.ranks import TOKEN, held_addresses, in_threads
-from tests.time_limits import allow_s
 from tfcluster.runtime.collective import (
     CollectiveMismatchError,
     CollectiveTimeoutError,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import ROOT, Job, Ranks, run_jobs
+from tests.kit.ranks import ROOT, Job, Ranks, run_jobs
 from tfcluster.runtime.scripts.analysis import analyse
 
 US = "import tfcluster.runtime as tfc\n"

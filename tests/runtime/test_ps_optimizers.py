@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.runtime.ranks import Job, run_jobs
+from tests.kit.ranks import Job, run_jobs
 
 TIMEOUT_S = 300.0
 NAMES = (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import (
+from tests.kit.ranks import (
     DEADLINE_S,
     TOKEN,
     held_addresses,
@@ -24,7 +24,7 @@ from tests.runtime.ranks import (
     installed_signals,
     results,
 )
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.runtime.errors import (
     CollectiveError,
     CollectiveMismatchError,

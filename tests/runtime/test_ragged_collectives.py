@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.ranks import as_threads, results
+from tests.kit.ranks import as_threads, results
 from tfcluster.runtime.collective import (
     CollectiveMismatchError,
     CollectiveTimeoutError,

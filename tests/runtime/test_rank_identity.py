@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import ROOT, as_threads, results
+from tests.kit.ranks import ROOT, as_threads, results
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.context import context_from

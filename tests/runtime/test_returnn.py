@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.ranks import ROOT
+from tests.kit.ranks import ROOT
 
 pytestmark = [
     pytest.mark.slow,

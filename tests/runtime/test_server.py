@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launch.machine import eventually
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 from tests.runtime.harness import Running, WarmInterpreter, held_ports, start_cold
-from tests.time_limits import allow_s
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.parameter_server.server_socket import request_server

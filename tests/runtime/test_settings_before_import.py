@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.tiers import some
 from tests.runtime.harness import Ended, WarmInterpreter
-from tests.tiers import some
 
 pytestmark = pytest.mark.tensorflow
 

@@ -11,8 +11,8 @@ import re
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import Job, Jobs
-from tests.runtime.written import Values, Written
+from tests.kit.ranks import Job, Jobs
+from tests.kit.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

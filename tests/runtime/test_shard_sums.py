@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import as_threads, results
+from tests.kit.ranks import as_threads, results
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.shard_sums import (
     added_up,

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from tests.kit.ranks import Job, Jobs
+from tests.kit.written import Values, Written
 from tests.runtime.keras_checks import assert_equal_to_one
-from tests.runtime.ranks import Job, Jobs
-from tests.runtime.written import Values, Written
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.runtime.ranks import PROGRAMS, ROOT, held_addresses
+from tests.kit.ranks import PROGRAMS, ROOT, held_addresses
 
 EXCHANGES = 150
 HOST_KEYS = [

@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from tests.runtime.ranks import as_threads, installed_signals, results
+from tests.kit.ranks import as_threads, installed_signals, results
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.signals import Nearness, Signals

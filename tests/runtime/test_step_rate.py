@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-from tests.runtime.ranks import TOKEN
+from tests.kit.ranks import TOKEN
 from tfcluster.runtime.collective import Group, Signature
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.net.rendezvous import Member

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import ROOT, Job, Jobs, Ranks
-from tests.time_limits import allow_s
+from tests.kit.ranks import ROOT, Job, Jobs, Ranks
+from tests.kit.time_limits import allow_s
 
 pytestmark = [
     pytest.mark.slow,

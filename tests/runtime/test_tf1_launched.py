@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+from tests.kit.cluster import Cluster, Running
+from tests.kit.oracle import assert_nothing_left, assert_nothing_runs
 from tests.runtime.harness import told
 
 ROOT = Path(__file__).resolve().parents[2]

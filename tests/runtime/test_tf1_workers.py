@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.ranks import ROOT
+from tests.kit.ranks import ROOT
 
 _PROGRAM = """
 import json, os, socket, sys, threading

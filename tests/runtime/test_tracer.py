@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import as_threads, results
+from tests.kit.ranks import as_threads, results
 from tests.runtime.test_step_rate import Clock
 from tfcluster.runtime.collective import Group, ReduceOp, Signature
 from tfcluster.runtime.collective.collectives import meet, reduce_arrays

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.runtime.ranks import (
+from tests.kit.ranks import (
     ROOT,
     TOKEN,
     as_threads,
@@ -25,7 +25,7 @@ from tests.runtime.ranks import (
     in_threads,
     results,
 )
-from tests.time_limits import allow_s
+from tests.kit.time_limits import allow_s
 from tfcluster.runtime.collective import (
     CollectiveError,
     CollectiveMismatchError,

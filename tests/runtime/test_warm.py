@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.time_limits import allow_s
 from tests.runtime.harness import (
     DEADLINE_S,
     Ended,
     WarmInterpreter,
 )
-from tests.time_limits import allow_s
 
 pytestmark = pytest.mark.tensorflow
 

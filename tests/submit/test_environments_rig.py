@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from tests.launch.test_requirements import wheel
+from tests.rigs.testbed import Testbed, packages
 from tests.schedulers.sge.site import USER, Site, site_on
-from tests.testbed import Testbed, packages
 
 pytestmark = [pytest.mark.timeout(300)]
 

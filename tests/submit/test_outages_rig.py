@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rigs.testbed import Host, Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
 from tests.schedulers.sge.site import USER, Site, wait_for
 from tests.schedulers.slurm.test_rig import SlurmSite
-from tests.testbed import Host, Options, Testbed
-from tests.testbed.fixtures import Factory
 
 BACKENDS = ("slurm", "sge")
 

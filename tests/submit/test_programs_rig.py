@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rigs.testbed import Testbed
+from tests.rigs.testbed.layout import REPOSITORY
 from tests.schedulers.sge.site import USER, Site, site_on
-from tests.testbed import Testbed
-from tests.testbed.layout import REPOSITORY
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.json_formats import assert_format
-from tests.launch.cluster import COMMAND, Cluster
-from tests.launch.machine import carrying, eventually, parent, pids
+from tests.kit.cluster import COMMAND, Cluster
+from tests.kit.json_formats import assert_format
+from tests.kit.machine import carrying, parent, pids
+from tests.kit.waiting import eventually
 from tfcluster.verify import scratch
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(480)]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.kit.ranks import as_threads, results
 from tests.runtime.partition.installed import simulated_ranks
-from tests.runtime.ranks import as_threads, results
 from tfcluster.runtime.collective import Group
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
 from tfcluster.runtime.partition.agreement import Agreement

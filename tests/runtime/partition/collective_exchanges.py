@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tests.runtime.ranks import in_threads
+from tests.kit.ranks import in_threads
 from tfcluster.runtime.collective.transports.tensorflow.devices import (
     RING,
     DeviceGroup,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 
 import yaml
 
-from tests.testbed import Host, Testbed
-from tests.testbed.daemons import InsideProcess
-from tests.testbed.host import Login
-from tests.testbed.layout import REPOSITORY
+from tests.kit.waiting import eventually
+from tests.rigs.testbed import Host, Testbed
+from tests.rigs.testbed.daemons import InsideProcess
+from tests.rigs.testbed.host import Login
+from tests.rigs.testbed.layout import REPOSITORY
 
 WAIT_S = 60.0
 USER = "alice"
@@ -33,12 +33,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 
 
 def wait_for(found: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """The first true value that ``found`` returns."""
-    deadline = time.monotonic() + timeout_s
-    while not (thing := found()):
-        assert time.monotonic() < deadline, f"no {what} in {timeout_s:g} s"
-        time.sleep(0.2)  # poll another process's state
-    return thing
+    return eventually(found, what, timeout_s, poll_s=0.2)
 
 
 @dataclass

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.time_limits import allow_s
 from tests.planning.descriptions import describe
-from tests.time_limits import allow_s
 from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Host, TaskGroup

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.rigs.testbed import Testbed
+from tests.rigs.testbed.layout import REPOSITORY
 from tests.schedulers.sge.site import USER, Site, site_on, wait_for
-from tests.testbed import Testbed
-from tests.testbed.layout import REPOSITORY
 
 FOUR = {"chief": 1, "worker": 3}
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rigs.testbed import Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
 from tests.schedulers.sge.site import USER
 from tests.schedulers.slurm.test_rig import SlurmSite, site_for
-from tests.testbed import Options, Testbed
-from tests.testbed.fixtures import Factory
 from tfcluster.schedulers.slurm.starter import MOST_ALONE
 
 NODES = MOST_ALONE + 1

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Cluster, Running
-from tests.launch.machine import carrying, eventually
+from tests.kit.cluster import Cluster, Running
+from tests.kit.machine import carrying
+from tests.kit.waiting import eventually
 from tests.schedulers.ssh.server import SSHD, USER, Server, keygen
 
 

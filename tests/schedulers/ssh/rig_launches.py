@@ -11,12 +11,12 @@ from pathlib import Path
 from subprocess import DEVNULL, CompletedProcess
 from typing import IO, Any
 
-from tests.launch import machine
-from tests.launch.cluster import COMMAND, DEADLINE_S, Cluster, Running
-from tests.testbed import Host, Testbed
-from tests.testbed.host import Login
-from tests.testbed.layout import REPOSITORY
-from tests.testbed.processes import Process
+from tests.kit import machine
+from tests.kit.cluster import COMMAND, DEADLINE_S, Cluster, Running
+from tests.rigs.testbed import Host, Testbed
+from tests.rigs.testbed.host import Login
+from tests.rigs.testbed.layout import REPOSITORY
+from tests.rigs.testbed.processes import Process
 
 USER = "alice"
 # The titles that these processes set with ``process_title``.

@@ -12,7 +12,8 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.launch.machine import eventually, title
+from tests.kit.machine import title
+from tests.kit.waiting import eventually
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 USER = pwd.getpwuid(os.getuid()).pw_name

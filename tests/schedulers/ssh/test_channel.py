@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.machine import eventually
+from tests.kit.waiting import eventually
 from tests.schedulers.ssh.conftest import Site
 from tests.schedulers.ssh.server import USER
 from tfcluster.model import HostEntry, Ssh

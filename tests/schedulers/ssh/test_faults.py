@@ -19,13 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Running
-from tests.launch.machine import eventually, is_stopped
-from tests.launch.oracle import assert_nothing_left, assert_nothing_runs
+from tests.kit.cluster import Running
+from tests.kit.machine import is_stopped
+from tests.kit.oracle import assert_nothing_left, assert_nothing_runs
+from tests.kit.waiting import eventually
+from tests.rigs.testbed import Host, Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
+from tests.rigs.testbed.packages import require
 from tests.schedulers.ssh.rig_launches import USER, RigCluster, host_processes, launcher
-from tests.testbed import Host, Options, Testbed
-from tests.testbed.fixtures import Factory
-from tests.testbed.packages import require
 
 PYTHON3 = ("--set", "python=python3")
 QUIET = "echo up; sleep 300"

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.cluster import Running
-from tests.launch.machine import cmdline, eventually, is_stopped, pids
+from tests.kit.cluster import Running
+from tests.kit.machine import cmdline, is_stopped, pids
+from tests.kit.time_limits import allow_s
+from tests.kit.waiting import eventually
 from tests.schedulers.ssh.conftest import USER, Site
 from tests.schedulers.ssh.server import Server, free_port, keygen
-from tests.time_limits import allow_s
 
 
 def _failed(run: Running, code: int) -> str:

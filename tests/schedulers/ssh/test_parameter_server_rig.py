@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.oracle import assert_nothing_left
+from tests.rigs.testbed import Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
+from tests.rigs.testbed.layout import REPOSITORY
 from tests.schedulers.ssh.rig_launches import USER, RigCluster
-from tests.testbed import Options, Testbed
-from tests.testbed.fixtures import Factory
-from tests.testbed.layout import REPOSITORY
 
 DIGITS = REPOSITORY / "examples" / "digits.py"
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.oracle import assert_nothing_left
+from tests.rigs.testbed import Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
 from tests.schedulers.ssh.rig_launches import USER, RigCluster
 from tests.schedulers.ssh.test_collective_rig import PATHS, PROGRAMS
-from tests.testbed import Options, Testbed
-from tests.testbed.fixtures import Factory
 
 # A server of TensorFlow does not hang up on a client that says nothing.
 CONNECT = """

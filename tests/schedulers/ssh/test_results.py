@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.json_formats import assert_format
-from tests.launch.cluster import COMMAND, Running
-from tests.launch.machine import eventually
+from tests.kit.cluster import COMMAND, Running
+from tests.kit.json_formats import assert_format
+from tests.kit.waiting import eventually
 from tests.schedulers.ssh.conftest import Site
 
 HIDE = 'mount -t tmpfs none "$1"; shift; exec "$@"'

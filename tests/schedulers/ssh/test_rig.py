@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.machine import eventually
-from tests.testbed import Host, Options, Testbed
-from tests.testbed.daemons import InsideProcess
-from tests.testbed.fixtures import Factory
-from tests.testbed.host import Login
-from tests.testbed.layout import REPOSITORY
+from tests.kit.waiting import eventually
+from tests.rigs.testbed import Host, Options, Testbed
+from tests.rigs.testbed.daemons import InsideProcess
+from tests.rigs.testbed.fixtures import Factory
+from tests.rigs.testbed.host import Login
+from tests.rigs.testbed.layout import REPOSITORY
 
 USER = "alice"
 LAUNCH = (sys.executable, "-m", "tfcluster", "launch")

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.machine import eventually
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.oracle import assert_nothing_left
+from tests.kit.waiting import eventually
 from tests.launch.test_shards import DIGITS, WORDS
+from tests.rigs.testbed import Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
 from tests.schedulers.ssh.rig_launches import RigCluster
 from tests.schedulers.ssh.test_collective_rig import PATHS
-from tests.testbed import Options, Testbed
-from tests.testbed.fixtures import Factory
 
 PROGRAMS = {"digits": DIGITS, "words": WORDS}
 EPOCHS = 12

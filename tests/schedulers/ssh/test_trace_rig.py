@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.launch.oracle import assert_nothing_left
+from tests.kit.oracle import assert_nothing_left
 from tests.launch.test_trace import (
     KERAS,
     STEPS,
@@ -15,10 +15,10 @@ from tests.launch.test_trace import (
     spans,
     traced,
 )
+from tests.rigs.testbed import Options, Testbed
+from tests.rigs.testbed.fixtures import Factory
+from tests.rigs.testbed.layout import REPOSITORY
 from tests.schedulers.ssh.rig_launches import USER, RigCluster
-from tests.testbed import Options, Testbed
-from tests.testbed.fixtures import Factory
-from tests.testbed.layout import REPOSITORY
 
 
 @pytest.fixture(scope="module")

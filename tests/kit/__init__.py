@@ -1,0 +1,1 @@
+"""What tests use: launches, ranks, one machine as their oracle, and waiting."""
