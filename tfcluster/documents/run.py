@@ -132,10 +132,9 @@ class LauncherProcess(TypedDict):
     host: str
 
 
-class Status(TypedDict):
-    """The state of a run: tfcluster status RUN --json"""
+class RunHead(TypedDict):
+    """What is known of each run."""
 
-    schema: FormatVersion
     run: Annotated[str, "The run id."]
     name: str
     backend: Annotated[str | None, "local, ssh, slurm or another scheduler."]
@@ -145,9 +144,15 @@ class Status(TypedDict):
     ]
     started: Annotated[UtcTime | None, "In UTC."]
     ended: Annotated[UtcTime | None, "In UTC."]
+    reason: Annotated[str | None, "Why it is in this state, in one sentence."]
+
+
+class Status(RunHead):
+    """The state of a run: tfcluster status RUN --json"""
+
+    schema: FormatVersion
     first_failure: TaskFailure | None
     tasks: Annotated[list[TaskReport], "In rank order, then the others."]
-    reason: Annotated[str | None, "Why it is in this state, in one sentence."]
     unknown_since: Annotated[
         UtcTime | None,
         "The time since which this host does not know whether the run continues.",
@@ -188,19 +193,9 @@ class EndedStatus(Status):
     folder: Annotated[str, "The folder of the run's record."]
 
 
-class ListedRun(TypedDict):
+class ListedRun(RunHead):
     """A run in a list."""
 
-    run: Annotated[str, "The run id."]
-    name: str
-    backend: Annotated[str | None, "local, ssh, slurm or another scheduler."]
-    state: RunState
-    exit_code: Annotated[
-        int | None, "The exit code of `tfcluster launch`; null until the run is over."
-    ]
-    started: Annotated[UtcTime | None, "In UTC."]
-    ended: Annotated[UtcTime | None, "In UTC."]
-    reason: Annotated[str | None, "Why it is in this state, in one sentence."]
     folder: Annotated[str, "The folder of the run's record."]
 
 
