@@ -204,7 +204,10 @@ class Hook:
                 rest = handed(programs.fetches, taken, own)
                 return original(context, name, rest, outputs)
             tensors = [value.tensor for value in values]
-            with self._within(program):
+            running: AbstractContextManager[None] = nullcontext()
+            if program.written is not None:
+                running = self._running(program.label, program.written)
+            with running:
                 result = original(context, program.name.encode(), tensors, outputs)
             for index, part in program.parts.items():
                 self._note_part(result[index], part)
@@ -303,11 +306,6 @@ class Hook:
             # On all ranks. Only now do all have the program for this batch.
             self._agree(f"{programs.label} with the chief's batch", [], [], words)
         return values, program
-
-    def _within(self, program: RankProgram) -> AbstractContextManager[None]:
-        if program.written is None:
-            return nullcontext()
-        return self._running(program.label, program.written)
 
     def _programs_of(self, name: str) -> Programs | None:
         """The programs of a function; None if it cannot be read."""
