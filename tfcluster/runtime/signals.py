@@ -93,7 +93,7 @@ class Peers(Protocol):
         """Start to connect to the other ranks, unless already started."""
         ...
 
-    def tell(self, number: int, count: int) -> None:
+    def notify(self, number: int, count: int) -> None:
         """Tell all ranks of a signal; ``count`` is as in ``Signals.heard``."""
         ...
 
@@ -365,7 +365,7 @@ class Signals:
         if peers.nearness is Nearness.CONNECTED:
             for each in list(self._own.items()):
                 if each not in told:
-                    peers.tell(*each)
+                    peers.notify(*each)
                     told.add(each)
 
     def _nudge(self) -> None:
