@@ -325,7 +325,7 @@ class PeerMonitor:
                 self._me,
                 self._addresses,
                 timeout_s=self._join_timeout_s,
-                found=self._found,
+                sockets=self._found,
             )
         except (CollectiveError, OSError) as error:
             with self._changed:

@@ -269,8 +269,8 @@ def _before(ends: int) -> Callable[..., Tensor]:
     def before(*counted: Tensor) -> Tensor:
         return counted[0] < ends
 
-    found: Callable[..., Tensor] = before
-    return found
+    condition: Callable[..., Tensor] = before
+    return condition
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]

@@ -92,10 +92,10 @@ def of_any_rows(dataset: Dataset) -> Dataset:
 def _relaxed(tensor: Tensor) -> Tensor:
     if not _is_known(tensor):
         return tensor
-    found: Tensor = tf.compat.v1.placeholder_with_default(
+    relaxed: Tensor = tf.compat.v1.placeholder_with_default(
         tensor, [None, *tensor.shape[1:]]
     )
-    return found
+    return relaxed
 
 
 def _is_known(tensor: Any) -> bool:

@@ -54,7 +54,7 @@ def reason_of(text: str) -> str:
 def is_of_exchange(text: str, error: CollectiveError, scope: str) -> bool:
     """Whether a graph's error comes from a collective op, not from the program.
 
-    ``text`` is TensorFlow's message, ``found`` its translation, and ``scope`` the name
+    ``text`` is TensorFlow's message, ``error`` its translation, and ``scope`` the name
     scope of the ops.
     """
     is_lost = isinstance(error, PeerLostError | CollectiveTimeoutError)
