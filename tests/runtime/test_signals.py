@@ -32,7 +32,7 @@ class Others:
     def begin(self) -> None:
         pass
 
-    def tell(self, number: int, count: int) -> None:
+    def notify(self, number: int, count: int) -> None:
         self.told.append((number, count))
         self.telling.set()
 

@@ -46,8 +46,8 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
         self.root_rank = root_rank
         self._sent = False
         self._local = LocalSources()
-        given: Any = () if local_variables is None else local_variables
-        for variable in (given,) if _is_variable(given) else given:
+        variables: Any = () if local_variables is None else local_variables
+        for variable in (variables,) if _is_variable(variables) else variables:
             self.register_local_var(variable)
 
     def register_local_var(self, variable: KerasVariable) -> None:
@@ -69,7 +69,11 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]  # unt
 
     def _tfcluster_send(self) -> None:
         state = [*self.model.weights, *getattr(self.model.optimizer, "variables", ())]
-        unique = {id(each): each for each in state if not self._local.has(each)}
+        unique = {
+            id(variable): variable
+            for variable in state
+            if not self._local.has(variable)
+        }
         broadcast_variables(unique.values(), self.root_rank)
         self._sent = True
 

@@ -199,11 +199,11 @@ def _identity(
     return cluster, task_type, index
 
 
-def _cluster(found: object) -> dict[str, tuple[str, ...]]:
-    if not isinstance(found, dict):
+def _cluster(by_job: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(by_job, dict):
         raise ContextError("TF_CONFIG: 'cluster' is not an object")
     cluster: dict[str, tuple[str, ...]] = {}
-    for job, addresses in found.items():
+    for job, addresses in by_job.items():
         # TensorFlow 1 called the chief "master".
         kind = "chief" if job == "master" else job
         if kind in _OUTSIDE_TYPES:
@@ -220,11 +220,11 @@ def _cluster(found: object) -> dict[str, tuple[str, ...]]:
     return cluster
 
 
-def _task(found: object, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
-    if not isinstance(found, dict) or not isinstance(found.get("type"), str):
+def _task(task: object, cluster: Mapping[str, tuple[str, ...]]) -> tuple[str, int]:
+    if not isinstance(task, dict) or not isinstance(task.get("type"), str):
         raise ContextError("TF_CONFIG: 'task' has no 'type'")
-    kind = "chief" if found["type"] == "master" else found["type"]
-    index = found.get("index", 0)
+    kind = "chief" if task["type"] == "master" else task["type"]
+    index = task.get("index", 0)
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
         raise ContextError(f"TF_CONFIG: the task's index {index!r} is not 0, 1, ...")
     count = len(cluster.get(kind, ()))
@@ -295,21 +295,21 @@ def _strategy(text: str) -> Strategy:
 
 def _options(text: str, strategy: Strategy) -> Runtime:
     """The ``runtime:`` section; keys of other versions are ignored."""
-    known = {field.name for field in dataclasses.fields(Runtime)} - {"strategy"}
-    found = _object(text, "TFCLUSTER_RUNTIME")
-    if "chief_only" in found:
-        found["chief_only"] = tuple(found["chief_only"])
+    keys = {field.name for field in dataclasses.fields(Runtime)} - {"strategy"}
+    settings = _object(text, "TFCLUSTER_RUNTIME")
+    if "chief_only" in settings:
+        settings["chief_only"] = tuple(settings["chief_only"])
     return Runtime(
-        strategy=strategy, **{key: found[key] for key in known & found.keys()}
+        strategy=strategy, **{key: settings[key] for key in keys & settings.keys()}
     )
 
 
 def _recording(text: str) -> Recording | None:
     if not text:
         return None
-    found = _object(text, "TFCLUSTER_RECORDING")
+    settings = _object(text, "TFCLUSTER_RECORDING")
     try:
-        return Recording(**found)
+        return Recording(**settings)
     except TypeError as error:
         raise ContextError(f"TFCLUSTER_RECORDING: {error}") from error
 
@@ -323,22 +323,22 @@ def _token(text: str) -> bytes:
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    return tuple(found for found in text.split(",") if found)
+    return tuple(word for word in text.split(",") if word)
 
 
 def _filters(text: str) -> tuple[str, ...]:
-    found = _json(text, "TFCLUSTER_DEVICE_FILTERS")
-    if not isinstance(found, list) or not all(isinstance(f, str) for f in found):
+    filters = _json(text, "TFCLUSTER_DEVICE_FILTERS")
+    if not isinstance(filters, list) or not all(isinstance(f, str) for f in filters):
         raise ContextError("TFCLUSTER_DEVICE_FILTERS is not a list of device filters")
-    return tuple(found)
+    return tuple(filters)
 
 
 def _object(text: str, name: str) -> dict[str, Any]:
     """The JSON object in a variable; {} if it is empty. Raises ContextError."""
-    found = _json(text, name) if text else {}
-    if not isinstance(found, dict):
+    value = _json(text, name) if text else {}
+    if not isinstance(value, dict):
         raise ContextError(f"{name} is not a JSON object")
-    return found
+    return value
 
 
 def _json(text: str, name: str) -> object:

@@ -78,12 +78,14 @@ class PrivateName:
             return False
         if not self.name or hasattr(owner, self.name):
             return True
-        return any(self.name in _words_of(each) for each in _functions_of(self.where))
+        return any(
+            self.name in _words_of(function) for function in _functions_of(self.where)
+        )
 
 
-def names(where: str, why: str, *found: str) -> tuple[PrivateName, ...]:
+def names(where: str, why: str, *names_there: str) -> tuple[PrivateName, ...]:
     """Names in one place, for one purpose."""
-    return tuple(PrivateName(where, name, why) for name in found)
+    return tuple(PrivateName(where, name, why) for name in names_there)
 
 
 class HandlerPlace(enum.IntEnum):
@@ -129,10 +131,10 @@ class Patch:
 
     def owner(self) -> Any:
         """The object on which to set the attribute. Raises AttributeError."""
-        found = resolve(self.target)
+        target = resolve(self.target)
         if self.how in ("inherited", "property"):
-            return defining_class(found, self.attribute)
-        return found
+            return defining_class(target, self.attribute)
+        return target
 
 
 class _Installed(NamedTuple):
@@ -152,14 +154,14 @@ class _WrappedAttribute:
     """The library's own function."""
     call: Any
     """All handlers around the original."""
-    found: dict[str, _Installed] = field(default_factory=dict)
+    handlers: dict[str, _Installed] = field(default_factory=dict)
     """Handlers by their names."""
 
     def add(self, handler: _Installed) -> None:
-        self.found[_name_of(handler.function)] = handler
+        self.handlers[_name_of(handler.function)] = handler
         call = self.original
-        for each in sorted(self.found.values(), key=_place_of, reverse=True):
-            call = _with(each.function, call, each.stands_aside)
+        for one in sorted(self.handlers.values(), key=_place_of, reverse=True):
+            call = _with(one.function, call, one.stands_aside)
         self.call = call
 
     def wrapper(self) -> Any:
@@ -234,11 +236,11 @@ def _wrapped(owner: Any, patch: Patch) -> _WrappedAttribute:
     original = getattr(owner, patch.attribute)
     if patch.how == "property":
         original = original.fget
-    known = getattr(original, _WRAPPED, None)
-    if isinstance(known, _WrappedAttribute) and known.owner is owner:
-        return known
-    made = _WrappedAttribute(owner, original, original)
-    wrapper = made.wrapper()
+    earlier = getattr(original, _WRAPPED, None)
+    if isinstance(earlier, _WrappedAttribute) and earlier.owner is owner:
+        return earlier
+    attribute = _WrappedAttribute(owner, original, original)
+    wrapper = attribute.wrapper()
     setattr(
         owner,
         patch.attribute,
@@ -246,14 +248,14 @@ def _wrapped(owner: Any, patch: Patch) -> _WrappedAttribute:
     )
     if patch.how == "function":
         _replace_everywhere(patch, original, wrapper)
-    return made
+    return attribute
 
 
 def original_of(patch: Patch) -> Any:
     """The library's own function, wrapped or not. Raises AttributeError."""
-    found = getattr(patch.owner(), patch.attribute)
-    wrapped = getattr(found, _WRAPPED, None)
-    return wrapped.original if isinstance(wrapped, _WrappedAttribute) else found
+    value = getattr(patch.owner(), patch.attribute)
+    wrapped = getattr(value, _WRAPPED, None)
+    return wrapped.original if isinstance(wrapped, _WrappedAttribute) else value
 
 
 def mark(one: Any, name: str, value: Any) -> None:
@@ -300,15 +302,15 @@ def resolve(path: str) -> Any:
     """The object with a dotted name. Raises AttributeError if there is none."""
     package, *parts = path.split(".")
     name = package
-    found: Any = _imported(package)
+    value: Any = _imported(package)
     for part in parts:
         name = f"{name}.{part}"
         # Attributes first: the module tensorflow.distribute is not tf.distribute.
-        if isinstance(found, ModuleType) and not hasattr(found, part):
-            found = _imported(name)
+        if isinstance(value, ModuleType) and not hasattr(value, part):
+            value = _imported(name)
         else:
-            found = getattr(found, part)
-    return found
+            value = getattr(value, part)
+    return value
 
 
 def _imported(name: str) -> ModuleType:
@@ -369,10 +371,10 @@ def _replace_everywhere(patch: Patch, original: Any, wrapper: Any) -> None:
 def _functions_of(path: str) -> Iterator[FunctionType]:
     """A function, or a method and the methods that it overrides."""
     owner, name = resolve(path.rpartition(".")[0]), path.rpartition(".")[2]
-    for each in getattr(owner, "__mro__", (owner,)):
-        found = vars(each).get(name)
-        if isinstance(found, FunctionType):
-            yield found
+    for kind in getattr(owner, "__mro__", (owner,)):
+        function = vars(kind).get(name)
+        if isinstance(function, FunctionType):
+            yield function
 
 
 def _words_of(function: FunctionType) -> set[str]:
@@ -384,12 +386,16 @@ def _words_of(function: FunctionType) -> set[str]:
     while waiting:
         code = waiting.pop()
         words.update(code.co_names)
-        words.update(each for each in code.co_consts if isinstance(each, str))
-        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+        words.update(
+            constant for constant in code.co_consts if isinstance(constant, str)
+        )
+        waiting += [
+            constant for constant in code.co_consts if isinstance(constant, CodeType)
+        ]
     return words
 
 
 def _versions_of(package: str) -> str:
     title = _TITLES.get(package, package)
-    found = versions.imported(package) or "(of unknown version)"
-    return f"{title} {found} is installed, {versions.known(package)} work"
+    version = versions.imported(package) or "(of unknown version)"
+    return f"{title} {version} is installed, {versions.known(package)} work"

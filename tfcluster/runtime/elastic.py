@@ -235,8 +235,8 @@ class TensorFlowKerasState(TensorFlowState):
 
         Variables that the optimizer has created since then are set to zeros.
         """
-        known, values = self.variables(), list(self._values)
-        values += [np.zeros(v.shape, str(v.dtype)) for v in known[len(values) :]]
+        variables, values = self.variables(), list(self._values)
+        values += [np.zeros(v.shape, str(v.dtype)) for v in variables[len(values) :]]
         self._values = values
         super().restore()
 

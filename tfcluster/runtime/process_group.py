@@ -201,14 +201,14 @@ def group_among(ranks: Sequence[int], token: bytes) -> Group:
     )
     if len(ranks) > 1:
         transport.join()
-    found = Group(
+    created = Group(
         transport,
         on_failure=lambda error: reporter().failure(str(error)),
         tracer=tracer(),
         section=SIGNALS.elsewhere,
     )
-    atexit.register(found.close)
-    return found
+    atexit.register(created.close)
+    return created
 
 
 def _leave_in_child() -> None:
@@ -373,7 +373,11 @@ def _tensorflow(
         TensorFlowTransport,
     )
 
-    jobs = {job: found for job, found in context.cluster.items() if job in RANKED_TYPES}
+    jobs = {
+        job: addresses
+        for job, addresses in context.cluster.items()
+        if job in RANKED_TYPES
+    }
     return TensorFlowTransport(
         # The ranks connect at the address that TensorFlow's server takes over later.
         *_ends(context),

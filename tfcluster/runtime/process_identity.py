@@ -157,8 +157,8 @@ def number(
         return default
     if text is None:
         raise ContextError(f"{name} is not set, although related variables are")
-    found = int(text) if text.isascii() and text.isdecimal() else -1
-    if found < at_least or (below is not None and found >= below):
+    value = int(text) if text.isascii() and text.isdecimal() else -1
+    if value < at_least or (below is not None and value >= below):
         limit = f"{at_least} or more" if below is None else f"{at_least} to {below - 1}"
         raise ContextError(f"{name}={text!r} is not an integer, {limit}")
-    return found
+    return value

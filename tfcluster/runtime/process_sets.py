@@ -125,12 +125,12 @@ def init(
         if process_sets.lower() != "dynamic":
             raise ValueError('process_sets must be a list of ProcessSets or "dynamic"')
         return
-    known = list(_added.values())
-    new = [each for each in process_sets or () if each not in known]
-    for index, each in enumerate(new):
-        _check(each, new[:index])
-    for each in new:
-        add_process_set(each)
+    added = list(_added.values())
+    new = [candidate for candidate in process_sets or () if candidate not in added]
+    for index, candidate in enumerate(new):
+        _check(candidate, new[:index])
+    for candidate in new:
+        add_process_set(candidate)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -190,7 +190,7 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
 
     Id 0 is the set of all ranks. Raises NoRankError in a ps or data task.
     """
-    return {number: found.ranks for number, found in _added.items()}
+    return {number: process_set.ranks for number, process_set in _added.items()}
 
 
 def process_set_included(process_set_id: int = 0) -> int:
@@ -219,11 +219,11 @@ def process_set_of(number: int) -> ProcessSet:
 def forget() -> None:
     """Remove and disconnect all sets except the set of all ranks, without agreement."""
     for number in [number for number in _added if number]:
-        found = _added.pop(number)
-        found.process_set_id = None
-        if found._group is not None:
-            found._group.close()
-            found._group = None
+        process_set = _added.pop(number)
+        process_set.process_set_id = None
+        if process_set._group is not None:
+            process_set._group.close()
+            process_set._group = None
 
 
 def _is_everyone(comm: Any) -> bool:

@@ -89,7 +89,7 @@ class RecordingFiles:
         with (self._folder / file).open("wb") as out:
             # Passed to numpy by position: names of variables need not be distinct.
             np.savez(out, *(_portable(array) for array in arrays))
-        names = [list(each) for each in names]
+        names = [list(words) for words in names]
         self._append(
             {"kind": "step", "optimizer": optimizer, "file": file, "names": names}
         )

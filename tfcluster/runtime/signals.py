@@ -93,8 +93,8 @@ class Peers(Protocol):
         """Start to connect to the other ranks, unless already started."""
         ...
 
-    def tell(self, number: int, count: int) -> None:
-        """Tell all ranks of a signal; ``count`` is as in ``Signals.heard``."""
+    def notify(self, number: int, count: int) -> None:
+        """Notify all ranks of a signal; ``count`` is as in ``Signals.heard``."""
         ...
 
     def meet(self, note: Callable[[], bytes | None]) -> list[bytes] | None:
@@ -160,9 +160,9 @@ class Signals:
         self._main = main
         os.register_at_fork(after_in_child=self._leave)
         for number in SHARED:
-            found = self._get(number)
-            if callable(found):
-                self._handlers[number] = found
+            handler = self._get(number)
+            if callable(handler):
+                self._handlers[number] = handler
                 self._set(number, self._received)
         signal.signal, signal.getsignal = self._signal, self._getsignal
 
@@ -174,8 +174,8 @@ class Signals:
         """``signal.signal`` for the program."""
         shared = signalnum in SHARED and callable(handler)
         with self._changing:
-            found = self._set(signalnum, self._received if shared else handler)
-            before = self._handlers.pop(signalnum, found)
+            previous = self._set(signalnum, self._received if shared else handler)
+            before = self._handlers.pop(signalnum, previous)
             if shared:
                 self._handlers[signalnum] = handler
         return before
@@ -191,8 +191,8 @@ class Signals:
         self._elsewhere = 0
         self._main = _thread.get_ident()
         self._nudging = False
-        for each in (self._noted, self._own, self._nudges):
-            each.clear()
+        for signals in (self._noted, self._own, self._nudges):
+            signals.clear()
 
     # --- where handlers may run -------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Signals:
             return
         got: list[int] = []
         ends = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
-        held = [each for each in ends if self._get(each) is signal.SIG_DFL]
+        held = [number for number in ends if self._get(number) is signal.SIG_DFL]
         for number in held:
             self._set(number, lambda number, frame: got.append(number))
         try:
@@ -332,12 +332,12 @@ class Signals:
 
     def _follow(self) -> None:
         """While a signal is noted, tell others of ours and wake the main thread."""
-        told: set[tuple[int, int]] = set()
+        notified: set[tuple[int, int]] = set()
         nudge_at = time.monotonic() + _IDLE_S
         say_at = time.monotonic() + _SAY_S
         while self._nudging:
             while self._noted:
-                self._tell(told)
+                self._notify(notified)
                 time.sleep(_LOOK_S)
                 if self._elsewhere:
                     self._meet_for_main()
@@ -355,27 +355,29 @@ class Signals:
             if self._noted:  # One was noted just now, which has started no thread.
                 self._nudging = True
 
-    def _tell(self, told: set[tuple[int, int]]) -> None:
-        """Tell the other ranks of signals that are not in ``told``, and add them."""
+    def _notify(self, notified: set[tuple[int, int]]) -> None:
+        """Tell the other ranks of signals not in ``notified``, and add them to it."""
         peers = self._peers
         if peers is None or peers.nearness is Nearness.ALONE:
             return
         with suppress(Exception):  # Then handlers run without the other ranks.
             peers.begin()
         if peers.nearness is Nearness.CONNECTED:
-            for each in list(self._own.items()):
-                if each not in told:
-                    peers.tell(*each)
-                    told.add(each)
+            for own in list(self._own.items()):
+                if own not in notified:
+                    peers.notify(*own)
+                    notified.add(own)
 
     def _nudge(self) -> None:
         """Make the main thread call our handler, also if it waits for something."""
         with self._changing:
             # If it becomes one with another signal, that is of no consequence.
-            found = [each for each in (*self._noted, *SHARED) if each in self._handlers]
-            if found:
-                self._nudges.add(found[0])
-                signal.pthread_kill(self._main, found[0])
+            numbers = [
+                number for number in (*self._noted, *SHARED) if number in self._handlers
+            ]
+            if numbers:
+                self._nudges.add(numbers[0])
+                signal.pthread_kill(self._main, numbers[0])
 
     # --- meetings ---------------------------------------------------------------------
 
@@ -463,15 +465,15 @@ class Signals:
 
 
 def _bits(numbers: dict[int, float]) -> int:
-    return sum(1 << place for place, each in enumerate(SHARED) if each in numbers)
+    return sum(1 << place for place, number in enumerate(SHARED) if number in numbers)
 
 
 def _numbers(notes: list[bytes]) -> list[int]:
     """The signals of which some of these notes tell."""
-    found = 0
+    bits = 0
     for note in notes:
-        found |= _NOTE.unpack(note)[0]
-    return [each for place, each in enumerate(SHARED) if found >> place & 1]
+        bits |= _NOTE.unpack(note)[0]
+    return [number for place, number in enumerate(SHARED) if bits >> place & 1]
 
 
 SIGNALS = Signals()

@@ -304,8 +304,8 @@ def plain_variable(_: Callable[..., Any], **settings: Any) -> Variable:
     from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
     wanted = ("initial_value", "trainable", "name", "dtype", "shape")
-    made: Variable = ResourceVariable(**{key: settings.get(key) for key in wanted})
-    return made
+    variable: Variable = ResourceVariable(**{key: settings.get(key) for key in wanted})
+    return variable
 
 
 def user_frames() -> list[Frame]:
@@ -355,8 +355,8 @@ def context() -> EagerContext:
     """The eager context of this process."""
     from tensorflow.python.eager import context as eager
 
-    found: EagerContext = eager.context()
-    return found
+    eager_context: EagerContext = eager.context()
+    return eager_context
 
 
 def is_running(context: EagerContext) -> bool:
@@ -368,8 +368,8 @@ def executor_type(name: str | None) -> AbstractContextManager[None]:
     """A context in which functions run with the named executor, or the default one."""
     from tensorflow.python.eager import context as eager
 
-    found: AbstractContextManager[None] = eager.function_executor_type(name)
-    return found
+    selected: AbstractContextManager[None] = eager.function_executor_type(name)
+    return selected
 
 
 # --- checkpoints ----------------------------------------------------------------------
@@ -418,9 +418,9 @@ def look_more_often(manager: SessionManager, seconds: float) -> None:
 def learning_rate_of(optimizer: V1Optimizer) -> Tensor | None:
     """The learning rate of an optimizer that has applied gradients; None if unknown."""
     for name in ("_learning_rate_tensor", "_lr_t"):
-        found: Tensor | None = getattr(optimizer, name, None)
-        if found is not None:
-            return found
+        rate: Tensor | None = getattr(optimizer, name, None)
+        if rate is not None:
+            return rate
     return None
 
 

@@ -141,7 +141,7 @@ STRATEGIES_OF_ONE_HOST = tuple(
 )
 
 PATCHES = (
-    *(each for each in list(vars().values()) if isinstance(each, Patch)),
+    *(patch for patch in list(vars().values()) if isinstance(patch, Patch)),
     *STRATEGIES_OF_CLUSTERS,
     *STRATEGIES_OF_ONE_HOST,
 )

@@ -19,7 +19,7 @@ def start(context: Context) -> Server:
 
     Raises ContextError if TF_CONFIG has no address for it.
     """
-    cluster = {job: list(found) for job, found in context.cluster.items()}
+    cluster = {job: list(addresses) for job, addresses in context.cluster.items()}
     if context.task_index >= len(cluster.get(context.task_type, ())):
         raise ContextError(f"TF_CONFIG has no address for {context.task}")
     import tensorflow as tf

@@ -247,23 +247,23 @@ class Group:
         joined = self._begun and monitor.joined
         return Nearness.CONNECTED if joined else Nearness.CONNECTING
 
-    def tell(self, number: int, count: int) -> None:
+    def notify(self, number: int, count: int) -> None:
         """See ``signals.Peers``."""
         if self._monitor is not None:
-            self._monitor.tell({"type": "signal", "number": number, "count": count})
+            self._monitor.send({"type": "signal", "number": number, "count": count})
 
     def meet(self, note: Callable[[], bytes | None]) -> list[bytes] | None:
         """See ``signals.Peers``. An error ends the group, without a report of it."""
         with self._lock:
             self._raise_failure()
-            given = note()
-            if given is None:
+            note_here = note()
+            if note_here is None:
                 return None
             before = self._phase
             number = before.number + 1
             self._phase = ExchangePhase(number, "a signal", self._clock(), inside=True)
             try:
-                _, digests, notes = self._headers(number, _MEETING, given)
+                _, digests, notes = self._headers(number, _MEETING, note_here)
             except BaseException as error:
                 self._end(CollectiveError(f"{error!r}"), kind=type(error).__name__)
                 raise
@@ -381,7 +381,7 @@ class Group:
         if self._monitor is None or not ours:
             return Ending()
         others = self._monitor.left_with(number)
-        states = {rank: said.state for rank, said in others.items()}
+        states = {rank: report.state for rank, report in others.items()}
         return compared_at_end(self.rank, ours, states, self.last_equal())
 
     @property

@@ -107,8 +107,8 @@ def part_bounds(rows: int, size: int) -> list[int]:
 
     Parts are even; each of the first ``rows % size`` ranks has one row more.
     """
-    each, more = divmod(rows, size)
-    return [rank * each + min(rank, more) for rank in range(size + 1)]
+    rows_each, more = divmod(rows, size)
+    return [rank * rows_each + min(rank, more) for rank in range(size + 1)]
 
 
 def _packed(array: Array) -> bytes:

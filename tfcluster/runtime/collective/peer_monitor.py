@@ -220,10 +220,10 @@ class PeerMonitor:
         deadline = time.monotonic() + _EVIDENCE_S
         with self._changed:
             while True:
-                found = verdict(number, self._died, self._exit_reports, here)
+                cause = verdict(number, self._died, self._exit_reports, here)
                 left_s = deadline - time.monotonic()
-                if found is not None or left_s <= 0 or not self.joined:
-                    return found or error
+                if cause is not None or left_s <= 0 or not self.joined:
+                    return cause or error
                 self._changed.wait(left_s)
 
     def inquire(self, progress: RankProgress) -> str:
@@ -246,12 +246,12 @@ class PeerMonitor:
                     break
             others = {rank: self._answers.get(rank) for rank in self._found}
             reports = self._exit_reports.items()
-            failed = {rank: said.text for rank, said in reports if said.failed}
+            failed = {rank: report.text for rank, report in reports if report.failed}
         text = inquiry_text(progress, others, failed)
         self._stalled_report = progress.number, text
         return text
 
-    def tell(self, frame: Frame) -> None:
+    def send(self, frame: Frame) -> None:
         """Send a frame to all ranks."""
         for connection in self._found.values():
             _send(connection, frame)
@@ -291,9 +291,9 @@ class PeerMonitor:
         """The reports of the ranks that ended without an error after this exchange."""
         with self._changed:
             return {
-                rank: said
-                for rank, said in self._exit_reports.items()
-                if not said.failed and said.number == number
+                rank: report
+                for rank, report in self._exit_reports.items()
+                if not report.failed and report.number == number
             }
 
     def _wait_until_heard(self, ranks: set[int]) -> None:
@@ -325,7 +325,7 @@ class PeerMonitor:
                 self._me,
                 self._addresses,
                 timeout_s=self._join_timeout_s,
-                found=self._found,
+                sockets=self._found,
             )
         except (CollectiveError, OSError) as error:
             with self._changed:
@@ -351,7 +351,7 @@ class PeerMonitor:
                     poll.unregister(descriptor)
                     del ranks[descriptor]
                     self._found[rank].close()
-            self._look()
+            self._check()
 
     def _sleep_s(self) -> float:
         with self._changed:
@@ -409,7 +409,7 @@ class PeerMonitor:
         awaited = awaited_text(rank, asked.since_s, asked.exchange)
         self._say(f"{awaited}. It is here:\n{stacks_text(_thread.get_ident())}")
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Interrupt the current exchange if it cannot succeed; query if it is slow."""
         progress, now = self._where(), time.monotonic()
         if not progress.inside or not progress.number:
@@ -435,14 +435,14 @@ class PeerMonitor:
             self._ask(progress, now)
 
     def _causes(self) -> str:
-        hosts = [each.rpartition(":")[0].strip("[]") for each in self._addresses]
+        hosts = [address.rpartition(":")[0].strip("[]") for address in self._addresses]
         return possible_causes(os.environ, hosts, connected=self.joined)
 
     def _ask(self, progress: RankProgress, now: float) -> None:
         with self._changed:
             self._answers.clear()
         self._asked = progress.number, now + _ANSWER_S
-        self.tell({"type": "query", **progress.as_frame()})
+        self.send({"type": "query", **progress.as_frame()})
 
     def _report_stall(self, progress: RankProgress, now: float) -> None:
         """Report the missing ranks once all have answered or the time is up."""

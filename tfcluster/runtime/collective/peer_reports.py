@@ -252,7 +252,7 @@ class Position:
 
 def cannot_succeed(number: int, reports: Mapping[int, ExitReport]) -> bool:
     """Whether exchange ``number`` can no longer succeed, given these reports."""
-    return any(said.failed or said.number < number for said in reports.values())
+    return any(report.failed or report.number < number for report in reports.values())
 
 
 def verdict(
@@ -271,40 +271,42 @@ def verdict(
         return PeerLostError(
             f"rank {who} has left: its process ended or the connection to it broke"
         )
-    for rank, said in sorted(reports.items()):
-        if said.failed:
-            return _passed_on(rank, said, number)
-    for rank, said in sorted(reports.items()):
-        if said.number < number:
-            if not said.text and here and (said.steps or here.steps):
-                return CollectiveMismatchError(_unequal_text(rank, said, here))
-            return PeerLostError(_ended_text(rank, said))
+    for rank, report in sorted(reports.items()):
+        if report.failed:
+            return _passed_on(rank, report, number)
+    for rank, report in sorted(reports.items()):
+        if report.number < number:
+            if not report.text and here and (report.steps or here.steps):
+                return CollectiveMismatchError(_unequal_text(rank, report, here))
+            return PeerLostError(_ended_text(rank, report))
     return None
 
 
-def _passed_on(rank: int, said: ExitReport, number: int) -> CollectiveError:
+def _passed_on(rank: int, report: ExitReport, number: int) -> CollectiveError:
     """The error to raise for another rank's failure.
 
     It has the same class if that rank failed in the same exchange.
     """
-    kind = _KINDS.get(said.kind)
-    if kind is None or (said.number != number and kind is not PeerLostError):
-        return PeerLostError(f"rank {rank} has left: {said.text}")
-    return kind(said.text)
+    kind = _KINDS.get(report.kind)
+    if kind is None or (report.number != number and kind is not PeerLostError):
+        return PeerLostError(f"rank {rank} has left: {report.text}")
+    return kind(report.text)
 
 
-def _ended_text(rank: int, said: ExitReport) -> str:
-    after = f"after exchange {said.number}" if said.number else "before any exchange"
-    why = f": {said.text}" if said.text else ""
+def _ended_text(rank: int, report: ExitReport) -> str:
+    after = (
+        f"after exchange {report.number}" if report.number else "before any exchange"
+    )
+    why = f": {report.text}" if report.text else ""
     return f"rank {rank} has left {after}: its program has ended{why}"
 
 
-def _unequal_text(rank: int, said: ExitReport, here: Position) -> str:
+def _unequal_text(rank: int, report: ExitReport, here: Position) -> str:
     """The message for a program that ended without an error, but before another."""
     where = f" at {here.line}" if here.line else ""
     return (
         f"the ranks took different numbers of steps: rank {rank} ended its program "
-        f"after step {said.steps}, while rank {here.rank} continues after step "
+        f"after step {report.steps}, while rank {here.rank} continues after step "
         f"{here.steps} ({here.exchange}){where}. Rank {rank} decided to end because of "
         "values that differ between ranks: the loss of its own rows, a clock, random "
         "numbers. Use values that are equal on all ranks: metric.result(), or "

@@ -111,12 +111,12 @@ def compared_at_end(
         values = {
             other: theirs[label] for other, theirs in others.items() if label in theirs
         }
-        unlike = {other: found for other, found in values.items() if found != value}
+        unlike = {other: theirs for other, theirs in values.items() if theirs != value}
         if not unlike:
             continue
         if " " not in value:  # It is a number, not a summary.
-            found = f"the {label} is {by_rank({**values, rank: value})}"
-        elif all(differ_by_rounding(value, found) for found in unlike.values()):
+            difference = f"the {label} is {by_rank({**values, rank: value})}"
+        elif all(differ_by_rounding(value, theirs) for theirs in unlike.values()):
             warning = warning or (
                 f"{label} differs between ranks by {ROUNDING:.1g} of its largest "
                 "value: their processors round differently. The result is no longer "
@@ -125,11 +125,13 @@ def compared_at_end(
             continue
         else:
             ranks = ", ".join(map(str, sorted(unlike)))
-            found = f"{label} differs between rank {rank} and rank {ranks}"
+            difference = f"{label} differs between rank {rank} and rank {ranks}"
         step = last_equal.get(label, 0)
-        known = f"was the same in step {step}" if step else "was never seen to be equal"
+        before = (
+            f"was the same in step {step}" if step else "was never seen to be equal"
+        )
         return Ending(
-            f"the ranks no longer train the same model: {found} at the end of the "
-            f"program; it {known}. {ADVICE}"
+            f"the ranks no longer train the same model: {difference} at the end of the "
+            f"program; it {before}. {ADVICE}"
         )
     return Ending(warning=warning)

@@ -57,19 +57,19 @@ def _within(node: Node, first: int, last: int) -> list[Node]:
     return [*_within(lower, first, last), *_within(upper, first, last)]
 
 
-def added_up(node: Node, known: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
+def added_up(node: Node, values: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
     """The value of a node, given the values of subtrees that together cover it.
 
     ``add(lower, upper)`` adds the values of two halves. Raises KeyError if the known
     subtrees do not cover the node.
     """
-    found = known.get(node)
-    if found is not None:
-        return found
+    value = values.get(node)
+    if value is not None:
+        return value
     if node[1] - node[0] < 2:
         raise KeyError(node)
     lower, upper = halves(node)
-    return add(added_up(lower, known, add), added_up(upper, known, add))
+    return add(added_up(lower, values, add), added_up(upper, values, add))
 
 
 _DIRECT_BYTES = 1 << 14
@@ -84,18 +84,18 @@ def reduced_in_order(
     ``terms[i]`` has the i-th array's terms: those of this rank's subtrees, in their
     order. Raises what the methods of ``HostTransport`` raise.
     """
-    first = [each[0] for each in terms]
+    first = [arrays[0] for arrays in terms]
     results: list[Array] = [np.empty(0)] * len(first)
     for dtype in dict.fromkeys(array.dtype for array in first):
         chosen = [i for i, array in enumerate(first) if array.dtype == dtype]
-        found = [
-            packed(each, dtype)
-            for each in zip(*(terms[i] for i in chosen), strict=True)
+        packings = [
+            packed(arrays, dtype)
+            for arrays in zip(*(terms[i] for i in chosen), strict=True)
         ]
-        vectors = [vector for vector, _ in found]
+        vectors = [vector for vector, _ in packings]
         act = partial(_over_ranks, call.transport, vectors, op, shards)
         total = call.part(sum(vector.nbytes for vector in vectors), act)
-        for i, (start, end) in zip(chosen, found[0][1], strict=True):
+        for i, (start, end) in zip(chosen, packings[0][1], strict=True):
             results[i] = total[start:end].reshape(first[i].shape)
     return results
 
@@ -115,17 +115,17 @@ def _over_ranks(
     vector = vectors[0]
     if size == 1 or not len(vector):
         return vector
-    if all(len(each) == 1 for each in nodes) and size == 2:
+    if all(len(subtree) == 1 for subtree in nodes) and size == 2:
         # The sum of two numbers does not depend on their order.
         transport.allreduce(vector, op)
         return vector
     if vector.nbytes * max(map(len, nodes)) <= _DIRECT_BYTES:
-        sent = b"".join(each.tobytes() for each in vectors)
+        sent = b"".join(part.tobytes() for part in vectors)
         return _in_order(transport.allgather(sent), nodes, vector.dtype, op, shards)
     # Each rank adds up a part of the vector, and sends it to all.
     bounds = [len(vector) * rank // size for rank in range(size + 1)]
     parts = [
-        b"".join(each[start:end].tobytes() for each in vectors)
+        b"".join(whole[start:end].tobytes() for whole in vectors)
         for start, end in pairwise(bounds)
     ]
     own = _in_order(transport.alltoall(parts), nodes, vector.dtype, op, shards)
@@ -144,10 +144,10 @@ def _in_order(
     shards: int,
 ) -> Array:
     """Combine the values of subtrees that the ranks have sent, one by one."""
-    known: dict[Node, Array] = {}
+    by_node: dict[Node, Array] = {}
     for data, theirs in zip(received, nodes, strict=True):
         values = np.frombuffer(data, dtype).reshape(len(theirs), -1)
-        known.update(zip(theirs, values, strict=True))
+        by_node.update(zip(theirs, values, strict=True))
     # An overflow is infinite on one machine, too.
     with np.errstate(over="ignore", invalid="ignore"):
-        return added_up((0, shards), known, UFUNCS[op])
+        return added_up((0, shards), by_node, UFUNCS[op])

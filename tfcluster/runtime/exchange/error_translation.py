@@ -32,11 +32,11 @@ def translated() -> Iterator[None]:
         as_text = isinstance(error, tf.errors.OpError) or tf_internals.is_of_autograph(
             error
         )
-        known = as_text and is_initialized()
-        found = group().error_in(str(error)) if known else None
-        if found is None:
+        from_tensorflow = as_text and is_initialized()
+        original = group().error_in(str(error)) if from_tensorflow else None
+        if original is None:
             raise
-        raise found from error
+        raise original from error
 
 
 def install() -> None:

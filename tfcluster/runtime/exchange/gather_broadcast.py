@@ -177,9 +177,9 @@ def _gathered(
             for dtype, array in zip(dtypes, arrays, strict=True)
         )
         with among.group().exchange(Signature(what, words)) as call:
-            found = [allgatherv(call.transport, array) for array in arrays]
-        counts = np.array([counts for _, counts in found], np.int64)
-        return [*(result for result, _ in found), counts]
+            gathered = [allgatherv(call.transport, array) for array in arrays]
+        counts = np.array([counts for _, counts in gathered], np.int64)
+        return [*(result for result, _ in gathered), counts]
 
     *results, counts = exchange_op(act, tensors, [*dtypes, tf.int64], what, among)
     for result, tensor in zip(results, tensors, strict=True):
@@ -376,11 +376,11 @@ def alltoall(
     if tensor.shape.rank == 0:
         raise ValueError(f"{what} takes tensors of at least one dimension")
     even = splits is None
-    given = tf.zeros([0], tf.int64) if even else tf.cast(splits, tf.int64)
+    row_counts = tf.zeros([0], tf.int64) if even else tf.cast(splits, tf.int64)
 
     def forward(tensor: Tensor) -> tuple[list[Tensor], _Backward]:
         result, received, sent = _swapped_rows(
-            tensor, given, what, process_set, even=even
+            tensor, row_counts, what, process_set, even=even
         )
 
         def backward(upstream: Tensor, *_: Tensor | None) -> list[Gradient]:
@@ -451,13 +451,13 @@ def _averaged(
 ) -> list[Gradient]:
     """The means of the ranks' gradients; None for results of integer dtype."""
     wanted = [i for i, result in enumerate(results) if is_inexact(result)]
-    given = [
+    gradients = [
         tf.zeros_like(results[i]) if (one := upstream[i]) is None else one
         for i in wanted
     ]
     exchange = Exchange(what, Reduction(ReduceOp.AVERAGE), among=among)
     names = [f"tensor {i}" for i in wanted]
-    means = iter(reduce_tensors(exchange, given, names))
+    means = iter(reduce_tensors(exchange, gradients, names))
     return [next(means) if is_inexact(result) else None for result in results]
 
 

@@ -103,8 +103,8 @@ class Negotiator:
             self._pending.append(op)
             self._changed.notify_all()
         try:
-            while (known := self._next_negotiation(op)) is not None:
-                self._negotiate(known)
+            while (pending := self._next_negotiation(op)) is not None:
+                self._negotiate(pending)
         finally:
             with self._changed:
                 if op in self._pending:
@@ -123,14 +123,14 @@ class Negotiator:
             self._negotiating = True
             return list(self._pending)
 
-    def _negotiate(self, known: list[_PendingOp]) -> None:
+    def _negotiate(self, pending: list[_PendingOp]) -> None:
         """Compare lists with the other ranks; run exchanges that all have reached."""
         progressed = False
         try:
-            common = self._common([op.key for op in known])
+            common = self._common([op.key for op in pending])
             for key in common:
                 self._complete(
-                    next(op for op in known if op.key == key and not op.done)
+                    next(op for op in pending if op.key == key and not op.done)
                 )
                 if self._broken is not None:
                     break  # All ranks stop: they have all got the same error.
@@ -141,7 +141,7 @@ class Negotiator:
                     # Another thread of this rank may reach the exchange for which the
                     # other ranks wait.
                     self._changed.wait_for(
-                        lambda: len(self._pending) > len(known), _PAUSE_S
+                        lambda: len(self._pending) > len(pending), _PAUSE_S
                     )
                 self._negotiating = False
                 self._changed.notify_all()

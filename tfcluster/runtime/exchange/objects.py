@@ -40,9 +40,9 @@ def broadcast_object(
     root = process_set.ranks.index(root_rank)
     sent = _encoded(obj) if rank() == root_rank else b""
     signature = Signature(f"broadcast of object {name or ''} from rank {root_rank}")
-    found = broadcast_bytes(process_set.group(), sent, root, signature)
+    data = broadcast_bytes(process_set.group(), sent, root, signature)
     exchanged(combined=False)
-    return _decoded(found, root_rank)
+    return _decoded(data, root_rank)
 
 
 def broadcast_object_fn(

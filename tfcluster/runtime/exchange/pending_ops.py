@@ -61,8 +61,8 @@ def waiting_op(
     key = _key(what)
 
     def run(*arrays: Array) -> list[Array]:
-        found = order_among(among.group()).run(key, lambda: act(*arrays))
-        return [np.asarray(array) for array in found]
+        arrays_out = order_among(among.group()).run(key, lambda: act(*arrays))
+        return [np.asarray(array) for array in arrays_out]
 
     # An element has at least one component, and an exchange may have no tensors.
     values = [tf.zeros([], tf.bool), *tensors]
@@ -98,10 +98,10 @@ def waiting_op(
 
 def order_among(ranks: Group) -> Negotiator:
     """The group's coordinator, which orders its exchanges; created on first use."""
-    found = _orders.get(ranks)
-    if found is None:
-        found = _orders.setdefault(ranks, Negotiator(ranks))
-    return found
+    order = _orders.get(ranks)
+    if order is None:
+        order = _orders.setdefault(ranks, Negotiator(ranks))
+    return order
 
 
 def _key(what: str) -> str:

@@ -78,7 +78,7 @@ def allreduce(
     al., arXiv:2006.02924.
     """
     what = f"allreduce of {name}" if name else "allreduce"
-    found = _reduced(
+    results = _reduced(
         [tensor],
         what,
         ["tensor"],
@@ -88,7 +88,7 @@ def allreduce(
         sparse_as_dense=sparse_as_dense,
         among=process_set,
     )
-    return cast(AGradient, found[0])
+    return cast(AGradient, results[0])
 
 
 @unconverted
@@ -114,7 +114,7 @@ def grouped_allreduce(
     horovod/tensorflow/__init__.py.
     """
     what = f"grouped allreduce of {name}" if name else "grouped allreduce"
-    found = _reduced(
+    results = _reduced(
         tensors,
         what,
         [f"tensor {index}" for index in range(len(tensors))],
@@ -124,7 +124,7 @@ def grouped_allreduce(
         sparse_as_dense=sparse_as_dense,
         among=process_set,
     )
-    return cast(list[AGradient], found)
+    return cast(list[AGradient], results)
 
 
 def _reduction(
@@ -220,16 +220,16 @@ def _scattering(
 def _reduced_parts(
     tensors: Sequence[Tensor], what: str, reduction: Reduction, among: ProcessSet
 ) -> list[Tensor]:
-    given = [as_tensor(tensor) for tensor in tensors]
-    if any(tensor.shape.rank == 0 for tensor in given):
+    inputs = [as_tensor(tensor) for tensor in tensors]
+    if any(tensor.shape.rank == 0 for tensor in inputs):
         raise ValueError(f"{what} takes tensors of at least one dimension")
-    if not given:
+    if not inputs:
         return []
 
     def forward(*flat: Tensor) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
         exchange = Exchange(what, reduction, differentiable=False, among=among)
         whole = reduce_tensors(exchange, flat, ["tensor"] * len(flat))
-        results = [_own_rows(as_tensor(each), among) for each in whole]
+        results = [_own_rows(as_tensor(total), among) for total in whole]
 
         def backward(*upstream: Tensor | None) -> list[Gradient]:
             if reduction.op not in (Average, Sum):
@@ -249,7 +249,7 @@ def _reduced_parts(
 
         return results, backward
 
-    parts = with_gradients(forward, given)
+    parts = with_gradients(forward, inputs)
     reduced.note(parts)
     return parts
 

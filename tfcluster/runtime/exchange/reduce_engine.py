@@ -129,8 +129,8 @@ class TensorList:
         dense, summed = self.dense_count, self.summed_count
         values, indices = self.flat[dense:summed], self.flat[summed:]
         slices = [
-            tf.IndexedSlices(*each)
-            for each in zip(values, indices, self.shapes, strict=True)
+            tf.IndexedSlices(*parts)
+            for parts in zip(values, indices, self.shapes, strict=True)
         ]
         return self.in_order(self.flat[:dense], slices)
 
@@ -169,23 +169,23 @@ def reduce_tensors(
     differ, and another CollectiveError if a rank is lost or late; in a graph, when the
     op runs.
     """
-    given = TensorList.of(tensors)
-    if given.summed_count > given.dense_count:
+    entries = TensorList.of(tensors)
+    if entries.summed_count > entries.dense_count:
         _require_linear(exchange)
 
     def forward(*flat: Tensor) -> tuple[list[Tensor], Callable[..., list[Gradient]]]:
-        results, counts = _exchanged(exchange, names, given.with_flat(flat))
+        results, counts = _exchanged(exchange, names, entries.with_flat(flat))
 
         def backward(*upstream: Gradient) -> list[Gradient]:
-            return _gradients(exchange, given, results, counts, upstream)
+            return _gradients(exchange, entries, results, counts, upstream)
 
         return results, backward
 
     if exchange.differentiable:
-        found = with_gradients(forward, given.flat)
+        results = with_gradients(forward, entries.flat)
     else:
-        found = forward(*given.flat)[0]
-    return given.with_flat(found).tensors()
+        results = forward(*entries.flat)[0]
+    return entries.with_flat(results).tensors()
 
 
 def _require_linear(exchange: Exchange) -> None:
@@ -196,26 +196,26 @@ def _require_linear(exchange: Exchange) -> None:
 
 
 def _exchanged(
-    exchange: Exchange, names: Sequence[str], given: TensorList
+    exchange: Exchange, names: Sequence[str], inputs: TensorList
 ) -> tuple[list[Tensor], Tensor]:
     """The results, and the row counts of each IndexedSlices that each rank sent.
 
     The counts are int64 of shape (slices, ranks).
     """
     reduction, among = exchange.reduction, exchange.among
-    summed = given.flat[: given.summed_count]
+    summed = inputs.flat[: inputs.summed_count]
     wired = [to_wire(tensor, reduction, exchange.what) for tensor in summed]
 
     def run(*arrays: Array) -> list[Array]:
-        dense, sparse = given.unflattened(arrays)
-        shapes = [each.shape for each in dense]
-        shapes += [each.values.shape[1:] for each in sparse]
+        dense, sparse = inputs.unflattened(arrays)
+        shapes = [array.shape for array in dense]
+        shapes += [rows.values.shape[1:] for rows in sparse]
         entries = [(w.words, shape) for w, shape in zip(wired, shapes, strict=True)]
         signature = _signature_of(
             reduction.words(exchange.what),
-            given.kinds,
+            inputs.kinds,
             tuple(names),
-            tuple(given.in_order(entries[: len(dense)], entries[len(dense) :])),
+            tuple(inputs.in_order(entries[: len(dense)], entries[len(dense) :])),
         )
         reduced, gathered = combine(
             among.group(), dense, sparse, reduction.op, signature
@@ -223,27 +223,27 @@ def _exchanged(
         exchange.done()
         return [
             *reduced,
-            *(each.slices.values for each in gathered),
-            *(each.slices.indices for each in gathered),
-            np.array([each.counts for each in gathered], np.int64),
+            *(rows.slices.values for rows in gathered),
+            *(rows.slices.indices for rows in gathered),
+            np.array([rows.counts for rows in gathered], np.int64),
         ]
 
-    sent = [*(each.tensor for each in wired), *given.flat[given.summed_count :]]
+    sent = [*(wire.tensor for wire in wired), *inputs.flat[inputs.summed_count :]]
     types = [*(tensor.dtype for tensor in sent), tf.int64]
     *results, counts = exchange_op(run, sent, types, exchange.what, among)
-    for index, (result, local) in enumerate(zip(results, given.flat, strict=True)):
-        is_dense = index < given.dense_count
+    for index, (result, local) in enumerate(zip(results, inputs.flat, strict=True)):
+        is_dense = index < inputs.dense_count
         result.set_shape(local.shape if is_dense else [None, *local.shape[1:]])
-    for index, each in enumerate(wired):
-        results[index] = each.restored(results[index])
-        if index >= given.dense_count and reduction.op is ReduceOp.AVERAGE:
+    for index, wire in enumerate(wired):
+        results[index] = wire.restored(results[index])
+        if index >= inputs.dense_count and reduction.op is ReduceOp.AVERAGE:
             results[index] /= tf.cast(among.size(), results[index].dtype)
     return results, counts
 
 
 def _gradients(
     exchange: Exchange,
-    given: TensorList,
+    entries: TensorList,
     results: Sequence[Tensor],
     counts: Tensor,
     upstream: Sequence[Gradient],
@@ -257,8 +257,8 @@ def _gradients(
     reduction = exchange.reduction
     if reduction.op not in _LINEAR:
         raise ValueError(f"{reduction.words(exchange.what)} has no gradient")
-    summed = range(given.summed_count)
-    wanted = [index for index in summed if is_inexact(given.flat[index])]
+    summed = range(entries.summed_count)
+    wanted = [index for index in summed if is_inexact(entries.flat[index])]
     totals = reduce_tensors(
         replace(exchange, what=f"gradient of {exchange.what}", done=_nothing),
         [
@@ -267,9 +267,9 @@ def _gradients(
         ],
         [f"tensor {index}" for index in wanted],
     )
-    gradients: list[Gradient] = [None] * len(given.flat)
+    gradients: list[Gradient] = [None] * len(entries.flat)
     for index, total in zip(wanted, totals, strict=True):
-        number = index - given.dense_count
+        number = index - entries.dense_count
         gradients[index] = (
             total
             if number < 0

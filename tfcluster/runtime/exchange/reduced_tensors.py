@@ -47,11 +47,11 @@ class ReducedTensors:
         self, original: Callable[..., Nest], *args: Any, **kwargs: Any
     ) -> Nest:
         """The hook on ``tape.gradient``: a search back through the graph ends there."""
-        found = original(*args, **kwargs)
-        for tensor in _values(tf.nest.flatten(found)):
+        result = original(*args, **kwargs)
+        for tensor in _values(tf.nest.flatten(result)):
             if not tf_internals.is_eager(tensor):
                 self._gradients.setdefault(tensor.graph, set()).add(tensor.op.name)
-        return found
+        return result
 
     def applied(self, gradients: Sequence[Gradient]) -> bool:
         """Whether the gradients being applied were computed from recorded tensors.
@@ -59,18 +59,18 @@ class ReducedTensors:
         Forgets the eager tensors. In a graph the ops that compute the gradients are
         searched; an eager tensor is recognized by itself or by its shape.
         """
-        found = _values(gradients)
-        eager = [tensor for tensor in found if tf_internals.is_eager(tensor)]
-        others = [tensor for tensor in found if not tf_internals.is_eager(tensor)]
-        made = self._made_eagerly(eager) or any(map(self._made_in_graph, others))
+        tensors = _values(gradients)
+        eager = [tensor for tensor in tensors if tf_internals.is_eager(tensor)]
+        others = [tensor for tensor in tensors if not tf_internals.is_eager(tensor)]
+        reduced = self._made_eagerly(eager) or any(map(self._made_in_graph, others))
         self._eager.clear()
         self._shapes.clear()
-        return made
+        return reduced
 
     def _made_eagerly(self, gradients: Sequence[Tensor]) -> bool:
         for gradient in gradients:
-            known = self._eager.get(id(gradient))
-            if known is not None and known() is gradient:
+            recorded = self._eager.get(id(gradient))
+            if recorded is not None and recorded() is gradient:
                 return True
         # The tensors may have been clipped or cast since. A scalar's shape would prove
         # nothing.

@@ -104,7 +104,7 @@ class Changes:
         folder = self._work
         if not is_below(path, folder):
             parents = (str(parent) for parent in Path(path).parents)
-            folder = next(each for each in parents if os.path.isdir(each))  # noqa: PTH112
+            folder = next(parent for parent in parents if os.path.isdir(parent))  # noqa: PTH112
         if folder in self._uncovered:
             return
         try:

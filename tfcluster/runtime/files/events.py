@@ -69,8 +69,8 @@ def change_of(
         return None
     paths: tuple[str, ...] = ()
     if event in _PATHS:
-        found = [_absolute(args, *places) for places in _PATHS[event]]
-        paths = tuple(path for path in found if path and is_shared(path, work))
+        absolute = [_absolute(args, *places) for places in _PATHS[event]]
+        paths = tuple(path for path in absolute if path and is_shared(path, work))
         if not paths:
             return None
     if _caller(frame) is None:
@@ -107,8 +107,8 @@ def temporary_folder() -> str:
     Not from ``tempfile``, which would call the audit hook while it holds a lock, and
     would ignore variables that the program sets later.
     """
-    known = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    return tempfile.tempdir or next(filter(None, known), "/tmp")
+    folders = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return tempfile.tempdir or next(filter(None, folders), "/tmp")
 
 
 def is_shared(path: str, work: str) -> bool:
@@ -128,7 +128,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     """
     while frame is not None:
         file = frame.f_code.co_filename
-        is_helper = _is_standard(file) or any(each in file for each in _HELPERS)
+        is_helper = _is_standard(file) or any(part in file for part in _HELPERS)
         if not is_helper:
             is_ours = file.startswith(_OURS) or file.endswith(_OF_THE_CHIEF)
             return None if is_ours else frame
@@ -142,7 +142,7 @@ def program_line(frame: FrameType | None) -> str | None:
     """The innermost line of the program; None if there is only library code."""
     while frame is not None:
         file = frame.f_code.co_filename
-        is_library = file.startswith(_OURS) or any(each in file for each in _INSTALLED)
+        is_library = file.startswith(_OURS) or any(part in file for part in _INSTALLED)
         if not is_library and not _is_standard(file):
             return f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
@@ -150,6 +150,6 @@ def program_line(frame: FrameType | None) -> str | None:
 
 
 def _is_standard(file: str) -> bool:
-    if any(each in file for each in _INSTALLED):
+    if any(part in file for part in _INSTALLED):
         return False
     return file.startswith(("<frozen", _STANDARD))

@@ -87,7 +87,7 @@ class Layers:
         ``folder`` is an absolute path without links.
         """
         with self._lock:
-            if not any(is_below(folder, known) for known in self._folders):
+            if not any(is_below(folder, covered) for covered in self._folders):
                 files = self._mount(folder)
                 self._count += 1
                 self._folders.append(folder)
@@ -141,8 +141,8 @@ class Layers:
         here = os.getcwd()  # noqa: PTH109 - the text is needed
         own = Path(self._place) / str(self._count)
         upper, work = own / "upper", own / "work"
-        for each in (upper, work):
-            each.mkdir(0o700, parents=True, exist_ok=True)
+        for own_folder in (upper, work):
+            own_folder.mkdir(0o700, parents=True, exist_ok=True)
         upper.chmod(_mode_for_us(folder))
         with ExitStack() as opened, _all_capabilities():
 
@@ -164,9 +164,9 @@ class Layers:
 
 def _mode_for_us(folder: str) -> int:
     """The mode of a folder that is ours and gives us the same rights as ``folder``."""
-    found = Path(folder).stat()
-    mode = found.st_mode & 0o7777
-    if os.geteuid() in (0, found.st_uid):
+    status = Path(folder).stat()
+    mode = status.st_mode & 0o7777
+    if os.geteuid() in (0, status.st_uid):
         return mode
     rights = sum(right for right in (os.R_OK, os.W_OK, os.X_OK) if _may(folder, right))
     return mode & ~stat.S_IRWXU | rights << 6
@@ -181,12 +181,12 @@ def _temporary() -> str:
 
 
 def _overlay(folder: str, options: str) -> None:
-    known = _OPTIONS_IN_USER_NAMESPACE if _has_user_namespace else _OPTIONS
-    for number, more in enumerate(known, 1):
+    options_in_turn = _OPTIONS_IN_USER_NAMESPACE if _has_user_namespace else _OPTIONS
+    for number, more in enumerate(options_in_turn, 1):
         try:
             _mount("overlay", folder, "overlay", 0, f"{options},index=off,{more}")
         except OSError:
-            if number == len(known):
+            if number == len(options_in_turn):
                 raise
         else:
             return

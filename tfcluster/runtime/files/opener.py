@@ -33,10 +33,10 @@ def open_of(pid: int, descriptor: int, flags: int, kind: str) -> int:
             raise OSError(f"not a {kind.strip('/:')}")
         return os.open(path, flags | os.O_CLOEXEC)
     _helper.sendall(_REQUEST.pack(pid, descriptor, flags) + kind.encode())
-    answer, found, _, _ = socket.recv_fds(_helper, _MOST_BYTES, 1)
-    if not found:
+    answer, descriptors, _, _ = socket.recv_fds(_helper, _MOST_BYTES, 1)
+    if not descriptors:
         raise OSError(answer.decode())
-    return found[0]
+    return descriptors[0]
 
 
 def start() -> None:
@@ -66,10 +66,10 @@ def _serve(descriptor: int, parent: int) -> NoReturn:
             pid, number, flags = _REQUEST.unpack_from(request)
             kind = request[_REQUEST.size :].decode()
             try:
-                found = open_of(pid, number, flags, kind)
+                opened = open_of(pid, number, flags, kind)
             except OSError as error:
                 end.sendall(str(error).encode()[:_MOST_BYTES])
             else:
-                socket.send_fds(end, [b"opened"], [found])
-                os.close(found)
+                socket.send_fds(end, [b"opened"], [opened])
+                os.close(opened)
     os._exit(0)

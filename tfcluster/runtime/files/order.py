@@ -188,7 +188,7 @@ def train_here(attempt: int, local_rank: int) -> None:
         words[local_rank * _WORDS + _DONE] = _ALL
 
 
-def use(order: Order | None) -> None:
+def set_current(order: Order | None) -> None:
     """Let ``pass_point`` count for this order."""
     global _order
     _order = order

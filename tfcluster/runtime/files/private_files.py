@@ -63,7 +63,7 @@ def install(program: Script, context: Context) -> None:
         )
     if not all_able:
         if context.options.files == "private" and not is_chief:
-            _say("runtime.files is 'private', but layers cannot be had on this host")
+            _warn("runtime.files is 'private', but layers cannot be had on this host")
         _shared = SharedFiles(f"{folder}/written-{context.attempt}", context.rank, work)
         sys.addaudithook(_shared.hook)
         return
@@ -74,7 +74,7 @@ def install(program: Script, context: Context) -> None:
         _thread.start_new_thread(_keep_fresh, (layers,))
     changes = Changes(ranks, None if is_chief else layers, work, f"{own}.saved")
     _private = changes
-    order.use(ranks)
+    order.set_current(ranks)
     atexit.register(ranks.end)
     sys.addaudithook(changes.hook)
     _watch_commands(changes)
@@ -141,6 +141,6 @@ def _concerns(program: Script, context: Context) -> bool:
     return synchronous and options.divides and not program_kind.knows_ranks(program)
 
 
-def _say(text: str) -> None:
+def _warn(text: str) -> None:
     reporter().warning(text)
     sys.stderr.write(f"tfcluster: warning: {text}\n")

@@ -175,7 +175,7 @@ def join(device: object = None) -> int:
     """
     arrival = _TIME.pack(time.time())
     try:
-        found = allgather_bytes(process_group.group(), arrival, Signature("join"))
+        arrivals = allgather_bytes(process_group.group(), arrival, Signature("join"))
     except CollectiveMismatchError as error:
         raise CollectiveMismatchError(
             f"{error}. A rank without more data cannot wait in join() while others "
@@ -183,5 +183,5 @@ def join(device: object = None) -> int:
             "int(hvd.allreduce(steps, op=hvd.Min)); or let tfcluster divide the "
             "batches, which also handles uneven batches"
         ) from error
-    times = [_TIME.unpack(data)[0] for data in found]
+    times = [_TIME.unpack(data)[0] for data in arrivals]
     return times.index(max(times))

@@ -82,8 +82,8 @@ def _built(
     """The variables of the gradients. Builds the optimizer if necessary."""
     if trainable_variables is None:
         # Use no names if the original method has to report what is missing.
-        known = internals.trained_variables(optimizer) if optimizer.built else []
-        return known if len(known) == count else list(range(count))
+        variables = internals.trained_variables(optimizer) if optimizer.built else []
+        return variables if len(variables) == count else list(range(count))
     variables = list(trainable_variables)
     if not optimizer.built:
         name = keras.name_scope(optimizer.name, caller=optimizer)
@@ -94,11 +94,11 @@ def _built(
 
 
 def _accumulation(optimizer: Optimizer, settings: Settings) -> Accumulation:
-    found: Accumulation | None = vars(optimizer).get(_ACCUMULATION)
-    if found is None:
-        found = Accumulation(settings.passes, average=settings.average_passes)
-        contract.mark(optimizer, _ACCUMULATION, found)
-    return found
+    accumulation: Accumulation | None = vars(optimizer).get(_ACCUMULATION)
+    if accumulation is None:
+        accumulation = Accumulation(settings.passes, average=settings.average_passes)
+        contract.mark(optimizer, _ACCUMULATION, accumulation)
+    return accumulation
 
 
 def _compile(

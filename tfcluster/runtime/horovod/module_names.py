@@ -91,8 +91,8 @@ class _Loader(Loader):
             program_kind.claim_distribution()
         vars(module)["__version__"] = VERSION
         if source := _MODULES[name]:
-            found = importlib.import_module(source)
-            vars(module)["__all__"] = list(getattr(found, "__all__", ()))
+            source_module = importlib.import_module(source)
+            vars(module)["__all__"] = list(getattr(source_module, "__all__", ()))
         vars(module)["__getattr__"] = _attributes_of(module)
 
 

@@ -121,10 +121,10 @@ def PartialDistributedOptimizer(
     ``PartialDistributedOptimizer`` of horovod/tensorflow/keras/__init__.py.
     """
     local = weights_of(local_layers)
-    found: Any = DistributedOptimizer(optimizer, name, **settings)
+    distributed: Any = DistributedOptimizer(optimizer, name, **settings)
     for variable in local:
-        found.register_local_var(variable)
-    return cast(AnOptimizer, found)
+        distributed.register_local_var(variable)
+    return cast(AnOptimizer, distributed)
 
 
 def _require_keras(optimizer: object) -> None:
@@ -153,9 +153,11 @@ def load_model(
     Keras's function raises, and CollectiveError like ``DistributedOptimizer``. Follows
     ``load_model`` of horovod/_keras/__init__.py.
     """
-    known: dict[str, object] = {kind.__name__: kind for kind in custom_optimizers or ()}
-    known |= custom_objects or {}
-    model: Model = keras.models.load_model(filepath, custom_objects=known, **loading)
+    by_name: dict[str, object] = {
+        kind.__name__: kind for kind in custom_optimizers or ()
+    }
+    by_name |= custom_objects or {}
+    model: Model = keras.models.load_model(filepath, custom_objects=by_name, **loading)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         # A LossScaleOptimizer thus checks for infinities after the exchange.

@@ -71,17 +71,17 @@ def weights_of(
 
     Raises ValueError if a layer is not built.
     """
-    found: list[KerasVariable] = []
+    weights: list[KerasVariable] = []
     if layers is None:
-        return found
+        return weights
     for layer in layers if isinstance(layers, list | tuple) else [layers]:
         if not layer.built:
             raise ValueError(
                 f"the layer {layer.name} has no weights yet: build the model before "
                 "its local layers are named"
             )
-        found += layer.trainable_variables
-    return found
+        weights += layer.trainable_variables
+    return weights
 
 
 def _key(source: Source) -> Hashable:

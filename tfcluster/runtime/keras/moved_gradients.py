@@ -35,8 +35,8 @@ def rounding_unit() -> float:
 
     "Here" is the graph being traced; outside of one, Keras says how it computes.
     """
-    found = devices()
-    units = {_TF32 if found["gpus"] and found["tf32"] else _FLOAT32}
+    hardware = devices()
+    units = {_TF32 if hardware["gpus"] and hardware["tf32"] else _FLOAT32}
     units.add(_UNITS.get(keras.config.dtype_policy().compute_dtype, 0.0))
     inside = tf.inside_function()
     graph: Any = tf.compat.v1.get_default_graph() if inside else None
@@ -60,15 +60,15 @@ def moved_gradients(
     A graph gets one operation in either case: the seeds of random operations depend on
     the number of those before them.
     """
-    found = list(gradients)
-    flat: list[Any] = tf.nest.flatten(found, expand_composites=True)
+    originals = list(gradients)
+    flat: list[Any] = tf.nest.flatten(originals, expand_composites=True)
     places = [
         place
         for place, one in enumerate(flat)
         if one is not None and tf.as_dtype(one.dtype).is_floating
     ]
     if not places or not (moved or tf.inside_function()):
-        return found
+        return originals
     tensors = [tf.convert_to_tensor(flat[place]) for place in places]
     if not moved:
         results = tf.identity_n(tensors)
@@ -87,7 +87,7 @@ def moved_gradients(
     for place, result in zip(places, results, strict=True):
         flat[place] = result
     packed: list[Gradient] = tf.nest.pack_sequence_as(
-        found, flat, expand_composites=True
+        originals, flat, expand_composites=True
     )
     return packed
 

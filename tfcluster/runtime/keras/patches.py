@@ -142,5 +142,5 @@ BACKUP_SAVE, BACKUP_TRAIN_END = (
     for name in ("_save_model", "on_train_end")
 )
 
-PATCHES = tuple(each for each in list(vars().values()) if isinstance(each, Patch))
+PATCHES = tuple(patch for patch in list(vars().values()) if isinstance(patch, Patch))
 TABLE = Table(PATCHES, program_kind.distributes_itself)

@@ -89,12 +89,12 @@ class StepRecorder:
     ) -> Any:
         without_xla(model)
         logs = _Logs(self, self._number_of(model))
-        given = kwargs.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            given.append(logs)
+        callbacks = kwargs.get("callbacks")
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(logs)
         else:
-            theirs = [one for one in keras.tree.flatten(given) if one is not None]
-            kwargs["callbacks"] = [*theirs, logs]
+            own = [one for one in keras.tree.flatten(callbacks) if one is not None]
+            kwargs["callbacks"] = [*own, logs]
         self._inside.fit = True
         try:
             return original(model, *args, **kwargs)
@@ -115,10 +115,10 @@ class StepRecorder:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _applied(
-        self, optimizer: Optimizer, given: Sequence[KerasVariable] | None
+        self, optimizer: Optimizer, variables: Sequence[KerasVariable] | None
     ) -> None:
         """Record the step's result now, or each time the graph being traced runs."""
-        trained = list(given or internals.trained_variables(optimizer))
+        trained = list(variables or internals.trained_variables(optimizer))
         number, new = self._files.optimizer_number(optimizer)
         if new:
             models = self._trained_models[number] = _models_of(trained)
@@ -130,11 +130,11 @@ class StepRecorder:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         fetched: list[KerasVariable] = []
         if self._slots:
-            known = {id(one) for one in trained}
+            trained_ids = {id(one) for one in trained}
             slots = [
                 one
                 for one in optimizer.variables
-                if id(one) not in known and "learning_rate" not in name_of(one)
+                if id(one) not in trained_ids and "learning_rate" not in name_of(one)
             ]
             if self._fetches_slots:
                 fetched = slots
@@ -214,18 +214,18 @@ def _states_of(
     models: Sequence[Model], trained: Sequence[KerasVariable]
 ) -> list[KerasVariable]:
     """The models' other variables, such as moving averages, but no random states."""
-    found: dict[int, KerasVariable] = {}
-    known = {id(one) for one in trained}
+    states: dict[int, KerasVariable] = {}
+    trained_ids = {id(one) for one in trained}
     metrics = {
         id(one) for model in models for one in getattr(model, "metrics_variables", ())
     }
     for model in models:
         for one in model.weights:
-            if id(one) not in known | metrics and internals.SEED_STATE not in name_of(
+            if id(
                 one
-            ):
-                found.setdefault(id(one), one)
-    return sorted(found.values(), key=name_of)
+            ) not in trained_ids | metrics and internals.SEED_STATE not in name_of(one):
+                states.setdefault(id(one), one)
+    return sorted(states.values(), key=name_of)
 
 
 def _named(result: Any) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def held(variable: Any) -> Sequence[Variable]:
 
     Such a variable has no handle in the strategy's scope, and no value in another's.
     """
-    found: Sequence[Variable] = getattr(variable, "values", (variable,))
-    return found
+    variables: Sequence[Variable] = getattr(variable, "values", (variable,))
+    return variables
 
 
 def new_variable(value: TensorLike, *, name: str | None = None) -> Variable:

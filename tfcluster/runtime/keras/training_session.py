@@ -134,8 +134,8 @@ class TrainingSession:
         """The marks of this thread."""
         if not hasattr(self._local, "marks"):
             self._local.marks = set()
-        found: set[str] = self._local.marks
-        return found
+        marks: set[str] = self._local.marks
+        return marks
 
     def warn(self, text: str) -> None:
         """Warn the user on the console, once per text."""

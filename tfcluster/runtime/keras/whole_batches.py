@@ -27,5 +27,5 @@ def merge_with(rule: object = None, /, **rules: object) -> Callable[[_C], _C]:
 
 def gather_batch(*tensors: TensorLike) -> Any:
     """The tensors themselves: a tensor, or a tuple if several are given."""
-    found = tuple(map(tf.convert_to_tensor, tensors))
-    return found if found[1:] else found[0]
+    batch = tuple(map(tf.convert_to_tensor, tensors))
+    return batch if batch[1:] else batch[0]

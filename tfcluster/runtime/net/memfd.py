@@ -43,13 +43,13 @@ def opened(pid: int, descriptor: int, size: int, nonce: bytes) -> Iterator[int]:
     Raises OSError if the file cannot be opened, is not a memfd, may shrink, or has the
     wrong size or nonce.
     """
-    found = open_of(pid, descriptor, os.O_RDWR, "/memfd:")
+    memory = open_of(pid, descriptor, os.O_RDWR, "/memfd:")
     try:
-        sealed = fcntl.fcntl(found, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        if not sealed or os.fstat(found).st_size != size:
+        sealed = fcntl.fcntl(memory, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not sealed or os.fstat(memory).st_size != size:
             raise OSError("unexpected size")
-        if os.pread(found, NONCE_BYTES, 0) != nonce:
+        if os.pread(memory, NONCE_BYTES, 0) != nonce:
             raise OSError("it is not the memory of this run")
-        yield found
+        yield memory
     finally:
-        os.close(found)
+        os.close(memory)

@@ -137,12 +137,12 @@ def connect(
     addresses: Sequence[str],
     *,
     timeout_s: float,
-    found: dict[int, socket.socket] | None = None,
+    sockets: dict[int, socket.socket] | None = None,
     interrupted: threading.Event | None = None,
 ) -> dict[int, socket.socket]:
     """Connect to all other ranks; return a blocking socket for each.
 
-    ``addresses`` are ``host:port`` in rank order. Sockets are added to ``found`` one by
+    ``addresses`` are ``host:port`` in rank order. ``sockets`` gets the sockets one by
     one, so that other threads can see which ranks are missing. Raises
     CollectiveTimeoutError with the missing ranks after ``timeout_s`` seconds,
     PeerLostError soon after ``interrupted`` is set, and CollectiveError if it cannot
@@ -155,17 +155,17 @@ def connect(
     if me.size == 1:
         return {}
     deadline = time.monotonic() + timeout_s
-    found = {} if found is None else found
+    sockets = {} if sockets is None else sockets
     interrupted = interrupted or threading.Event()
     with listen(addresses, me.rank, f"rank {me.rank}") as listener:
         acceptor = Acceptor(listener, me)
         try:
             for peer in range(me.rank):
                 names = (f"rank {me.rank}", f"rank {peer}")
-                found[peer] = dial_until(
+                sockets[peer] = dial_until(
                     deadline, me, peer, addresses[peer], names, interrupted
                 )
-            while missing := set(range(me.rank + 1, me.size)) - found.keys():
+            while missing := set(range(me.rank + 1, me.size)) - sockets.keys():
                 arrival = acceptor.next_arrival(deadline, interrupted)
                 if arrival is None and interrupted.is_set():
                     raise _interrupted()
@@ -174,15 +174,15 @@ def connect(
                         _timeout_message(me, missing, addresses)
                     )
                 peer, connection = arrival
-                _close(found.get(peer))
-                found[peer] = connection
+                _close(sockets.get(peer))
+                sockets[peer] = connection
         except BaseException:
-            for connection in found.values():
+            for connection in sockets.values():
                 connection.close()
             raise
         finally:
             acceptor.close()
-    return found
+    return sockets
 
 
 def _timeout_message(me: Member, missing: set[int], addresses: Sequence[str]) -> str:

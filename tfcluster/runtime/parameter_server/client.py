@@ -85,7 +85,7 @@ class _Model:
 
     The chief's values define a model, so only the chief's first gradients count.
     """
-    known: set[tuple[int, str]] = field(default_factory=set)
+    updates: set[tuple[int, str]] = field(default_factory=set)
     """Pairs: a ps, and kinds of gradients for which it has an update."""
 
     @property
@@ -194,17 +194,17 @@ class ParameterServerClient:
             defined = answers[0].header["do"] == "define"
             if defined:
                 self._define(model, state, facts, values, kinds)
-                found = list(values)
+                current = list(values)
             else:
                 others = [ps for ps in state.used if ps != 0]
                 answers |= self._request(dict.fromkeys(others, request))
-                found = _values(state, answers)
+                current = _values(state, answers)
                 for ps, answer in answers.items():
                     state.versions[ps] = answer.header["version"]
             self._connections.share_memory(model, _message_sizes(state))
             self._models[model] = state
         version = max(state.versions)
-        return OpenResult(found, version, defined, placement)
+        return OpenResult(current, version, defined, placement)
 
     def push(
         self, model: str, gradients: Sequence[Gradient]
@@ -361,13 +361,13 @@ class ParameterServerClient:
             self._request(
                 {ps: PsMessage(header, [np.frombuffer(graph, np.uint8), *parts])}
             )
-            state.known.add((ps, piece_kinds))
+            state.updates.add((ps, piece_kinds))
 
     def _send_update_if_missing(
         self, model: str, state: _Model, ps: int, kinds: str
     ) -> None:
         """Send a ps the update for these kinds of gradients, if it lacks it."""
-        if (ps, kinds) in state.known:
+        if (ps, kinds) in state.updates:
             return
         fields = {"model": model, "kinds": kinds}
         if not self._request({ps: PsMessage({"op": "has_update", **fields})})[
@@ -375,7 +375,7 @@ class ParameterServerClient:
         ].header["found"]:
             graph = np.frombuffer(state.pack(state.placement[ps], kinds), np.uint8)
             self._request({ps: PsMessage({"op": "add_update", **fields}, [graph])})
-        state.known.add((ps, kinds))
+        state.updates.add((ps, kinds))
 
     def _request(self, requests: Mapping[int, PsMessage]) -> dict[int, PsMessage]:
         answers = self._exchanged(requests)
@@ -409,19 +409,21 @@ def _named(requests: Mapping[int, PsMessage]) -> str:
 
 
 def _size(messages: Mapping[int, PsMessage]) -> int:
-    return sum(array.nbytes for each in messages.values() for array in each.arrays)
+    return sum(
+        array.nbytes for message in messages.values() for array in message.arrays
+    )
 
 
 def _values(model: _Model, answers: Mapping[int, PsMessage]) -> list[Array]:
     """Join whole variables from answers that have all their shards."""
-    found = joined(
+    values = joined(
         model.variables,
         {
             ps: (model.placement[ps], "d" * len(model.placement[ps]), answer.arrays)
             for ps, answer in answers.items()
         },
     )
-    return [array for array in found if isinstance(array, np.ndarray)]
+    return [array for array in values if isinstance(array, np.ndarray)]
 
 
 def _message_sizes(model: _Model) -> dict[int, int]:

@@ -59,10 +59,10 @@ class Connections:
             for index, address in enumerate(addresses):
                 identity = member(index, rank, size, token)
                 names = (f"rank {rank}", f"ps:{index}")
-                found = dial_until(deadline, identity, 0, address, names)
-                self._sockets.append(found)
-                tune(found)
-                found.setblocking(False)
+                connection = dial_until(deadline, identity, 0, address, names)
+                self._sockets.append(connection)
+                tune(connection)
+                connection.setblocking(False)
         except BaseException:
             self.close()
             raise

@@ -353,8 +353,8 @@ def attach(offered: Mapping[str, Any]) -> ShmBuffers:
     sizes = [int(size) for size in offered["sizes"]]
     pid, descriptor = int(offered["pid"]), int(offered["descriptor"])
     nonce = bytes.fromhex(offered["nonce"])
-    with memfd.opened(pid, descriptor, _bytes(sizes), nonce) as found:
-        return ShmBuffers(found, sizes)
+    with memfd.opened(pid, descriptor, _bytes(sizes), nonce) as memory:
+        return ShmBuffers(memory, sizes)
 
 
 def _bytes(sizes: Sequence[int]) -> int:

@@ -410,16 +410,16 @@ def gradients_of(kinds: str, arrays: Sequence[Array]) -> list[Gradient]:
     ``d`` takes one array, ``s`` takes two (values, indices), and ``-`` takes none.
     """
     rest = iter(arrays)
-    found: list[Gradient] = []
+    gradients: list[Gradient] = []
     for kind in kinds:
         if kind == "-":
-            found.append(None)
+            gradients.append(None)
         elif kind == "s":
             values = next(rest)
-            found.append(Slices(values, next(rest)))
+            gradients.append(Slices(values, next(rest)))
         else:
-            found.append(next(rest))
-    return found
+            gradients.append(next(rest))
+    return gradients
 
 
 def _left(rank: int) -> RefusedError:

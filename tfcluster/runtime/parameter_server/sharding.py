@@ -181,24 +181,29 @@ def differing(
     on_rank = {
         path: (dtype, tuple(shape)) for path, dtype, shape in rank_facts["variables"]
     }
-    found = [f"{path} is missing" for path in on_ps if path not in on_rank]
-    found += [f"{path} is not on the ps" for path in on_rank if path not in on_ps]
-    found += [
+    differences = [f"{path} is missing" for path in on_ps if path not in on_rank]
+    differences += [f"{path} is not on the ps" for path in on_rank if path not in on_ps]
+    differences += [
         f"{path} is {_described(*on_rank[path])}, on the ps {_described(*on_ps[path])}"
         for path in on_rank
         if path in on_ps and on_rank[path] != on_ps[path]
     ]
-    if not found and list(on_ps) != list(on_rank):
-        found = ["its variables are in a different order"]
-    if not found:
-        found = [
+    if not differences and list(on_ps) != list(on_rank):
+        differences = ["its variables are in a different order"]
+    if not differences:
+        differences = [
             f"{name.replace('_', ' ')} is {rank_facts[name]}, "
             f"on the ps {server_facts[name]}"
             for name in _OPTIONS
             if rank_facts[name] != server_facts[name]
         ]
-    more = f" and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
-    return f"the model of rank {rank} differs: {'; '.join(found[:_MAX_LISTED])}{more}"
+    more = (
+        f" and {len(differences) - _MAX_LISTED} more"
+        if len(differences) > _MAX_LISTED
+        else ""
+    )
+    listed = "; ".join(differences[:_MAX_LISTED])
+    return f"the model of rank {rank} differs: {listed}{more}"
 
 
 def _described(dtype: str, shape: Sequence[int]) -> str:
@@ -278,7 +283,7 @@ def joined(
     An item is a whole variable, its changed Rows, or None if it has not changed. If
     only some shards of a variable arrived as a whole, their rows are part of the Rows.
     """
-    found: list[list[tuple[VariablePiece, Array | Rows | None]]] = [
+    shards_of: list[list[tuple[VariablePiece, Array | Rows | None]]] = [
         [] for _ in variables
     ]
     for pieces, kinds, arrays in parts.values():
@@ -290,8 +295,8 @@ def joined(
             elif kind == "s":
                 values = next(rest)
                 value = Rows(values, next(rest))
-            found[piece.variable].append((piece, value))
-    return [_join_shards(shards) for shards in found]
+            shards_of[piece.variable].append((piece, value))
+    return [_join_shards(shards) for shards in shards_of]
 
 
 def _join_shards(
@@ -417,13 +422,13 @@ class Share:
 
         Dense arrays are flattened; of slices, some entries are chosen.
         """
-        rest, found = iter(arrays), []
+        rest, chosen = iter(arrays), []
         for kind in kinds:
             if kind == "d":
-                found.append(self._chosen(next(rest).reshape(-1)))
+                chosen.append(self._chosen(next(rest).reshape(-1)))
             elif kind == "s":
-                found += [self._chosen(next(rest)), self._chosen(next(rest))]
-        return found
+                chosen += [self._chosen(next(rest)), self._chosen(next(rest))]
+        return chosen
 
     def _chosen(self, array: Array) -> Array:
         if self.number < 0:

@@ -61,14 +61,14 @@ def serialised(
     _refuse_python(definition)
     _clear_devices(definition)
     sources = {id(v.handle): ["variable", i] for i, v in enumerate(variables)}
-    known = dict(slots)
-    sources |= {id(slot.handle): ["slot", path] for path, slot in known.items()}
+    by_path = dict(slots)
+    sources |= {id(slot.handle): ["slot", path] for path, slot in by_path.items()}
     for used in traced.graph.variables:
         if id(used.handle) not in sources:
-            known[used.name] = used
+            by_path[used.name] = used
             sources[id(used.handle)] = ["slot", used.name]
     captures: list[list[object]] = []
-    arrays = [np.asarray(slot.numpy()) for slot in known.values()]
+    arrays = [np.asarray(slot.numpy()) for slot in by_path.values()]
     for outer, inner in traced.graph.captures:
         source = sources.get(id(outer))
         if source is None and outer.dtype == tf.resource:
@@ -84,7 +84,7 @@ def serialised(
         "kinds": kinds,
         "inputs": [tensor.name for tensor in traced.inputs[: len(specs)]],
         "captures": captures,
-        "slots": list(known),
+        "slots": list(by_path),
         "arrays": [[array.dtype.name, array.shape] for array in arrays],
         "controls": [op.name for op in traced.graph.control_outputs],
     }
@@ -262,10 +262,10 @@ class Engine:
 
         It has the variable's shape and dtype, and must not be written to.
         """
-        known = self._unread.pop(index, None)
-        if known is None:
-            known = self._variables[index].read_value()
-        return array_of(known)
+        value = self._unread.pop(index, None)
+        if value is None:
+            value = self._variables[index].read_value()
+        return array_of(value)
 
     def rows(self, index: int, indices: Array) -> Array:
         """The current values of some rows: shape (len(indices), ...).
@@ -350,12 +350,12 @@ def nodes_of(definition: ProtocolBuffer) -> Iterator[ProtocolBuffer]:
 def _rename_in(attribute: AttrValue, names: Mapping[str, str]) -> None:
     kind = attribute.WhichOneof("value")
     if kind == "func":
-        found = [attribute.func]
+        functions = [attribute.func]
     elif kind == "list":
-        found = list(attribute.list.func)
+        functions = list(attribute.list.func)
     else:
         return
-    for function in found:
+    for function in functions:
         function.name = names.get(function.name, function.name)
         for inner in function.attr.values():
             _rename_in(inner, names)

@@ -133,9 +133,9 @@ class _Reductions:
         for alias in ast.walk(self.tree):
             if isinstance(alias, ast.alias) and alias.name in _REDUCTIONS:
                 self.returning.add(alias.asname or alias.name)
-        known = 0
-        while known != len(self.returning):
-            known = len(self.returning)
+        count = 0
+        while count != len(self.returning):
+            count = len(self.returning)
             for function in functions:
                 if self._returns_one(function):
                     self.returning.add(function.name)
@@ -158,25 +158,25 @@ class _Reductions:
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             ):
                 continue
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             if node.func.attr in _UPDATES:
-                if any(self._is_one(value, names) for value in given):
+                if any(self._is_one(value, names) for value in arguments):
                     return True
             elif node.func.attr in _ASSIGNMENTS and isinstance(
                 node.func.value, ast.Name
             ):
                 # A variable is assigned its own average: parameter averaging.
                 own = node.func.value.id
-                if any(self._reduces(value, own) for value in given):
+                if any(self._reduces(value, own) for value in arguments):
                     return True
         return False
 
     def _names(self, scope: ast.Module | _Function) -> set[str]:
         """Names bound to the result of a reduction, or to a value computed from it."""
         names: set[str] = set()
-        known = -1
-        while known != len(names):
-            known = len(names)
+        count = -1
+        while count != len(names):
+            count = len(names)
             for node in _own(scope):
                 for target, value in _bindings(node):
                     if self._is_one(value, names):

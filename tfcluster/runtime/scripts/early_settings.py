@@ -27,7 +27,7 @@ def variables_set(source: str, environ: Mapping[str, str]) -> dict[str, str | No
     end = _IMPORT.search(source)
     head = source[: end.start()] if end else source
     return {
-        found["name"]: found["value"]
-        for found in _SETTING.finditer(head)
-        if found["always"] or found["name"] not in environ
+        setting["name"]: setting["value"]
+        for setting in _SETTING.finditer(head)
+        if setting["always"] or setting["name"] not in environ
     }

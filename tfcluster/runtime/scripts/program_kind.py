@@ -52,10 +52,10 @@ def read(program: Script, context: Context) -> None:
 
     Raises what ``claim_distribution`` raises.
     """
-    found = analyse(source_of(program) or "")
-    if found.distributes_itself:
+    analysis = analyse(source_of(program) or "")
+    if analysis.distributes_itself:
         claim_distribution()
-    if found.is_tf1_cluster_script and has_tf1_cluster(context):
+    if analysis.is_tf1_cluster_script and has_tf1_cluster(context):
         claim_tf1_script()
 
 
@@ -67,10 +67,10 @@ def distributes_itself() -> bool:
 def knows_ranks(program: Script) -> bool:
     """Whether the program may do something on one rank only, by its main file."""
     source = source_of(program) or ""
-    found = analyse(source)
+    analysis = analyse(source)
     return (
-        found.distributes_itself
-        or found.is_tf1_cluster_script
+        analysis.distributes_itself
+        or analysis.is_tf1_cluster_script
         or any(word in source for word in _WORDS_FOR_RANKS)
     )
 

@@ -173,10 +173,10 @@ def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
             )
 
     def show(
-        kind: type[BaseException], value: BaseException, found: TracebackType | None
+        kind: type[BaseException], value: BaseException, trace: TracebackType | None
     ) -> None:
         if value is error:
-            found = sys.last_traceback = traceback
+            trace = sys.last_traceback = traceback
             value.__traceback__ = traceback
             if ours:
                 value.__cause__ = value.__context__ = None
@@ -184,7 +184,7 @@ def _without_our_frames(error: BaseException, hook: Hook) -> Hook:
                 # The other rank prints what has happened, and where.
                 sys.stderr.write(f"{kind.__name__}: {value}\n")
                 return
-        hook(kind, value, found)
+        hook(kind, value, trace)
 
     return show
 

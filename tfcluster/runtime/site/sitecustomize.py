@@ -82,20 +82,20 @@ class _Hook:
         if sys.version_info < _OLDEST:
             text = "tfcluster: warning: %s is Python %d.%d, but the training runtime "
             text += "needs %d.%d: training in this process is not distributed\n"
-            found = (sys.executable, *sys.version_info[:2], *_OLDEST)
-            sys.stderr.write(text % found)
+            values = (sys.executable, *sys.version_info[:2], *_OLDEST)
+            sys.stderr.write(text % values)
             return
         # Before our own imports, which include "random".
-        known, state = sys.modules.get("random"), self._random_state
+        random_module, state = sys.modules.get("random"), self._random_state
         has_numpy = "numpy" in sys.modules
         from tfcluster.runtime.task import child_interpreter
 
-        if known is None:
+        if random_module is None:
             # The program has imported neither "random" nor, perhaps, numpy: the library
             # will, and this finder no longer sees it.
             untouched = not _distributes_itself()
         else:
-            untouched = state == known.getstate()
+            untouched = state == random_module.getstate()
         child_interpreter.begin(
             seed_random=untouched,
             seed_numpy=not (has_numpy or _distributes_itself()),

@@ -158,7 +158,7 @@ def surround(program: Script, context: Context) -> None:
         injection.record(context)
 
     if context.rank_info is not None:
-        module_names.install(lambda text: _tell(context, text))
+        module_names.install(lambda text: _print_line(context, text))
     if context.trains:
         SIGNALS.install()
         program_kind.read(program, context)
@@ -202,7 +202,7 @@ def _run(program: Script, context: Context) -> None:
     run(program)
 
 
-def _tell(context: Context, text: str) -> None:
+def _print_line(context: Context, text: str) -> None:
     """Print a line on the console, from the chief only."""
     if context.is_chief:
         sys.stderr.write(f"tfcluster: {text}\n")

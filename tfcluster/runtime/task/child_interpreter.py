@@ -40,9 +40,9 @@ def _program() -> Script:
     words = list(sys.orig_argv)
     if sys.argv[:1] == ["-c"] and "-c" in words:
         # In the rare case of joined flags (-uc) the code is unknown.
-        found = parse(words[words.index("-c") :])
-        if found is not None:
-            return found
+        program = parse(words[words.index("-c") :])
+        if program is not None:
+            return program
     return Script("", sys.argv[0] if sys.argv else "", tuple(sys.argv[1:]))
 
 

@@ -188,11 +188,11 @@ def warn_of_unknown_versions(context: Context) -> None:
 
     Only the chief warns, for all ranks.
     """
-    found = [text for text in versions.imported_unknown() if text not in _warned]
-    if not found or not context.is_chief or context.strategy is Strategy.NONE:
+    warnings = [text for text in versions.imported_unknown() if text not in _warned]
+    if not warnings or not context.is_chief or context.strategy is Strategy.NONE:
         return
-    _warned.update(found)
-    text = "; ".join(found)
+    _warned.update(warnings)
+    text = "; ".join(warnings)
     reporter().warning(text)
     sys.stderr.write(f"tfcluster: warning: {text}\n")
 

@@ -31,7 +31,9 @@ class ParameterService:
         self._listening = listening
         self._reporter = reporter
         self._closed = threading.Event()
-        threading.Thread(target=self._tell, name="ps counts", daemon=True).start()
+        threading.Thread(
+            target=self._report_counts, name="ps counts", daemon=True
+        ).start()
 
     def report(self) -> None:
         """Report the current statistics to the agent."""
@@ -43,7 +45,7 @@ class ParameterService:
         self._service.gradient_arrived.set()
         self._listening.close()
 
-    def _tell(self) -> None:
+    def _report_counts(self) -> None:
         # Sleeps as long as no gradient arrives.
         while self._service.gradient_arrived.wait() and not self._closed.wait(
             STEP_INTERVAL_S

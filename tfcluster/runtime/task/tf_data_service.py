@@ -98,9 +98,9 @@ def _private(folder: Path) -> Path:
     Raises ContextError if another user owns it or has access to it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    mine = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
-    if not mine or not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    mine = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+    if not mine or not stat.S_ISDIR(status.st_mode):
         raise ContextError(f"{folder} must be accessible to you only: remove it")
     return folder
 

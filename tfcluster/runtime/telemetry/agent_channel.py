@@ -118,11 +118,11 @@ class Reporter:
 
     def phase(self, text: str) -> None:
         """Report the task's activity before it trains: ``joining``."""
-        self._say({"type": "phase", "phase": _cut(text)})
+        self._send({"type": "phase", "phase": _cut(text)})
 
     def versions(self, versions: Mapping[str, str]) -> None:
         """Report the versions of Python and of the libraries that train."""
-        self._say({"type": "versions", "versions": dict(versions)})
+        self._send({"type": "versions", "versions": dict(versions)})
 
     def step(
         self,
@@ -139,14 +139,14 @@ class Reporter:
         seconds ago.
         """
         self._last_step = int(step)
-        made = _Step(step, steps_per_s, wait_share, exchanged_bytes, self.position)
+        report = _Step(step, steps_per_s, wait_share, exchanged_bytes, self.position)
         now = self._clock()
         if now - self._step_sent < STEP_INTERVAL_S:
-            self._step_held_back = made
+            self._step_held_back = report
             return
         self._step_sent = now
         self._step_held_back = None
-        self._say(made.as_event())
+        self._send(report.as_event())
         if now - self._totals_sent >= TOTALS_INTERVAL_S:
             self._totals_sent = now
             self._say_totals()
@@ -183,40 +183,40 @@ class Reporter:
 
     def _say_totals(self) -> None:
         if totals := list(self.totals()):
-            self._say({"type": "exchanges", "totals": totals})
+            self._send({"type": "exchanges", "totals": totals})
 
     def serving(self, counts: Mapping[str, float]) -> None:
         """Report the statistics of a ps. The caller limits the rate."""
-        said = {key: _finite(value) for key, value in counts.items()}
-        self._say({"type": "serving", **said})
+        finite = {key: _finite(value) for key, value in counts.items()}
+        self._send({"type": "serving", **finite})
 
     def server(self, port: int) -> None:
         """Report a TensorFlow server, which the agent then guards."""
-        self._say({"type": "server", "port": port})
+        self._send({"type": "server", "port": port})
 
     def waiting(self, waiting: Waiting) -> None:
         """Report that the task has been waiting for other ranks for a long time."""
-        self._say({"type": "waiting", **waiting.as_event()})
+        self._send({"type": "waiting", **waiting.as_event()})
 
     def warning(self, text: str) -> None:
         """Report a warning, which is shown on the console."""
-        self._say({"type": "warning", "text": _cut(text)})
+        self._send({"type": "warning", "text": _cut(text)})
 
     def note(self, text: str) -> None:
         """Report a note that affects no result; it is shown on the console."""
-        self._say({"type": "note", "text": _cut(text)})
+        self._send({"type": "note", "text": _cut(text)})
 
     def cold_start(self, text: str) -> None:
         """Report why the task starts again in a fresh interpreter, now and later."""
-        self._say({"type": "cold_start", "text": _cut(text)})
+        self._send({"type": "cold_start", "text": _cut(text)})
 
     def failure(self, cause: str) -> None:
         """Report one sentence that says why the task is about to exit."""
-        self._say({"type": "failure", "cause": _cut(cause)})
+        self._send({"type": "failure", "cause": _cut(cause)})
 
     def trace(self, batch: Mapping[str, object]) -> None:
         """Report the task's activities, as encoded by ``tracer.encoded``."""
-        self._say({"type": "trace", **batch})
+        self._send({"type": "trace", **batch})
 
     def exchanged(self) -> None:
         """Report, once, that the task takes part in what all ranks compute.
@@ -225,7 +225,7 @@ class Reporter:
         """
         if not self.has_exchanged:
             self.has_exchanged = True
-            self._say({"type": "exchanged"}, always=True)
+            self._send({"type": "exchanged"}, always=True)
 
     def flush(self) -> None:
         """Report the last step and the epochs whose reports were delayed."""
@@ -249,13 +249,13 @@ class Reporter:
         """Report the last step, if its report was delayed; return whether it was."""
         held_back, self._step_held_back = self._step_held_back, None
         if held_back is not None:
-            self._say(held_back.as_event())
+            self._send(held_back.as_event())
         return held_back is not None
 
     def _flush_epochs(self) -> None:
         held_back, self._epochs_held_back = self._epochs_held_back, []
         for event in held_back:
-            self._say(event)
+            self._send(event)
 
     def on_waiting(self, ask: Callable[[], Waiting | None]) -> None:
         """Let another thread call ``ask`` when the agent requests stacks."""
@@ -291,7 +291,7 @@ class Reporter:
         if connection is not None:
             connection.close()
 
-    def _say(self, event: dict[str, object], *, always: bool = False) -> None:
+    def _send(self, event: dict[str, object], *, always: bool = False) -> None:
         with self._lock:
             if self._connection is None:
                 return
@@ -318,7 +318,7 @@ class Reporter:
             while data := connection.recv(4096):
                 for frame in frames.feed(data):
                     if frame["type"] == type_of(local.Stacks):
-                        self._say(self._stack())
+                        self._send(self._stack())
         except (OSError, WireError):
             return  # The agent is gone.
 
@@ -389,9 +389,9 @@ def claim(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
 
 def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
     """The numbers among metrics, for an event; None for NaN and infinity."""
-    found: dict[str, float | None] = {}
+    rounded_by_name: dict[str, float | None] = {}
     for name, value in metrics.items():
-        if len(found) == _MAX_METRICS:
+        if len(rounded_by_name) == _MAX_METRICS:
             break
         try:
             if getattr(value, "shape", ()) != ():
@@ -401,8 +401,10 @@ def numbers(metrics: Mapping[str, object]) -> dict[str, float | None]:
             # The program's callbacks may put anything into the logs.
             continue
         rounded = float(f"{number:.6g}")
-        found[str(name)[:_MAX_NAME]] = rounded if math.isfinite(rounded) else None
-    return found
+        rounded_by_name[str(name)[:_MAX_NAME]] = (
+            rounded if math.isfinite(rounded) else None
+        )
+    return rounded_by_name
 
 
 def _finite(number: float) -> float | None:

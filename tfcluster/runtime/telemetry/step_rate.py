@@ -51,9 +51,9 @@ class ExchangeTotals:
     def longest(self, most: int) -> list[tuple[str, Total]]:
         """The purposes that have taken the most time, at most this many."""
         # Copy the totals: another thread may add a purpose meanwhile.
-        found = list(self._totals.copy().items())
-        found.sort(key=lambda pair: pair[1].seconds, reverse=True)
-        return found[:most]
+        totals = list(self._totals.copy().items())
+        totals.sort(key=lambda pair: pair[1].seconds, reverse=True)
+        return totals[:most]
 
 
 class Exchanges(Protocol):

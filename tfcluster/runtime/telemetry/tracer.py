@@ -160,18 +160,18 @@ def encoded(events: Sequence[TracedSpan]) -> dict[str, object]:
     for _, row, name, began_s, ended_s, amount, how, waited_s, arrived_s in events:
         # Truncate them one by one, to keep the order of all beginnings and ends.
         began_us, ended_us = int(began_s * 1e6), int(ended_s * 1e6)
-        said = [
+        words = [
             names.setdefault(row, len(names)),
             names.setdefault(name, len(names)),
             began_us - base_us,
             max(0, ended_us - began_us),
         ]
         if amount or how:
-            said.append(amount)
+            words.append(amount)
         if how:
-            said.append(names.setdefault(how, len(names)))
-            said += [int(waited_s * 1e6), int(arrived_s * 1e6)]
-        rows.append(said)
+            words.append(names.setdefault(how, len(names)))
+            words += [int(waited_s * 1e6), int(arrived_s * 1e6)]
+        rows.append(words)
     return {
         "first": events[0].number,
         "last": events[-1].number,
@@ -216,10 +216,10 @@ def _from_environment() -> Tracer | None:
         return None  # The error is reported elsewhere.
     if not options.trace:
         return None
-    said = reporter()
-    found = Tracer(said.trace, said.drain, most_steps=options.trace_steps)
-    atexit.register(found.finish)
-    return found
+    channel = reporter()
+    tracer_of_run = Tracer(channel.trace, channel.drain, most_steps=options.trace_steps)
+    atexit.register(tracer_of_run.finish)
+    return tracer_of_run
 
 
 def _forget() -> None:

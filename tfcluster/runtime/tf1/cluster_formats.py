@@ -25,15 +25,15 @@ def jobs_of(cluster: object) -> Jobs:
     if hasattr(cluster, "as_cluster_def"):
         cluster = cluster.as_cluster_def()
     if hasattr(cluster, "job") and not isinstance(cluster, Mapping):
-        found = {job.name: dict(job.tasks) for job in cluster.job}
+        jobs = {job.name: dict(job.tasks) for job in cluster.job}
     elif isinstance(cluster, Mapping):
-        found = {str(job): _by_index(job, tasks) for job, tasks in cluster.items()}
+        jobs = {str(job): _by_index(job, tasks) for job, tasks in cluster.items()}
     else:
         kind = type(cluster).__name__
         raise ContextError(
             f"a cluster is a dict, a ClusterSpec or a ClusterDef, not a {kind}"
         )
-    return {OLD_NAMES.get(job, job): tasks for job, tasks in found.items()}
+    return {OLD_NAMES.get(job, job): tasks for job, tasks in jobs.items()}
 
 
 def _by_index(job: object, tasks: object) -> dict[int, str]:

@@ -39,7 +39,7 @@ class Workers:
         if self.task_index >= len(self.cluster.get(self.task_type, ())):
             raise ContextError(
                 f"the cluster has no {self.task_type}:{self.task_index}: it has "
-                f"{ {job: len(found) for job, found in self.cluster.items()} }"
+                f"{ {job: len(addresses) for job, addresses in self.cluster.items()} }"
             )
 
     @property

@@ -54,10 +54,10 @@ def dtype_and_shape(
     if "dtype" not in node.attr or "shape" not in node.attr:
         return None, None
     shape = tf.TensorShape(node.attr["shape"].shape)
-    known = shape.is_fully_defined()
+    is_whole = shape.is_fully_defined()
     return (
         tf.as_dtype(node.attr["dtype"].type),
-        tuple(int(size) for size in shape.as_list()) if known else None,
+        tuple(int(size) for size in shape.as_list()) if is_whole else None,
     )
 
 
@@ -146,18 +146,18 @@ def device_of(worker: str, tower: str) -> str:
 
 def require_same(names: Sequence[Sequence[str]]) -> None:
     """Raise CollectiveMismatchError unless all towers have the same variables."""
-    for tower, found in enumerate(names):
-        if text := differences(names[0], found):
+    for tower, tower_names in enumerate(names):
+        if text := differences(names[0], tower_names):
             raise CollectiveMismatchError(
                 "the towers of this worker have different models; compared with tower "
                 f"0, tower {tower} {text}"
             )
 
 
-def differences(expected: Sequence[str], found: Sequence[str]) -> str:
-    """The names that are missing from ``found`` and extra in it; empty if none."""
-    missing = sorted(set(expected) - set(found))
-    extra = sorted(set(found) - set(expected))
+def differences(expected: Sequence[str], actual: Sequence[str]) -> str:
+    """The names that are missing from ``actual`` and extra in it; empty if none."""
+    missing = sorted(set(expected) - set(actual))
+    extra = sorted(set(actual) - set(expected))
     parts = []
     if missing:
         parts.append(f"misses {', '.join(missing)}")
@@ -389,7 +389,10 @@ class GraphBuilder:
         """Put variables on the parameter servers and everything else on ``device``."""
         return tf1.train.replica_device_setter(
             cluster=tf1.train.ClusterSpec(
-                {job: list(found) for job, found in self.workers.cluster.items()}
+                {
+                    job: list(addresses)
+                    for job, addresses in self.workers.cluster.items()
+                }
             ),
             worker_device=device,
             ps_strategy=self._placed,

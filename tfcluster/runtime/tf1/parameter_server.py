@@ -72,10 +72,10 @@ def caches(kind: str, cpu: str, towers: Sequence[str], threshold_bytes: int) -> 
 
 
 def _bytes_of(shape: Shape | Sequence[int] | None, dtype: DType | None) -> int:
-    known = tf.TensorShape(shape)
-    if not known.is_fully_defined():
+    whole_shape = tf.TensorShape(shape)
+    if not whole_shape.is_fully_defined():
         return 0
-    count: int = math.prod(known.as_list())
+    count: int = math.prod(whole_shape.as_list())
     return count * int(tf.as_dtype(dtype or tf.float32).size)
 
 

@@ -77,7 +77,7 @@ CLIPS = tuple(
 )
 
 PATCHES = (
-    *(each for each in list(vars().values()) if isinstance(each, Patch)),
+    *(patch for patch in list(vars().values()) if isinstance(patch, Patch)),
     *NEW_DEFAULT_GRAPHS,
     *CLIPS,
 )

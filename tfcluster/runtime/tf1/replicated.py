@@ -74,9 +74,9 @@ def replicated_graph(
 
     with tf1.device(graph.setter(graph.cpu)):
         weights = _master_copies(trained, trained.names, trainable=True)
-        found = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, len(graph.towers))
-        others = [name for name in found.names if name not in trained.names]
-        statistics = _master_copies(found, others, trainable=False)
+        averaged = MasterCopies(tf1.GraphKeys.MODEL_VARIABLES, len(graph.towers))
+        others = [name for name in averaged.names if name not in trained.names]
+        statistics = _master_copies(averaged, others, trainable=False)
         variables = [variable for variable, _ in weights]
         applied, left = graph.applied(gradients, variables, mean=mean)
         # There is one barrier for all variables: none is read before all workers have
@@ -150,8 +150,8 @@ def require_own(before: Sequence[Variable]) -> None:
 
     ``before`` are the global variables that existed before.
     """
-    known = {variable.name for variable in before}
-    foreign = [v.name for v in tf1.global_variables() if v.name not in known]
+    names_before = {variable.name for variable in before}
+    foreign = [v.name for v in tf1.global_variables() if v.name not in names_before]
     if foreign:
         raise CollectiveMismatchError(
             "a tower must create its variables with tf.compat.v1.get_variable in the "
@@ -171,7 +171,7 @@ class MasterCopies:
             }
             for tower in range(towers)
         ]
-        require_same([list(found) for found in self._towers])
+        require_same([list(by_name) for by_name in self._towers])
 
     @property
     def names(self) -> list[str]:
@@ -180,7 +180,7 @@ class MasterCopies:
 
     def of(self, name: str) -> list[Variable]:
         """The variable with that name in each tower."""
-        return [found[name] for found in self._towers]
+        return [by_name[name] for by_name in self._towers]
 
     def in_tower(self, tower: int) -> list[Variable]:
         """One tower's variables, in the order of ``names``."""
@@ -189,13 +189,13 @@ class MasterCopies:
 
 def create_master_copy(copy: Variable, name: str, *, trainable: bool) -> Variable:
     """Create the master copy of ``copy``, with the same initial value."""
-    made: Variable = tf1.get_variable(
+    master: Variable = tf1.get_variable(
         name,
         dtype=copy.dtype.base_dtype,
         initializer=copy.initial_value,
         trainable=trainable,
     )
-    return made
+    return master
 
 
 def read(master: Variable) -> Tensor:

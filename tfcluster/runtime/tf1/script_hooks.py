@@ -238,8 +238,8 @@ class ScriptHooks:
     ) -> None:
         """Call ``Supervisor.__init__`` with the run's chief."""
         bound = inspect.signature(original).bind(*args, **kwargs)
-        given = bound.arguments.get("is_chief")
-        bound.arguments["is_chief"] = self._is_chief(given)
+        is_chief = bound.arguments.get("is_chief")
+        bound.arguments["is_chief"] = self._is_chief(is_chief)
         graph = bound.arguments.get("graph") or tf1.get_default_graph()
         with graph.as_default():
             session_manager.guard(self.workers)
@@ -285,13 +285,13 @@ class ScriptHooks:
             options.operation_timeout_in_ms = int(timeout_s * 1000)
         return options
 
-    def _is_chief(self, given: bool | None) -> bool:
+    def _is_chief(self, wanted: bool | None) -> bool:
         """Whether this is the chief, whatever the script says; a run needs a chief."""
-        if given is not None and bool(given) != self.workers.is_chief:
+        if wanted is not None and bool(wanted) != self.workers.is_chief:
             self._warn(
                 f"the script treats {self.context.task} as "
-                f"{'the chief' if given else 'no chief'}, but the chief of this run is "
-                f"{self.workers.tasks[0]}; tfcluster uses the latter"
+                f"{'the chief' if wanted else 'no chief'}, but the chief of this "
+                f"run is {self.workers.tasks[0]}; tfcluster uses the latter"
             )
         return self.workers.is_chief
 

@@ -29,8 +29,8 @@ def cluster_spec(cluster: object = None) -> tf.train.ClusterSpec:
     """
     if cluster is not None:
         return tf.train.ClusterSpec(jobs_of(cluster))
-    found = process_group.context().cluster
-    return tf.train.ClusterSpec({job: list(tasks) for job, tasks in found.items()})
+    jobs = process_group.context().cluster
+    return tf.train.ClusterSpec({job: list(tasks) for job, tasks in jobs.items()})
 
 
 def server() -> Server:
@@ -60,19 +60,19 @@ def session_config(config: ConfigProto | None = None) -> ConfigProto:
     Raises ContextError if TF_CONFIG is invalid and, with GPUs, NoRankError in a ps or
     data task.
     """
-    made: ConfigProto = tf1.ConfigProto()
+    merged: ConfigProto = tf1.ConfigProto()
     if config is not None:
-        made.CopyFrom(config)
-    if not made.device_filters:
-        made.device_filters.extend(device_filters())
+        merged.CopyFrom(config)
+    if not merged.device_filters:
+        merged.device_filters.extend(device_filters())
     gpus = len(tf.config.list_physical_devices("GPU"))
-    if gpus and not made.gpu_options.visible_device_list:
+    if gpus and not merged.gpu_options.visible_device_list:
         number = process_group.local_rank() % gpus
-        made.gpu_options.visible_device_list = str(number)
-    if not made.inter_op_parallelism_threads:
+        merged.gpu_options.visible_device_list = str(number)
+    if not merged.inter_op_parallelism_threads:
         # The first local session decides the number of threads for the whole process.
-        made.inter_op_parallelism_threads = _THREADS
-    return made
+        merged.inter_op_parallelism_threads = _THREADS
+    return merged
 
 
 class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
@@ -113,8 +113,8 @@ class Session(tf.compat.v1.Session):  # type: ignore[misc]  # untyped
             with translated():
                 return super().run(fetches, *args, **kwargs)
         others = [fetch for fetch in flat if not _is_number(fetch)]
-        found = iter(self.run(others, *args, **kwargs) if others else ())
-        results = [fetch if _is_number(fetch) else next(found) for fetch in flat]
+        values = iter(self.run(others, *args, **kwargs) if others else ())
+        results = [fetch if _is_number(fetch) else next(values) for fetch in flat]
         return tf.nest.pack_sequence_as(fetches, results)
 
 

@@ -55,14 +55,18 @@ def _prepare(
     *args: Any,
     **kwargs: Any,
 ) -> Session:
-    found = list_of(tf_internals.graph_of_manager(manager))
-    if found is not None and found.workers.attempt and _is_known(found, master):
+    variable_list = list_of(tf_internals.graph_of_manager(manager))
+    if (
+        variable_list is not None
+        and variable_list.workers.attempt
+        and _is_known(variable_list, master)
+    ):
         # This task was restarted, and its peers train on the variables, so keep them.
         wait: Callable[..., Session] = contract.original_of(patches.WAIT_FOR_SESSION)
         return wait(manager, master, kwargs.get("config"))
     session = original(manager, master, *args, **kwargs)
-    if found is not None and found.workers.is_chief:
-        session.run(found.write)
+    if variable_list is not None and variable_list.workers.is_chief:
+        session.run(variable_list.write)
     return session
 
 
@@ -74,13 +78,13 @@ def _wait(
     max_wait_secs: float = math.inf,
 ) -> Session:
     graph = tf_internals.graph_of_manager(manager)
-    found = list_of(graph)
-    if found is None:
+    variable_list = list_of(graph)
+    if variable_list is None:
         return original(manager, master, config, max_wait_secs)
-    chief = found.workers.tasks[0]
+    chief = variable_list.workers.tasks[0]
     waiting = wait_policy(f"waiting for {chief}, the chief, to initialise variables")
     with tf1.Session(master, graph=graph, config=config) as session:
-        while not compare(found, session.run):
+        while not compare(variable_list, session.run):
             waiting.wait()
     tf_internals.look_more_often(manager, _RECOVERY_WAIT_S)
     left_s = waiting.left_s
@@ -93,10 +97,10 @@ def _wait(
         raise CollectiveTimeoutError(f"{waiting.what}: {error.message}") from error
 
 
-def _is_known(found: VariableList, master: str) -> bool:
+def _is_known(variable_list: VariableList, master: str) -> bool:
     """Whether the chief wrote its list before this task was restarted."""
-    with tf1.Session(master, graph=found.is_written.graph) as session:
-        return compare(found, session.run)
+    with tf1.Session(master, graph=variable_list.is_written.graph) as session:
+        return compare(variable_list, session.run)
 
 
 # --- the comparison of graphs ---------------------------------------------------------
@@ -146,8 +150,8 @@ def add_list(workers: Workers) -> None:
 
 def list_of(graph: Graph) -> VariableList | None:
     """The list of a graph for which ``add_list`` was called, or None."""
-    found: VariableList | None = getattr(graph, _KEY, None)
-    return found
+    variable_list: VariableList | None = getattr(graph, _KEY, None)
+    return variable_list
 
 
 def compare(variable_list: VariableList, run: Callable[[Tensor], Any]) -> bool:

@@ -125,9 +125,9 @@ class GraphStepRecorder:
         result = original(session, fetches, *args, **kwargs)
         if self._files.writes and session.graph in self._graphs:
             self._note_others(session.graph)
-            found = dict(_numbers(fetches, result))
-            if found:
-                self._files.event({"kind": "run", "model": 0, "logs": found})
+            logs = dict(_numbers(fetches, result))
+            if logs:
+                self._files.event({"kind": "run", "model": 0, "logs": logs})
         return result
 
     def _as_default(self, original: Callable[[Graph], Any], graph: Graph) -> Any:
@@ -161,8 +161,10 @@ class GraphStepRecorder:
         """Record the step's result now, or return an op that applies and records it."""
         number, _ = self._files.optimizer_number(optimizer)
         trained = [variable for gradient, variable in pairs if gradient is not None]
-        known = {_name(variable) for variable in trained}
-        slots = [one for one in optimizer.variables() if _name(one) not in known]
+        trained_names = {_name(variable) for variable in trained}
+        slots = [
+            one for one in optimizer.variables() if _name(one) not in trained_names
+        ]
         names = [["weight", _name(one)] for one in trained]
         names += [["slot", _name(one)] for one in slots]
         rate = tf_internals.learning_rate_of(optimizer)

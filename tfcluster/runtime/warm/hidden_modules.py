@@ -64,10 +64,10 @@ class MissingModules(MetaPathFinder):
 
 def default_values() -> dict[str, str]:
     """The values that the imports have used for variables that were not set."""
-    found = {"TF_CPP_MIN_LOG_LEVEL": "1"}  # see bootstrap.quieten_tensorflow
+    values = {"TF_CPP_MIN_LOG_LEVEL": "1"}  # see bootstrap.quieten_tensorflow
     with suppress(AttributeError, KeyError):
-        found["KERAS_BACKEND"] = sys.modules["keras"].backend.backend()
-    return found
+        values["KERAS_BACKEND"] = sys.modules["keras"].backend.backend()
+    return values
 
 
 def settings_file() -> str:
@@ -97,8 +97,8 @@ def shadowed_module(folder: str | None, imported: Container[str]) -> str | None:
             names = sorted(map(_module_name, entries))
     except OSError:
         return None
-    found = next((name for name in names if name and name in imported), None)
-    return found and f"the program's folder contains its own module {found!r}"
+    shadowed = next((name for name in names if name and name in imported), None)
+    return shadowed and f"the program's folder contains its own module {shadowed!r}"
 
 
 def _module_name(entry: os.DirEntry[str]) -> str:
@@ -295,17 +295,17 @@ class _Loader(Loader):
 
 def _undone(env: Mapping[str, str]) -> dict[str, str]:
     """Undo the changes of the imports to the environment, and return them."""
-    made = {
+    changed = {
         name: value
         for name, value in os.environ.items()
         if env.get(name) != value and not name.startswith("TFCLUSTER_")
     }
-    for name in made:
+    for name in changed:
         if name in env:
             os.environ[name] = env[name]
         else:
             del os.environ[name]
-    return made
+    return changed
 
 
 def _taken_away(earlier: frozenset[str]) -> dict[str, ModuleType]:
@@ -329,11 +329,11 @@ def _same_file(spec: ModuleSpec, module: ModuleType) -> bool:
 
 def _used_by(modules: Mapping[str, ModuleType]) -> list[str]:
     """The top-level modules to which the values in ``modules`` belong."""
-    found: dict[str, None] = {}
+    owners: dict[str, None] = {}
     for module in modules.values():
         for value in list(vars(module).values()):
             if type(value) is ModuleType:
-                found[value.__name__.partition(".")[0]] = None
+                owners[value.__name__.partition(".")[0]] = None
             elif isinstance(value, type | FunctionType):
-                found[str(value.__module__).partition(".")[0]] = None
-    return list(found)
+                owners[str(value.__module__).partition(".")[0]] = None
+    return list(owners)

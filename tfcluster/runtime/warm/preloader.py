@@ -77,7 +77,7 @@ def import_tensorflow(agent: socket.socket) -> None:
     if trains:
         _require_known_versions(agent)
         _import_runtime()
-    _say(agent, local.Ready())
+    _send(agent, local.Ready())
 
 
 def _require_keras_backend() -> None:
@@ -155,7 +155,7 @@ def _uncollected() -> Iterator[None]:
 def _require_known_versions(agent: socket.socket) -> None:
     """Exit if TensorFlow or Keras is too old, before any task starts."""
     if problem := imported_too_old():
-        _say(agent, local.Unfit(problem))
+        _send(agent, local.Unfit(problem))
         sys.exit(f"tfcluster: {problem}")
 
 
@@ -184,7 +184,7 @@ def serve(agent: socket.socket, fresh_env: Mapping[str, str]) -> list[str] | Non
             answer = local.Forked(asked.id, pid)
         for fd in fds:
             os.close(fd)
-        _say(agent, answer)
+        _send(agent, answer)
     return None
 
 
@@ -198,8 +198,8 @@ def requests(agent: socket.socket) -> Iterator[tuple[local.Fork, tuple[int, ...]
             return
         for frame in frames.feed(data):
             count = min(_FDS_OF_A_FORK, len(fds))
-            given = tuple(fds.popleft() for _ in range(count))
-            yield local.decode_fork(frame), given
+            descriptors = tuple(fds.popleft() for _ in range(count))
+            yield local.decode_fork(frame), descriptors
 
 
 def warm_arguments(
@@ -261,5 +261,5 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], events: str) -> NoRe
     os.execve(sys.executable, cold_argv, {**env, "TFCLUSTER_EVENTS": events})
 
 
-def _say(agent: socket.socket, message: local.OfInterpreter) -> None:
+def _send(agent: socket.socket, message: local.OfInterpreter) -> None:
     agent.sendall(encode(message))

@@ -88,11 +88,11 @@ def limits() -> Limits:
 
 def native_environ() -> dict[str, str]:
     """The environment that libraries see, which need not be that of ``os.environ``."""
-    found = {}
+    environ = {}
     entries = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     index = 0
     while entries and (entry := entries[index]) is not None:
         name, _, value = os.fsdecode(entry).partition("=")
-        found[name] = value
+        environ[name] = value
         index += 1
-    return found
+    return environ

@@ -29,8 +29,8 @@ def below_wrapper(number: int, agent: int) -> socket.socket:
     """
     if problem := lost_variables(os.environ):
         _give_up(problem, UNUSABLE)
-    found = next((fd for fd in (0, number) if _is_socket(fd)), None)
-    if found is None:
+    descriptor = next((fd for fd in (0, number) if _is_socket(fd)), None)
+    if descriptor is None:
         _give_up("the command of 'python' replaces its standard input", UNFORKABLE)
     if _adopter() != agent:
         _give_up(
@@ -38,12 +38,12 @@ def below_wrapper(number: int, agent: int) -> socket.socket:
             "--pid, --containall, --unshare-pid), or adopts those that it starts",
             UNFORKABLE,
         )
-    end = socket.socket(fileno=os.dup(found))
+    end = socket.socket(fileno=os.dup(descriptor))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    if found:
-        os.close(found)
+    if descriptor:
+        os.close(descriptor)
     return end
 
 

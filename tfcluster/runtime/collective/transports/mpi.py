@@ -187,7 +187,8 @@ def disagreement(sites: Sequence[MpiRankInfo]) -> str | None:
         if len(problems) == 1:
             return None
     return "; ".join(
-        f"rank {', '.join(map(str, ranks))}: {said}" for said, ranks in problems.items()
+        f"rank {', '.join(map(str, ranks))}: {problem}"
+        for problem, ranks in problems.items()
     )
 
 
@@ -204,10 +205,10 @@ def load() -> Any:
         mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CollectiveError(
-            f"mpi4py or its MPI library cannot be loaded by {sys.executable} ({said}): "
-            "pip install 'tfcluster[mpi]'"
+            f"mpi4py or its MPI library cannot be loaded by {sys.executable} ({reason})"
+            ": pip install 'tfcluster[mpi]'"
         ) from error
     vendor, _ = MPI.get_vendor()
     if vendor == "Open MPI":

@@ -41,8 +41,8 @@ class ProcessManager:
         self._job = job
         self._size = len(host_keys)
         self._gather = gather
-        self._said: dict[str, str] = {}
-        self._known = {"PMI_process_mapping": process_mapping(host_keys)}
+        self._own_puts: dict[str, str] = {}
+        self._values = {"PMI_process_mapping": process_mapping(host_keys)}
         self.failure: Exception | None = None
         """The error that interrupted the exchange between the ranks, if any."""
 
@@ -71,10 +71,10 @@ class ProcessManager:
             case "get_my_kvsname":
                 return f"cmd=my_kvsname kvsname={self._job}"
             case "put":
-                self._said[request.get("key", "")] = request.get("value", "")
+                self._own_puts[request.get("key", "")] = request.get("value", "")
                 return "cmd=put_result rc=0 msg=success"
             case "get":
-                value = self._known.get(request.get("key", ""))
+                value = self._values.get(request.get("key", ""))
                 if value is None:
                     return "cmd=get_result rc=-1 msg=key_not_found"
                 return f"cmd=get_result rc=0 msg=success value={value}"
@@ -104,12 +104,12 @@ class ProcessManager:
 
     def _exchange(self) -> None:
         """The PMI barrier: afterwards all ranks know what was put before it."""
-        said, self._said = self._said, {}
-        own = "\n".join(f"{key}={value}" for key, value in said.items())
+        puts, self._own_puts = self._own_puts, {}
+        own = "\n".join(f"{key}={value}" for key, value in puts.items())
         for data in self._gather(own.encode()):
             for line in data.decode().splitlines():
                 key, _, value = line.partition("=")
-                self._known[key] = value
+                self._values[key] = value
 
 
 def words(line: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ class ShmCollectives:
         """Every member's data, of any length, in the order of members."""
         own_data = np.frombuffer(data, np.uint8)
         slot_bytes = self.members * self._segment.piece_bytes
-        found: list[list[bytes]] = [[] for _ in range(self.members)]
+        pieces: list[list[bytes]] = [[] for _ in range(self.members)]
         lengths = [0] * self.members
         start = 0
         while True:
@@ -70,12 +70,12 @@ class ShmCollectives:
                 size = min(slot_bytes, lengths[member] - start)
                 if size > 0:
                     piece = self._segment.pieces[member][slot][:size]
-                    found[member].append(piece.tobytes())
+                    pieces[member].append(piece.tobytes())
             start += slot_bytes
             if max(len(own_data), *lengths) <= start:
                 break
         return [
-            data if member == self.me else b"".join(found[member])
+            data if member == self.me else b"".join(pieces[member])
             for member in range(self.members)
         ]
 

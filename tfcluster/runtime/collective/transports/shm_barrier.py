@@ -80,8 +80,8 @@ def attach(pid: int, descriptor: int, nonce: bytes, members: int) -> ShmSegment:
 
     Raises OSError if it cannot be opened, or has the wrong size or nonce.
     """
-    with memfd.opened(pid, descriptor, _size(members), nonce) as found:
-        return ShmSegment(found, members)
+    with memfd.opened(pid, descriptor, _size(members), nonce) as memory:
+        return ShmSegment(memory, members)
 
 
 def piece_bytes(members: int) -> int:
@@ -100,8 +100,8 @@ def _data_offset(members: int) -> int:
 
 
 def _size(members: int) -> int:
-    each = SLOTS * (members + 1) * piece_bytes(members)
-    return _data_offset(members) + members * each
+    member_bytes = SLOTS * (members + 1) * piece_bytes(members)
+    return _data_offset(members) + members * member_bytes
 
 
 _SPIN_S = 500e-6

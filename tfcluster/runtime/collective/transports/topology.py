@@ -55,18 +55,18 @@ def share_memory(
 
 
 def _final_groups(groups: Groups, succeeded: Sequence[bool]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    final: list[tuple[int, ...]] = []
     for group in groups:
         together = len(group) > 1 and all(succeeded[rank] for rank in group)
-        found += [group] if together else [(rank,) for rank in group]
-    return found
+        final += [group] if together else [(rank,) for rank in group]
+    return final
 
 
 def _grouped(host_keys: Sequence[bytes]) -> Groups:
-    found: dict[bytes, list[int]] = {}
+    by_host: dict[bytes, list[int]] = {}
     for rank, host_key in enumerate(host_keys):
-        found.setdefault(host_key, []).append(rank)
-    return tuple(tuple(ranks) for ranks in found.values())
+        by_host.setdefault(host_key, []).append(rank)
+    return tuple(tuple(ranks) for ranks in by_host.values())
 
 
 def own_host_key() -> str:

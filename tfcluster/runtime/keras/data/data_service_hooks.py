@@ -35,7 +35,7 @@ from tfcluster.runtime.tensor_types import Dataset, Nest, Tensor
 
 
 @dataclass
-class _Known:
+class _Served:
     """A dataset that the data tasks compute, and the number of passes begun so far."""
 
     number: int
@@ -73,7 +73,7 @@ class DataServiceHooks:
     def __init__(self, session: TrainingSession, client: DataServiceClient) -> None:
         self._session = session
         self._client = client
-        self._known: weakref.WeakKeyDictionary[Dataset, _Known] = (
+        self._datasets: weakref.WeakKeyDictionary[Dataset, _Served] = (
             weakref.WeakKeyDictionary()
         )
         self._count = 0
@@ -101,10 +101,10 @@ class DataServiceHooks:
             return
         # The program's dataset; Keras derives others from it (class weights).
         dataset = internals.dataset_of(iterator)
-        known = self._look(dataset)
-        if known.pipeline is None:
+        served = self._served(dataset)
+        if served.pipeline is None:
             return
-        internals.set_dataset(iterator, Passes(dataset, lambda: self._pass(known)))
+        internals.set_dataset(iterator, Passes(dataset, lambda: self._pass(served)))
         contract.mark(iterator, IS_SHARDED, not self._client.in_step)
         if self._client.tasks > 1 or not self._client.in_step:
             _leave_uncounted(iterator)
@@ -114,16 +114,16 @@ class DataServiceHooks:
     ) -> Iterator[Nest]:
         if not self._client.in_step or not serves_a_loop(self._session, dataset):
             return original(dataset)
-        known = self._look(dataset)
-        return original(dataset if known.pipeline is None else self._pass(known))
+        served = self._served(dataset)
+        return original(dataset if served.pipeline is None else self._pass(served))
 
-    def _look(self, dataset: Dataset) -> _Known:
-        known = self._known.get(dataset)
-        if known is None:
+    def _served(self, dataset: Dataset) -> _Served:
+        served = self._datasets.get(dataset)
+        if served is None:
             self._count += 1
-            known = _Known(self._count, self._pipeline(dataset))
-            self._known[dataset] = known
-        return known
+            served = _Served(self._count, self._pipeline(dataset))
+            self._datasets[dataset] = served
+        return served
 
     def _pipeline(self, dataset: Dataset) -> Pipeline | None:
         try:
@@ -139,15 +139,15 @@ class DataServiceHooks:
         )
         return None
 
-    def _pass(self, known: _Known) -> Dataset:
+    def _pass(self, served: _Served) -> Dataset:
         """The dataset of the next pass."""
-        assert known.pipeline is not None
-        job = f"{self._client.run}/{known.number}/{known.passes}"
-        source = known.pipeline.for_pass(known.passes, job)
-        known.passes += 1
-        made = self._client.distributed(source, job, known.pipeline.cardinality)
-        contract.mark(made, YIELDS_BATCHES, True)
-        return made
+        assert served.pipeline is not None
+        job = f"{self._client.run}/{served.number}/{served.passes}"
+        source = served.pipeline.for_pass(served.passes, job)
+        served.passes += 1
+        dataset = self._client.distributed(source, job, served.pipeline.cardinality)
+        contract.mark(dataset, YIELDS_BATCHES, True)
+        return dataset
 
 
 class Passes(tf.data.Dataset):  # type: ignore[misc]  # untyped
@@ -226,19 +226,19 @@ class DataServiceClient:
         service = tf.data.experimental.service
         # A single task computes everything in order. Several tasks divide the source.
         alone, shared = service.ShardingPolicy.OFF, service.ShardingPolicy.DYNAMIC
-        made: _Transformation = service.distribute(
+        transformation: _Transformation = service.distribute(
             processing_mode=alone if self.tasks == 1 else shared,
             service=self.service,
             job_name=job,
             compression=None,  # _packed compresses the elements.
             **consumer,
         )
-        return made
+        return transformation
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def _round(self, *element: Tensor) -> Dataset:
-        made: Dataset = tf.data.Dataset.from_tensors(element).repeat(self.size)
-        return made
+        elements: Dataset = tf.data.Dataset.from_tensors(element).repeat(self.size)
+        return elements
 
 
 def _until_the_end(stream: Dataset, tasks: int) -> Dataset:
@@ -269,8 +269,8 @@ def _before(ends: int) -> Callable[..., Tensor]:
     def before(*counted: Tensor) -> Tensor:
         return counted[0] < ends
 
-    found: Callable[..., Tensor] = before
-    return found
+    condition: Callable[..., Tensor] = before
+    return condition
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -305,8 +305,8 @@ def _unpacking(spec: Nest) -> Callable[..., Nest]:
     def unpacked(*marked: Tensor) -> Nest:
         leaves = tf.raw_ops.UncompressElement(
             compressed=marked[-1],
-            output_types=[each.dtype for each in flat],
-            output_shapes=[each.shape for each in flat],
+            output_types=[spec_of_leaf.dtype for spec_of_leaf in flat],
+            output_shapes=[spec_of_leaf.shape for spec_of_leaf in flat],
         )
         return tf.nest.pack_sequence_as(spec, leaves, expand_composites=True)
 

@@ -91,7 +91,7 @@ class Pipeline:
         # A shuffle inside a repeat continues its sequence with other seeds.
         repeats = any(node.op.startswith("Repeat") for node in graph.node)
         for index, node in enumerate(filter(_reshuffles, graph.node)):
-            inputs = [by_name[each] for each in node.input]
+            inputs = [by_name[name_of_input] for name_of_input in node.input]
             handle = inputs[_GENERATOR].attr["value"].tensor.resource_handle_val[0]
             handle.name = f"{name}/{index}"
             if not number and repeats:
@@ -110,8 +110,8 @@ class Pipeline:
         if number:
             _draw_otherwise(graph, number)
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
-        made: Dataset = tf.data.experimental.from_variant(variant, self.spec)
-        return made
+        dataset: Dataset = tf.data.experimental.from_variant(variant, self.spec)
+        return dataset
 
     def _graph(self) -> ProtocolBuffer:
         graph: ProtocolBuffer = tf.compat.v1.GraphDef.FromString(self._text)

@@ -54,15 +54,15 @@ class Downloads:
         key = self._key(call.arguments)
         with _locked(self._answers) as descriptor:
             answers = _read(descriptor)
-            known = answers.get(key)
-            if known is not None and Path(known).exists():
+            answer = answers.get(key)
+            if answer is not None and Path(answer).exists():
                 # A string, as Keras itself returns it.
-                return known
+                return answer
             with self._alone_among_hosts(call.arguments), private_files.uncounted():
-                found = original(*args, **kwargs)
-            if descriptor is not None and isinstance(found, str):
-                _write(descriptor, {**answers, key: found})
-            return found
+                path = original(*args, **kwargs)
+            if descriptor is not None and isinstance(path, str):
+                _write(descriptor, {**answers, key: path})
+            return path
 
     def _key(self, arguments: Mapping[str, object]) -> str:
         """A key for a call: equal on all ranks, and new for each repetition."""
@@ -105,10 +105,10 @@ def _read(descriptor: int | None) -> dict[str, str]:
         return {}
     data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     try:
-        found = json.loads(data) if data else {}
+        answers = json.loads(data) if data else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return answers if isinstance(answers, dict) else {}
 
 
 def _write(descriptor: int, answers: dict[str, str]) -> None:

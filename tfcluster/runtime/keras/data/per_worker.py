@@ -52,13 +52,13 @@ def _trace(
     """Trace a function that the program calls for arguments of any number of rows."""
     if tf.executing_eagerly() and options.input_signature is None:
         parameters = [
-            type(each)(
-                each.name,
-                each.kind,
-                each.optional,
-                _relaxed_type(each.type_constraint),
+            type(parameter)(
+                parameter.name,
+                parameter.kind,
+                parameter.optional,
+                _relaxed_type(parameter.type_constraint),
             )
-            for each in function_type.parameters.values()
+            for parameter in function_type.parameters.values()
         ]
         relaxed = type(function_type)(parameters, function_type.captures)
         if relaxed != function_type:
@@ -68,13 +68,13 @@ def _trace(
     return original(function_type, context, graph, options)
 
 
-def _relaxed_type(found: Any) -> Any:
+def _relaxed_type(kind: Any) -> Any:
     """The type of an argument, which may be a tuple or a list of tensors."""
-    if isinstance(found, tf.TensorSpec) and _is_known(found):
-        return tf.TensorSpec([None, *found.shape[1:]], found.dtype, found.name)
-    if type(found).__name__ in ("Tuple", "List"):
-        return type(found)(*map(_relaxed_type, found.components))
-    return found
+    if isinstance(kind, tf.TensorSpec) and _is_known(kind):
+        return tf.TensorSpec([None, *kind.shape[1:]], kind.dtype, kind.name)
+    if type(kind).__name__ in ("Tuple", "List"):
+        return type(kind)(*map(_relaxed_type, kind.components))
+    return kind
 
 
 def of_any_rows(dataset: Dataset) -> Dataset:
@@ -82,20 +82,20 @@ def of_any_rows(dataset: Dataset) -> Dataset:
     is_tuple = isinstance(dataset.element_spec, tuple)
 
     def relaxed(*element: Any) -> Any:
-        found = tf.nest.map_structure(_relaxed, element)
-        return found if is_tuple else found[0]
+        result = tf.nest.map_structure(_relaxed, element)
+        return result if is_tuple else result[0]
 
-    found: Dataset = dataset.map(relaxed)
-    return found
+    result: Dataset = dataset.map(relaxed)
+    return result
 
 
 def _relaxed(tensor: Tensor) -> Tensor:
     if not _is_known(tensor):
         return tensor
-    found: Tensor = tf.compat.v1.placeholder_with_default(
+    relaxed: Tensor = tf.compat.v1.placeholder_with_default(
         tensor, [None, *tensor.shape[1:]]
     )
-    return found
+    return relaxed
 
 
 def _is_known(tensor: Any) -> bool:

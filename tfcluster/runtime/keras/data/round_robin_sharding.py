@@ -107,8 +107,8 @@ class FitBatches:
 
 def _batches_per_epoch(iterator: EpochIterator) -> int | None:
     """The number of batches per epoch, or None if unknown."""
-    found = internals.steps_of(iterator) or internals.batches_of_data(iterator)
-    return int(found) if found else None
+    batches = internals.steps_of(iterator) or internals.batches_of_data(iterator)
+    return int(batches) if batches else None
 
 
 def _shard_epochs(iterator: EpochIterator, shard: ShardSpec) -> None:

@@ -171,25 +171,25 @@ class LocalSgd:
         variables: Callable[[], Sequence[Any]],
     ) -> None:
         """See ``Alone``: note what the program changes; begin with equal variables."""
-        known = self._changes.get(program)
-        if known is None:
+        changed = self._changes.get(program)
+        if changed is None:
             watched = inputs()
             self._agreement.on_first_values(program.label, watched)
             assert program.placed is not None
             kinds = changes(program.placed)
             # Variables that nothing refers to any more must be gone on all ranks.
             gc.collect()
-            own = {id(getattr(each, "handle", None)): each for each in variables()}
-            known = [
-                Changed(weakref.ref(own[id(each.handle)]), kinds[each.place])
-                for each in watched
-                if each.place in kinds
-                and each.dtype.is_floating
-                and id(each.handle) in own
+            own = {id(getattr(one, "handle", None)): one for one in variables()}
+            changed = [
+                Changed(weakref.ref(own[id(variable.handle)]), kinds[variable.place])
+                for variable in watched
+                if variable.place in kinds
+                and variable.dtype.is_floating
+                and id(variable.handle) in own
             ]
-            self._changes[program] = known
-        for each in known:
-            self._note(each.variable(), each.kind)
+            self._changes[program] = changed
+        for change in changed:
+            self._note(change.variable(), change.kind)
         placed = program.placed
         assert placed is not None
         rows = placed.rows
@@ -211,7 +211,7 @@ class LocalSgd:
 
     def _steps(self) -> int:
         """The largest number of steps of an optimizer since the last averaging."""
-        return max((each.steps() for each in self._trainings), default=0)
+        return max((training.steps() for training in self._trainings), default=0)
 
     def _apply(
         self,
@@ -242,9 +242,11 @@ class LocalSgd:
             training = LocalTraining(weakref.ref(optimizer), new_variable(np.int64(0)))
             self._by_optimizer[id(optimizer)] = training
             self._trainings.append(training)
-        known = {id(ref()) for ref in training.variables}
+        registered = {id(ref()) for ref in training.variables}
         training.variables.extend(
-            weakref.ref(each) for each in trained if id(each) not in known
+            weakref.ref(variable)
+            for variable in trained
+            if id(variable) not in registered
         )
         training.counter.assign_add(1)
         if tf.executing_eagerly():
@@ -286,16 +288,16 @@ class LocalSgd:
 
         Keras may have set them on each rank, to the optimizer's moving averages.
         """
-        for each in variables:
-            self._note(raw(each))
+        for variable in variables:
+            self._note(raw(variable))
         self.settle("end of fit")
 
     def merge(self, variables: Sequence[KerasVariable]) -> None:
         """Average the variables of metrics that have changed; see ``settle``."""
         if tf.inside_function():
             return
-        found = [self._changed.pop(id(raw(each)), None) for each in variables]
-        chosen = [each for each in found if each is not None]
+        popped = [self._changed.pop(id(raw(one)), None) for one in variables]
+        chosen = [change for change in popped if change is not None]
         if chosen:
             self._combine("metrics", chosen)
 
@@ -324,9 +326,9 @@ class LocalSgd:
             if variable is not None
         }
         own = self._of_optimizers()
-        chosen = [each for key, each in self._changed.items() if key not in own]
+        chosen = [change for key, change in self._changed.items() if key not in own]
         before, after = self._combine("parameters", chosen)
-        moved = [i for i, (each, _) in enumerate(chosen) if id(each) in trained]
+        moved = [i for i, (one, _) in enumerate(chosen) if id(one) in trained]
         self._agree_on_interval(
             steps, [before[i] for i in moved], [after[i] for i in moved]
         )
@@ -334,7 +336,7 @@ class LocalSgd:
             training.averaged += training.steps()
         # Forget optimizers that are gone.
         self._trainings = [
-            each for each in self._trainings if each.optimizer() is not None
+            one for one in self._trainings if one.optimizer() is not None
         ]
         self._changed.clear()
         self._rows, self._runs, self._since_s = 0.0, 0, self._clock()
@@ -342,13 +344,13 @@ class LocalSgd:
 
     def _of_optimizers(self) -> set[int]:
         """The variables of the optimizers, which stay local."""
-        found: set[int] = set()
+        handles: set[int] = set()
         for training in self._trainings:
             optimizer = training.optimizer()
-            for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-                if each is not None:
-                    found.update(id(raw(variable)) for variable in each.variables)
-        return found
+            for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+                if owner is not None:
+                    handles.update(id(raw(variable)) for variable in owner.variables)
+        return handles
 
     def _combine(
         self, what: str, chosen: Sequence[tuple[Any, Placement]]
@@ -364,7 +366,7 @@ class LocalSgd:
         averaged = [i for i, kind in enumerate(kinds) if not _is_of_rows(kind)]
         rows = struct.pack("<d", self._rows or 1.0)
         with self._session.group.exchange(signature, rows) as call:
-            total = sum(struct.unpack("<d", each)[0] for each in call.notes)
+            total = sum(struct.unpack("<d", note)[0] for note in call.notes)
             share = (self._rows or 1.0) / total
             terms = [
                 before[i].astype(np.result_type(before[i], np.float32)) * share
@@ -413,7 +415,7 @@ class LocalSgd:
         sent = allgather_bytes(group, ours, Signature("distance from the mean"))
         statistics = [_STATISTICS.unpack(data) for data in sent]
         self._schedule.agreed(statistics[0][1])
-        distance = float(np.sqrt(np.mean([each[0] for each in statistics])))
+        distance = float(np.sqrt(np.mean([row[0] for row in statistics])))
         if steps and (warning := self._drift.saw(distance, steps)):
             self._session.warn(warning)
 
@@ -423,8 +425,8 @@ def _is_of_rows(kind: Placement) -> TypeGuard[Partial | Shard]:
 
 
 def _watched(variables: Sequence[KerasVariable]) -> list[Watched]:
-    found = [(name_of(each), raw(each)) for each in variables]
-    return [Watched(name, each.handle, each.dtype, 0) for name, each in found]
+    named = [(name_of(variable), raw(variable)) for variable in variables]
+    return [Watched(name, tensor.handle, tensor.dtype, 0) for name, tensor in named]
 
 
 def _squared_distance(arrays: Sequence[Array], means: Sequence[Array]) -> float:

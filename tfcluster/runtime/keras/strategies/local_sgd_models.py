@@ -58,7 +58,9 @@ class LocalSgdModels(PartitionedModels):
         )
 
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
-        looks = any(not isinstance(each, _LOOKS_AT_NO_WEIGHTS) for each in callbacks)
+        looks = any(
+            not isinstance(callback, _LOOKS_AT_NO_WEIGHTS) for callback in callbacks
+        )
         first = SharedLogs(
             self._session,
             self._local_sgd,
@@ -77,7 +79,7 @@ class LocalSgdModels(PartitionedModels):
         if session.divides or inner or original.__name__ != "evaluate":
             return result
         # Each rank has evaluated data of its own.
-        flat = {str(i): each for i, each in enumerate(keras.tree.flatten(result))}
+        flat = {str(i): number for i, number in enumerate(keras.tree.flatten(result))}
         means = list(shared(session, flat).values())
         return keras.tree.pack_sequence_as(result, means)
 
@@ -103,7 +105,9 @@ class LocalSgdModels(PartitionedModels):
     def _metrics_result(self, original: Callable[[Model], Logs], model: Model) -> Logs:
         """Merge the metrics over the ranks before they are read."""
         metrics = model.metrics
-        self._local_sgd.merge([each for one in metrics for each in one.variables])
+        self._local_sgd.merge(
+            [variable for metric in metrics for variable in metric.variables]
+        )
         return original(model)
 
 
@@ -164,12 +168,12 @@ def shared(session: TrainingSession, logs: Logs) -> dict[str, Any]:
     ours = json.dumps({name: float(logs[name]) for name in names}).encode()
     sent = allgather_bytes(session.group, ours, Signature("logs", tuple(names)))
     ranks = [loads(data) for data in sent]
-    found = dict(logs)
+    merged = dict(logs)
     for name in names:
-        values = [float(each[name]) for each in ranks]
+        values = [float(rank_logs[name]) for rank_logs in ranks]
         if any(value != values[0] for value in values):
-            found[name] = float(np.mean(values))
-    return found
+            merged[name] = float(np.mean(values))
+    return merged
 
 
 def _is_number(value: Any) -> bool:

@@ -159,13 +159,13 @@ class _OptimizerReplica:
 
     def apply(self, gradients: list[Gradient]) -> None:
         """Update the pieces that have a gradient; always count the step."""
-        given = [
+        pairs = [
             (gradient, variable)
             for gradient, variable in zip(gradients, self._variables, strict=True)
             if gradient is not None
         ]
-        if given:
-            own, variables = zip(*given, strict=True)
+        if pairs:
+            own, variables = zip(*pairs, strict=True)
             # Without our hooks. A class that overrides ``apply`` has changed the
             # gradients already.
             apply = contract.original_of(patches.OPTIMIZER_APPLY)
@@ -227,8 +227,8 @@ def _like(optimizer: Optimizer, *, clips_here: bool) -> Optimizer:
     replica.loss_scale_factor = None
     if clips_here:
         replica.clipnorm = replica.clipvalue = replica.global_clipnorm = None
-    found: Optimizer = replica
-    return found
+    result: Optimizer = replica
+    return result
 
 
 def _exclude_alike(
@@ -254,11 +254,11 @@ def _exclude_alike(
 def _begin_alike(optimizer: Optimizer, slots: Sequence[Slot]) -> None:
     """Copy the slots of the program's optimizer, which may have been loaded."""
     originals = optimizer.variables
-    known = dict(zip(unique(originals), originals, strict=True))
+    by_path = dict(zip(unique(originals), originals, strict=True))
     for slot in slots:
-        if slot.path not in known:
+        if slot.path not in by_path:
             continue
-        value = np.asarray(known[slot.path].numpy())
+        value = np.asarray(by_path[slot.path].numpy())
         if value.shape != tuple(slot.variable.shape):
             if slot.piece is None:
                 continue
@@ -318,10 +318,10 @@ def slots_of_replica(
         name, piece = _last(variable), None
         number = seen[name]
         seen[name] += 1
-        if found := _IN_REPLICA.fullmatch(name):
-            index = int(found[1])
+        if match := _IN_REPLICA.fullmatch(name):
+            index = int(match[1])
             piece = place[index]
-            candidates = by_name[f"{prefixes[index]}_{found[2]}"]
+            candidates = by_name[f"{prefixes[index]}_{match[2]}"]
             number = prefixes[:index].count(prefixes[index])
         else:
             candidates = by_name[name]

@@ -180,26 +180,30 @@ def _rounding(options: Runtime) -> Rounding | None:
 def variable_paths() -> dict[int, str]:
     """The paths of all of Keras's variables, by the ``id`` of their handles."""
     # Not isinstance: it may call code of objects that stand for others.
-    found = [
-        each for each in gc.get_objects() if issubclass(type(each), keras.Variable)
+    variables = [
+        variable
+        for variable in gc.get_objects()
+        if issubclass(type(variable), keras.Variable)
     ]
     return {
-        id(own.handle): each.path
-        for each in found
-        if isinstance(each.value, tf.Variable)
-        for own in held(each.value)
+        id(own.handle): variable.path
+        for variable in variables
+        if isinstance(variable.value, tf.Variable)
+        for own in held(variable.value)
     }
 
 
 def variables_of(model: Model, *, with_optimizer: bool) -> list[Watched]:
     """The variables of a model and, where asked for, of its optimizer."""
     optimizer = getattr(model, "optimizer", None) if with_optimizer else None
-    found = [*model.variables, *([] if optimizer is None else optimizer.variables)]
+    variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
     return [
-        Watched(each.path, own.handle, each.value.dtype, 0, tuple(each.shape))
-        for each in found
-        if isinstance(each.value, tf.Variable) and each.value.dtype != tf.string
-        for own in held(each.value)
+        Watched(
+            variable.path, own.handle, variable.value.dtype, 0, tuple(variable.shape)
+        )
+        for variable in variables
+        if isinstance(variable.value, tf.Variable) and variable.value.dtype != tf.string
+        for own in held(variable.value)
     ]
 
 

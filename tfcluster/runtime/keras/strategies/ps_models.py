@@ -218,8 +218,10 @@ class ServerModels:
             with self._session.once("slots"):
                 own = optimizer.variables
             rate = internals.rate_of(optimizer)
-            found = zip(unique(own), own, strict=True)
-            model.rate_path = next(path for path, each in found if each is rate)
+            by_path = zip(unique(own), own, strict=True)
+            model.rate_path = next(
+                path for path, variable in by_path if variable is rate
+            )
         return model.rate_path
 
     def pass_on_assignments(self, model: ServerModel) -> None:
@@ -262,7 +264,7 @@ class ServerModels:
             now = memory_of(variable)
             if memory is None or not _is_unchanged(variable, now, memory):
                 model.changed[path] = variable
-            trained = any(variable is each for each in model.variables)
+            trained = any(variable is one for one in model.variables)
             # Memory that is referred to is copied before rows are set in it.
             self._in_graphs[key] = ref, None if trained else now
 
@@ -315,9 +317,9 @@ class ServerModels:
         """The models whose optimizers still exist; forgets the other models."""
         self._models = [m for m in self._models if m.optimizer() is not None]
         self._watched = {
-            key: found
-            for key, found in self._watched.items()
-            if found[0].optimizer() is not None
+            key: entry
+            for key, entry in self._watched.items()
+            if entry[0].optimizer() is not None
         }
         return self._models
 
@@ -341,11 +343,11 @@ class ServerModels:
 
     def _pull_slots(self, model: ServerModel, own: Sequence[KerasVariable]) -> None:
         self.pass_on_assignments(model)
-        found = self.servers.slots(model.key)
+        slots = self.servers.slots(model.key)
         named = list(zip(unique(own), own, strict=True))
         for path, variable in named:
-            if path in found:
-                value = found[path]
+            if path in slots:
+                value = slots[path]
                 raw(variable).assign(np.reshape(value, variable.shape))
         model.stale = False
         if self.synchronous:
@@ -372,9 +374,9 @@ class ServerModels:
         optimizer = callback.model.optimizer
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         swaps_in = not internals.averages_are_in_model(callback)
-        for each in getattr(optimizer, "optimizers", [optimizer]):
+        for member in getattr(optimizer, "optimizers", [optimizer]):
             if swaps_in:
-                self.pull_slots(each)
+                self.pull_slots(member)
         result = original(callback)
         if not swaps_in and not self.synchronous:
             # Other ranks have continued to train meanwhile.

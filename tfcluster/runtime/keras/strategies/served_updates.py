@@ -49,7 +49,7 @@ from tfcluster.runtime.tensors import is_sparse
 class _State:
     """One optimizer's variables, as this rank has last seen them."""
 
-    known: dict[int, Array] = field(default_factory=dict)
+    on_servers: dict[int, Array] = field(default_factory=dict)
     """Values by the variables' index. If a variable still has this memory, nobody has
     assigned to it: TensorFlow does not write to memory that others refer to."""
     rate: Array | None = None
@@ -95,9 +95,9 @@ class ServedUpdates:
         """Whether an optimizer of any of these variables has passed here."""
         ids = {id(variable) for variable in variables}
         return any(
-            id(each) in ids
+            id(trained) in ids
             for optimizer in self._optimizers
-            for each in internals.trained_variables(optimizer)
+            for trained in internals.trained_variables(optimizer)
         )
 
     def _without_xla(
@@ -141,9 +141,11 @@ class ServedUpdates:
         if all(gradient is None for gradient in ordered):
             return original(optimizer, grads, trainable_variables)
         if self._models.clips_here(optimizer):
-            given = [gradient for gradient in ordered if gradient is not None]
-            clipped = iter(internals.clipped(optimizer, given))
-            ordered = [None if each is None else next(clipped) for each in ordered]
+            present = [gradient for gradient in ordered if gradient is not None]
+            clipped = iter(internals.clipped(optimizer, present))
+            ordered = [
+                None if gradient is None else next(clipped) for gradient in ordered
+            ]
         gradients = TensorList.of(ordered)
         if not self._models.synchronous:
             self._open_early(optimizer, gradients)
@@ -166,12 +168,12 @@ class ServedUpdates:
                 self._models.of(optimizer, _kinds(gradients))
 
     def _built(
-        self, optimizer: Optimizer, given: Sequence[KerasVariable] | None
+        self, optimizer: Optimizer, declared: Sequence[KerasVariable] | None
     ) -> list[KerasVariable] | None:
         """The variables of the gradients; builds the optimizer as Keras does."""
-        if given is None:
+        if declared is None:
             return internals.trained_variables(optimizer) if optimizer.built else None
-        variables = list(given)
+        variables = list(declared)
         if not optimizer.built:
             with keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build(variables)
@@ -200,16 +202,16 @@ class ServedUpdates:
             read += [rate] if isinstance(rate, keras.Variable) else []
         inputs = [*gradients.flat, *(tf.convert_to_tensor(raw(v)) for v in read)]
         answered = called_in_order(run, inputs, types)
-        found = iter(answered)
+        results = iter(answered)
         for index in whole:
             target = raw(variables[index])
-            value = tf.ensure_shape(next(found), target.shape)
+            value = tf.ensure_shape(next(results), target.shape)
             target.assign(value, read_value=False)
         for variable, rows in zip(variables, by_rows, strict=True):
             if rows:
                 target = raw(variable)
-                values = tf.ensure_shape(next(found), [None, *target.shape[1:]])
-                indices = tf.ensure_shape(next(found), [None])
+                values = tf.ensure_shape(next(results), [None, *target.shape[1:]])
+                indices = tf.ensure_shape(next(results), [None])
                 target.scatter_update(tf.IndexedSlices(values, indices))
         return answered
 
@@ -226,7 +228,7 @@ class ServedUpdates:
         of ``whole`` follow, and of the learning rate, if that is a variable.
         """
         count = len(gradients.flat)
-        given = gradients.in_order(*gradients.unflattened(arrays[:count]))
+        ordered = gradients.in_order(*gradients.unflattened(arrays[:count]))
         read = list(map(np.asarray, arrays[count:]))
         present = dict(zip(whole, read, strict=False))
         rate = read[-1] if len(read) > len(whole) else None
@@ -240,7 +242,7 @@ class ServedUpdates:
                 model.begun_elsewhere = False
                 received = self._models.servers.pull(model.key)
             else:
-                received = self._models.servers.push(model.key, given)
+                received = self._models.servers.push(model.key, ordered)
         except CollectiveError as error:
             self._session.group.keep(error)
             raise
@@ -251,11 +253,11 @@ class ServedUpdates:
             variable = model.variables[index]
             results.append(_value(received[index], variable, present.get(index)))
             if index in present:
-                state.known[index] = results[-1]
+                state.on_servers[index] = results[-1]
         for index, variable in enumerate(model.variables):
             if index not in whole:
                 # A value that is kept would be copied before its rows are set.
-                state.known.pop(index, None)
+                state.on_servers.pop(index, None)
                 results += _rows(received[index], variable)
         return results
 
@@ -270,8 +272,8 @@ class ServedUpdates:
         paths = unique(model.variables)
         values = {}
         for index, value in present.items():
-            known = state.known.get(index)
-            if known is None or not _are_equal(value, known):
+            server_value = state.on_servers.get(index)
+            if server_value is None or not _are_equal(value, server_value):
                 values[paths[index]] = value
         looked_at = [paths[index] for index in present]
         if rate is not None:
@@ -292,8 +294,8 @@ def called_in_order(
     if tf.executing_eagerly():
         return call_with_arrays(run, inputs, types)
     with tf.control_dependencies([_order().read_value()]):
-        found = tf.numpy_function(run, inputs, types, name=IN_ORDER)
-    answered: list[Tensor] = tf.nest.flatten(found)
+        results = tf.numpy_function(run, inputs, types, name=IN_ORDER)
+    answered: list[Tensor] = tf.nest.flatten(results)
     with tf.control_dependencies(answered):
         _order().assign(False, read_value=False)
     return answered
@@ -319,7 +321,7 @@ def _in_order(
 
     Loss scaling is undone, and dtypes are those of the variables.
     """
-    found: list[Gradient] = [None] * len(internals.trained_variables(optimizer))
+    ordered: list[Gradient] = [None] * len(internals.trained_variables(optimizer))
     scale = optimizer.loss_scale_factor
     for gradient, variable in zip(gradients, variables, strict=True):
         if gradient is None:
@@ -335,8 +337,8 @@ def _in_order(
             gradient = tf.IndexedSlices(values, indices, gradient.dense_shape)
         else:
             gradient = tf.cast(tf.convert_to_tensor(gradient), dtype)
-        found[internals.index_of(optimizer, variable)] = gradient
-    return found
+        ordered[internals.index_of(optimizer, variable)] = gradient
+    return ordered
 
 
 def _are_equal(one: Array, other: Array) -> bool:

@@ -51,7 +51,7 @@ _File = str | os.PathLike[str] | Tensor | None
 class RankPath:
     """A rank's own path for saved files."""
 
-    given: str
+    text: str
     """The path as the program gives it; may be relative."""
     prefix: bool = False
     """Whether the path is a prefix of several files rather than one file or folder."""
@@ -59,7 +59,7 @@ class RankPath:
     @property
     def path(self) -> str:
         """The absolute path."""
-        return str(Path(self.given).absolute())
+        return str(Path(self.text).absolute())
 
 
 class ChiefOnlySaving:
@@ -152,11 +152,11 @@ class ChiefOnlySaving:
                 error = raised
         text = result if isinstance(result, str) else None
         outcome = [type(error).__name__, str(error)] if error else ["", text]
-        names = [name.path, name.given] if name else ["", ""]
+        names = [name.path, name.text] if name else ["", ""]
         ours = json.dumps([*names, *outcome]).encode()
         sent = allgather_bytes(session.group, ours, Signature(what))
         paths = {json.loads(data)[0] for data in sent}
-        chiefs, given, kind, text = json.loads(sent[0])
+        chiefs, prefix, kind, text = json.loads(sent[0])
         if error is not None:
             raise error
         if kind:
@@ -165,8 +165,8 @@ class ChiefOnlySaving:
             return result
         if name and len(paths) > 1 and "" not in paths:
             self._share(name, chiefs, began, what)
-            if text and text.startswith(given):
-                text = name.given + text.removeprefix(given)
+            if text and text.startswith(prefix):
+                text = name.text + text.removeprefix(prefix)
         return result if session.chief else cast("str | None", text)
 
     def wait_for(self, path: object, what: str) -> None:
@@ -181,10 +181,10 @@ class ChiefOnlySaving:
     def _share(self, name: RankPath, chiefs: str, began: float, what: str) -> None:
         """Make the chief's files available under every rank's own name."""
         session = self._session
-        found = None
+        described_files = None
         if session.chief:
-            found = described(chiefs, prefix=name.prefix, since=began)
-        text = json.dumps(found.as_words() if found else None)
+            described_files = described(chiefs, prefix=name.prefix, since=began)
+        text = json.dumps(described_files.as_words() if described_files else None)
         saved = json.loads(session.agreed(text, f"{what}: its files"))
         if saved is None:
             return
@@ -248,9 +248,9 @@ class ChiefOnlySaving:
         self, original: Callable[..., str], checkpoint: Any, *args: Any, **kwargs: Any
     ) -> object:
         saved = self._saved_as("file_prefix", prefix=True)
-        found = saved(original, checkpoint, *args, **kwargs)
+        path = saved(original, checkpoint, *args, **kwargs)
         self._count_save(checkpoint)
-        return found
+        return path
 
     def _count_save(self, checkpoint: Any) -> None:
         """Count a save on a rank that wrote nothing: it is part of the state."""
@@ -271,8 +271,12 @@ class ChiefOnlySaving:
         *args: Any,
         **kwargs: Any,
     ) -> str | None:
-        given = tf_internals.prefix_of(manager)  # Folder and file name.
-        name = RankPath(given, prefix=True) if _is_local(given) else None
+        prefix_of_files = tf_internals.prefix_of(manager)  # Folder and file name.
+        name = (
+            RankPath(prefix_of_files, prefix=True)
+            if _is_local(prefix_of_files)
+            else None
+        )
         saved = self.chief_only(
             lambda: original(manager, *args, **kwargs), "end of save", name
         )

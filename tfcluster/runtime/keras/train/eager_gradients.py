@@ -48,14 +48,14 @@ class OptimizerSteps:
 
         If there are none, a function called ``label`` has trained without an optimizer.
         """
-        session, found = self._session, False
+        session, stepped = self._session, False
         for optimizer, before in list(self._known.items()):
             now = self._known[optimizer] = _steps_of(optimizer)
             for _ in range(now - before):
-                found = True
+                stepped = True
                 session.applies += 1
                 session.step_rate.applied(session.optimizer_names.of(optimizer))
-        if label is not None and not found:
+        if label is not None and not stepped:
             session.applies += 1
             session.step_rate.applied(label)
 
@@ -155,10 +155,10 @@ class EagerGradients:
             # A divided program has computed the gradients, or has trained since.
             return gradients
         tensors = tf.nest.flatten(gradients, expand_composites=True)
-        places = [i for i, each in enumerate(tensors) if each is not None]
+        places = [i for i, tensor in enumerate(tensors) if tensor is not None]
         what = f"gradients of {optimizer.name}"
-        found = self._agreement.on(what, [tensors[i] for i in places])
-        for place, tensor in zip(places, found, strict=True):
+        results = self._agreement.on(what, [tensors[i] for i in places])
+        for place, tensor in zip(places, results, strict=True):
             tensors[place] = tensor
         agreed: list[Gradient] = tf.nest.pack_sequence_as(
             gradients, tensors, expand_composites=True
@@ -167,19 +167,19 @@ class EagerGradients:
 
     def _means(self, optimizer: Optimizer, gradients: list[Gradient]) -> list[Gradient]:
         """The means over the ranks, each of which has a batch of its own."""
-        places = [i for i, each in enumerate(gradients) if each is not None]
+        places = [i for i, tensor in enumerate(gradients) if tensor is not None]
         tensors = [tf.convert_to_tensor(gradients[i]) for i in places]
         size = self._session.group.size
         arrays = [
-            np.asarray(each) / each.dtype.as_numpy_dtype(size) for each in tensors
+            np.asarray(tensor) / tensor.dtype.as_numpy_dtype(size) for tensor in tensors
         ]
         words = tuple(
-            tensor_words(f"gradient {i}", each.dtype.name, each.shape)
-            for i, each in zip(places, tensors, strict=True)
+            tensor_words(f"gradient {i}", tensor.dtype.name, tensor.shape)
+            for i, tensor in zip(places, tensors, strict=True)
         )
         signature = Signature(f"gradients of {optimizer.name}", words)
         means = reduce_arrays(self._session.group, arrays, ReduceOp.SUM, signature)
-        found = list(gradients)
+        results = list(gradients)
         for place, tensor, mean in zip(places, tensors, means, strict=True):
-            found[place] = tf.constant(mean, tensor.dtype)
-        return found
+            results[place] = tf.constant(mean, tensor.dtype)
+        return results

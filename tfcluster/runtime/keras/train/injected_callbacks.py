@@ -146,11 +146,13 @@ class FitPosition(keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def _tfcluster_position(self) -> dict[str, object]:
         """The keys of a ``step`` event; what is unknown is left out."""
         params = self.params or {}
-        found: dict[str, object] = {
+        position: dict[str, object] = {
             "epoch": self._epoch,
             "epochs": params.get("epochs"),
             "epoch_step": self._step,
             "epoch_steps": params.get("steps") or self._steps,
             "metrics": numbers(self._logs),
         }
-        return {key: value for key, value in found.items() if value not in (None, {})}
+        return {
+            key: value for key, value in position.items() if value not in (None, {})
+        }

@@ -118,12 +118,12 @@ class PartitionedModels:
 
     def around(self, callbacks: Sequence[Callback]) -> list[Callback]:
         """The program's callbacks and the strategy's."""
-        found = with_chief_only_files(callbacks, self._session, self._files)
+        all_callbacks = with_chief_only_files(callbacks, self._session, self._files)
         if self._begin is not None:
             in_epochs = any(map(looks_at_batches, callbacks))
             stop = StopAgreement(self._session, self._begin, in_epochs=in_epochs)
-            found.append(stop)
-        return found
+            all_callbacks.append(stop)
+        return all_callbacks
 
     def evaluate(
         self, original: Callable[..., Any], model: Model, *args: Any, **kwargs: Any

@@ -59,10 +59,10 @@ class Saved:
     def is_here(self) -> bool:
         """Whether this host sees these files; they must have the same sizes."""
         try:
-            found = [Path(self.path + end).stat().st_size for end in self.endings]
+            sizes = [Path(self.path + end).stat().st_size for end in self.endings]
         except OSError:
             return False
-        return tuple(found) == self.sizes
+        return tuple(sizes) == self.sizes
 
 
 def described(path: str, *, prefix: bool, since: float = 0.0) -> Saved | None:
@@ -89,11 +89,11 @@ def described(path: str, *, prefix: bool, since: float = 0.0) -> Saved | None:
 
 
 def _saved(path: str, kind: str, endings: Iterable[str]) -> Saved | None:
-    known = tuple(endings)
-    if not known:
+    file_endings = tuple(endings)
+    if not file_endings:
         return None
-    sizes = tuple(Path(path + ending).stat().st_size for ending in known)
-    return Saved(path, kind, known, sizes)
+    sizes = tuple(Path(path + ending).stat().st_size for ending in file_endings)
+    return Saved(path, kind, file_endings, sizes)
 
 
 def link(saved: Saved, path: str) -> None:

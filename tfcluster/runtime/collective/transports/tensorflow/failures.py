@@ -28,10 +28,10 @@ def translated(status: str, text: str, ranks: Sequence[str]) -> CollectiveError:
     reason = reason_of(text.partition(_ABORTED)[2] or text)
     if status == "DEADLINE_EXCEEDED":
         return CollectiveTimeoutError(f"a rank did not respond in time: {reason}")
-    found = _REMOTE.search(text)
-    if status in _LEFT and found and found[1] in ranks:
+    match = _REMOTE.search(text)
+    if status in _LEFT and match and match[1] in ranks:
         return PeerLostError(
-            f"rank {ranks.index(found[1])} has left: its process ended or the "
+            f"rank {ranks.index(match[1])} has left: its process ended or the "
             "connection to it broke"
         )
     if status in _LEFT:
@@ -51,11 +51,11 @@ def reason_of(text: str) -> str:
     return lines[0].strip() if lines else ""
 
 
-def is_of_exchange(text: str, found: CollectiveError, scope: str) -> bool:
+def is_of_exchange(text: str, error: CollectiveError, scope: str) -> bool:
     """Whether a graph's error comes from a collective op, not from the program.
 
-    ``text`` is TensorFlow's message, ``found`` its translation, and ``scope`` the name
+    ``text`` is TensorFlow's message, ``error`` its translation, and ``scope`` the name
     scope of the ops.
     """
-    is_lost = isinstance(found, PeerLostError | CollectiveTimeoutError)
+    is_lost = isinstance(error, PeerLostError | CollectiveTimeoutError)
     return _ABORTED in text or (is_lost and scope in text)

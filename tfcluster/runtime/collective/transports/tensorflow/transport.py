@@ -104,7 +104,7 @@ class TensorFlowTransport(HostTransport):
         with self.elsewhere(0), tf.device(cpus.own):
             limit.start()
             try:
-                found = tf.raw_ops.CollectiveGatherV2(
+                ranks = tf.raw_ops.CollectiveGatherV2(
                     input=tf.constant([self.rank]),
                     group_size=cpus.size,
                     group_key=cpus.key,
@@ -116,7 +116,7 @@ class TensorFlowTransport(HostTransport):
                 raise self.error_of(error) from error
             finally:
                 limit.cancel()
-        return tuple(int(rank) for rank in found)
+        return tuple(int(rank) for rank in ranks)
 
     def wait_no_longer(self, waited_s: float) -> None:
         """Abort the ops, which have waited this long; see ``lazy_server.abort``."""
@@ -155,9 +155,9 @@ class TensorFlowTransport(HostTransport):
         """Whether each rank has its own GPU, and can still start a server."""
         late = lazy_server.is_running()
         ours = json.dumps([late, () if late else visible_gpus()])
-        said = [json.loads(other) for other in self.allgather(ours.encode())]
-        late_ranks = [rank for rank, (late, _) in enumerate(said) if late]
-        why = obstacle([gpus for _, gpus in said])
+        answers = [json.loads(other) for other in self.allgather(ours.encode())]
+        late_ranks = [rank for rank, (late, _) in enumerate(answers) if late]
+        why = obstacle([gpus for _, gpus in answers])
         if late_ranks:
             why = f"rank {late_ranks[0]} used TensorFlow before init()"
         if why and self._unless is not None:
@@ -169,8 +169,8 @@ class TensorFlowTransport(HostTransport):
         lazy_server.started()
         gpus = visible_gpus() if tf.config.list_logical_devices("GPU") else ()
         # This is also a barrier: after it, every rank's server is running.
-        said = self.allgather(json.dumps([self._task.name, gpus]).encode())
-        shared = obstacle([json.loads(other)[1] for other in said])
+        answers = self.allgather(json.dumps([self._task.name, gpus]).encode())
+        shared = obstacle([json.loads(other)[1] for other in answers])
         cpus = self._group("CPU", RING)
         return Groups(cpus if shared else self._group("GPU", NCCL), cpus)
 
