@@ -39,19 +39,19 @@ def attach(
     paths = latest(found)
     if paths != found:
         say(f"{found.run} continues as {paths.run}")
-    view = read_run(paths, now_s=time.time())
+    view = _read(paths)
     over = view.state.final and not view.awaits_another_start
     if not over and (job := find_job(paths)) is not None:
         code = follow_job(job, environ, display, stays=True, last=_LINES)
     else:
         code = _Follower(paths, environ, display).run()
-    if code == ExitCode.INTERRUPTED and not _is_over(paths):
+    if code == ExitCode.INTERRUPTED and not _read(paths).state.final:
         say(f"{paths.run} continues; `tfcluster stop {paths.run}` stops it")
     return code
 
 
-def _is_over(paths: RunPaths) -> bool:
-    return read_run(paths, now_s=time.time()).state.final
+def _read(paths: RunPaths) -> RunView:
+    return read_run(paths, now_s=time.time())
 
 
 class _Follower:

@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 
 from tfcluster.config.diagnostics import Report
 from tfcluster.config.text import printable
-from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq, mapping, text
+from tfcluster.config.tree import (
+    Entry,
+    Map,
+    Mark,
+    Node,
+    Scalar,
+    Seq,
+    find,
+    mapping,
+    text,
+)
 
 PASS = "pass"
 """The key below ``env`` that lists names; a plain value is a variable ``pass``."""
@@ -128,13 +138,9 @@ class _Passing:
                 self.root = _put(self.root, path, Map(rest, holder.mark))
 
 
-def _at(root: Map, path: Sequence[str]) -> Node | None:
-    node: Node = root
-    for key in path:
-        if not isinstance(node, Map) or key not in node.entries:
-            return None
-        node = node.entries[key].node
-    return node
+def _at(root: Map, path: tuple[str, ...]) -> Node | None:
+    place = find(root, path)
+    return None if place.rest else place.node
 
 
 def _put(root: Map, path: Sequence[str], node: Node) -> Map:

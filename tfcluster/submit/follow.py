@@ -27,7 +27,6 @@ from tfcluster.record.files import read_json
 from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.run_status import RunView
 from tfcluster.record.task_gpus import gpus_of_tasks
 from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError, asker
 from tfcluster.states import RunState, TaskState
@@ -287,16 +286,12 @@ class _JobWatch:
         else:
             why = ended(self._job, state)
             settle(self._job.paths, RunState.LOST, ExitCode.CONTACT_LOST, why)
-        self._view = _reread(self._job.paths)
+        self._view = read_run(self._job.paths, now_s=time.time())
 
 
 def _say(text: str) -> None:
     """Show a message after the screen has been closed."""
     say(sanitise(text))
-
-
-def _reread(paths: RunPaths) -> RunView:
-    return read_run(paths, now_s=time.time())
 
 
 def _tasks(paths: RunPaths) -> list[str]:
@@ -330,11 +325,8 @@ class BackgroundQuery(Generic[Found]):
     def answer(self, timeout_s: float = 0.0) -> Found | SchedulerError | None:
         """Take the answer or error; None if there is no answer yet."""
         try:
-            found = self._answers.get(timeout=timeout_s) if timeout_s else self._now()
+            found = self._answers.get(timeout_s > 0, timeout_s)
         except Empty:
             return None
         self.open = False
         return found
-
-    def _now(self) -> Found | SchedulerError:
-        return self._answers.get_nowait()

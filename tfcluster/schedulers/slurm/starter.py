@@ -6,9 +6,8 @@ import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 
-from tfcluster.errors import StartError
 from tfcluster.model import Host, Interpreter
-from tfcluster.schedulers.agent_bundle import agent_argv, parcel
+from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
 from tfcluster.schedulers.slurm.controller import Controller
 from tfcluster.schedulers.slurm.group_step import GroupStep, StepChannel
 from tfcluster.schedulers.slurm.srun import group_argv, srun_argv
@@ -51,13 +50,7 @@ class SrunStarter:
     def start_agent(self, host: Host) -> AgentChannel:
         """Raises StartError."""
         channel = self._from_group(host) or self._alone(host)
-        try:
-            channel.write(parcel().data)
-        except OSError as error:
-            said = channel.diagnosis() or str(error)
-            raise StartError(f"{host.name}: no agent could be started: {said}") from (
-                error
-            )
+        send_agent(channel, host)
         return channel
 
     def _kind(self, host: Host) -> _Kind:
