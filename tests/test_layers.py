@@ -322,7 +322,7 @@ def test_heavy_packages_are_imported_in_one_package_only() -> None:
         ("tfcluster.api", "click yaml paramiko psutil tensorflow numpy"),
         ("tfcluster.cli", "yaml paramiko psutil tensorflow tfcluster.config"),
         ("tfcluster.commands.status_logs", "yaml paramiko psutil tensorflow"),
-        ("tfcluster.commands.report", "yaml paramiko psutil matplotlib"),
+        ("tfcluster.commands.report_trace", "yaml paramiko psutil matplotlib"),
         ("tfcluster.schedulers", "importlib.metadata tfcluster.model"),
         ("tfcluster.config.sections", "yaml paramiko psutil"),
         ("tfcluster.config", "yaml paramiko psutil tensorflow"),

@@ -545,9 +545,9 @@ def trace(**options: Any) -> int:
     tfcluster trace
     tfcluster trace digits -o digits.json
     """
-    from tfcluster.commands import trace
+    from tfcluster.commands import report_trace
 
-    return trace.trace(environ=os.environ, **options)
+    return report_trace.trace(environ=os.environ, **options)
 
 
 @cli.command()
@@ -571,9 +571,9 @@ def report(**options: Any) -> int:
     tfcluster report
     tfcluster report digits -o digits.html
     """
-    from tfcluster.commands import report
+    from tfcluster.commands import report_trace
 
-    return report.report(environ=os.environ, **options)
+    return report_trace.report(environ=os.environ, **options)
 
 
 @cli.command()

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 from tests.kit.cluster import Cluster
 from tests.report import records
 from tests.report.browser import Browser, find_browser, started
-from tfcluster.commands.report import html
+from tfcluster.commands.report_trace import html
 from tfcluster.console.text import byte_size, clock
 from tfcluster.record.paths import RunPaths
 from tfcluster.report.charts import ChartLine, Point, bar_chart, downsampled, line_chart

@@ -9,8 +9,7 @@ state.
 
 from tfcluster.api.function_call import run
 from tfcluster.api.launching import attach, launch
-from tfcluster.api.outcome import Outcome, RunFailedError
-from tfcluster.api.run_handle import Run
+from tfcluster.api.run_handle import Outcome, Run, RunFailedError
 from tfcluster.errors import (
     ActiveRunError,
     ConfigError,

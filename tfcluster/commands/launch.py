@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +15,13 @@ from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, Style, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
+from tfcluster.console.display import style_of
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.host_facts import crowding
 from tfcluster.launcher.launch import Begun, PreparedLaunch, check, prepare
+from tfcluster.launcher.launch import Begun, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.model import Description
@@ -329,11 +331,15 @@ def _show_plan(
         return 0
     run = _provisional_paths(description, environ)
     style = style_of(sys.stdout, environ, colours=display.colours)
-    pieces = (
-        _json_plan(prepared, str(run.logs))
-        if as_json
-        else _text_plan(prepared, str(run.logs), style, full=full or display.everything)
-    )
+    document = prepared.document(str(run.logs))
+    if as_json:
+        tasks = [spec.task for spec in prepared.specs]
+        pieces = plan_lines(document, prepared.cluster, tasks)
+    else:
+        parts = task_parts(document, prepared.cluster)
+        every = full or display.everything
+        lines = plan_view(parts, description.origins, style, full=every)
+        pieces = (f"{line}\n" for line in lines)
     for piece in pieces:
         put(piece)
     return 0
@@ -344,24 +350,6 @@ def _provisional_paths(
 ) -> RunPaths:
     """Where a run of this name would be recorded."""
     return RunPaths(state_path(environ) / "runs" / f"{description.name}-<time>")
-
-
-def _json_plan(prepared: PreparedLaunch, logs: str) -> Iterator[str]:
-    tasks = [spec.task for spec in prepared.specs]
-    return plan_lines(prepared.document(logs), prepared.cluster, tasks)
-
-
-def _text_plan(
-    prepared: PreparedLaunch,
-    logs: str,
-    style: Style,
-    *,
-    full: bool,
-) -> Iterator[str]:
-    document = task_parts(prepared.document(logs), prepared.cluster)
-    origins = prepared.description.origins
-    for line in plan_view(document, origins, style, full=full):
-        yield f"{line}\n"
 
 
 def rerun(

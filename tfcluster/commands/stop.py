@@ -89,9 +89,17 @@ def _stopped(
     if view.state is RunState.LOST:
         _sweep(view, paths, environ, say)
         return view
-    if (job := find_job(paths)) and _is_elsewhere(view):
+    launcher = view.launcher
+    here = launcher is not None and launcher.host == identity().host
+    if not here and (job := find_job(paths)):
         return stop_job(job, now=now, environ=environ, say=say)
-    launcher = _within_reach(view)
+    if launcher is None:
+        raise ContactLostError(f"{view.run} is still starting", hint="try again")
+    if not here:
+        raise ContactLostError(
+            f"the launcher of {view.run} runs on {launcher.host}",
+            hint=f"run `tfcluster stop {view.run}` there",
+        )
     with ExitStack() as stack:
         # Concurrent `stop`s send only one signal: a second one would kill the tasks.
         if _first(paths.events, stack) and view.state is not RunState.STOPPING:
@@ -156,22 +164,6 @@ def _first(file: Path, stack: ExitStack) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_elsewhere(view: RunView) -> bool:
-    return view.launcher is None or view.launcher.host != identity().host
-
-
-def _within_reach(view: RunView) -> LauncherView:
-    launcher = view.launcher
-    if launcher is None:
-        raise ContactLostError(f"{view.run} is still starting", hint="try again")
-    if launcher.host != identity().host:
-        raise ContactLostError(
-            f"the launcher of {view.run} runs on {launcher.host}",
-            hint=f"run `tfcluster stop {view.run}` there",
-        )
-    return launcher
 
 
 def _signal(launcher: LauncherView, number: int = signal.SIGTERM) -> None:

@@ -14,6 +14,8 @@ from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views.answers import verdict_lines
+from tfcluster.console.text import plural
+from tfcluster.console.views import verdict as verdict_view
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy
@@ -72,7 +74,7 @@ def verify(
     try:
         verdict = _judged(description, scratch, options, environ)
     except KeyboardInterrupt:
-        _say("interrupted: nothing was compared")
+        say("interrupted: nothing was compared")
         raise
     finally:
         scratch.remove()
@@ -138,7 +140,7 @@ def _judged(
             other=True,
         )
     on_ranks = verify_trial.on_ranks(description)
-    ranks = trials.run("ranks", on_ranks, f"on {_ranks(size)}")
+    ranks = trials.run("ranks", on_ranks, f"on {plural(size, 'rank')}")
     if ranks.failure is not None:
         return verdict(failed_on_ranks=_with_hint(ranks.failure, ranks, description))
     allowed = tolerance(options.tolerance, alone.recorded, ranks.recorded)
@@ -152,7 +154,7 @@ def _judged(
         _, other = trials.compared(alone, same, allowed.value)
         if other is not None and not other.at_the_end:
             comparison, first = trials.compared(alone, ranks, allowed.value)
-        if other is not None and other.at_the_end and other.name == _name(first):
+        if first and other and other.at_the_end and other.name == first.name:
             first = None
     return verdict(
         comparison=comparison,
@@ -265,10 +267,6 @@ class _Trials:
         )
 
 
-def _name(first: Difference | None) -> str:
-    return "" if first is None else first.name
-
-
 def _with_hint(
     failed: TrialFailure, ranks: Trial, description: Description
 ) -> TrialFailure:
@@ -312,11 +310,3 @@ def _not_compared(ranks: Trial) -> tuple[str, ...]:
         "its session ends)"
     )
     return (*ranks.recorded.not_compared, printed)
-
-
-def _ranks(size: int) -> str:
-    return f"{size} rank{'s' if size > 1 else ''}"
-
-
-def _say(text: str) -> None:
-    say(sanitise(text))

@@ -19,8 +19,13 @@ from tfcluster.config.describe import Setting, check_ports, describe
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.files import read_file
 from tfcluster.config.models import ClusterSection
-from tfcluster.config.overrides import COMMAND_LINE, from_flags, named, override
-from tfcluster.config.passed_variables import with_passed
+from tfcluster.config.overrides import (
+    COMMAND_LINE,
+    from_flags,
+    named,
+    override,
+    with_passed,
+)
 from tfcluster.config.rules import check_rules, check_sections, check_unused
 from tfcluster.config.sections import cluster_model, known, mentioned, schema, starter
 from tfcluster.config.shape import Wrong

@@ -50,11 +50,12 @@ class Report:
         return tuple(problem for problem in self._sorted() if problem.warning)
 
     def _sorted(self) -> tuple[Problem, ...]:
-        ordered = sorted(self._found, key=lambda found: self._order(found[0]))
-        return tuple(dict.fromkeys(problem for _, problem in ordered))
+        def order(found: tuple[Mark, Problem]) -> tuple[bool, int, int]:
+            mark, _ = found
+            return mark.source != self.source, mark.line, mark.column
 
-    def _order(self, mark: Mark) -> tuple[bool, int, int]:
-        return mark.source != self.source, mark.line, mark.column
+        ordered = sorted(self._found, key=order)
+        return tuple(dict.fromkeys(problem for _, problem in ordered))
 
 
 class Findings:

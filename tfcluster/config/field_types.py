@@ -301,7 +301,7 @@ ENV = MapOf(
         }
     },
 )
-"""Names and values. ``passed_variables`` has already replaced a list below ``pass``."""
+"""Names and values. ``with_passed`` has already replaced a list below ``pass``."""
 NAME = _matching(
     _NAME,
     "at most 64 letters, digits, '.', '_' and '-', and must not begin with . or -",

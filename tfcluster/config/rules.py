@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, TaskSection
-from tfcluster.config.passed_variables import SECRET
+from tfcluster.config.overrides import SECRET
 from tfcluster.config.tree import Path
 from tfcluster.model import Description, Strategy
 from tfcluster.schedulers.base import BatchScheduler, Requeuing

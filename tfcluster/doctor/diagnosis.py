@@ -22,9 +22,6 @@ OPEN_FILES = 1024
 SLOW_IMPORT_S = 30.0
 BUSY_MIB = 1024
 
-_ENDED = "ended"
-"""The fact that says that no more facts follow."""
-
 HEADER = ("host", "address", "python", "tensorflow", "keras", "import", "GPUs", "clock")
 
 
@@ -172,10 +169,10 @@ def rows(reports: Mapping[str, HostAnswers]) -> list[tuple[str, ...]]:
 def fact_lines(report: HostAnswers) -> list[str]:
     """All facts of a host, one per line, or on several lines if they have parts."""
     lines: list[str] = []
-    for name, value in report.facts.items():
+    for name, value in report.known_facts.items():
         if isinstance(value, Mapping):
             lines += [f"{name}: {key}: {each}" for key, each in value.items()]
-        elif name != _ENDED:
+        else:
             lines.append(f"{name}: {value}")
     return lines
 
@@ -192,16 +189,12 @@ def to_json(
                 "address": report.address or None,
                 "error": report.error,
                 "clock_error_s": report.clock_error_s,
-                "facts": cast("documents.HostFacts", _shown(report.facts)),
+                "facts": cast("documents.HostFacts", report.known_facts),
             }
             for name, report in reports.items()
         ],
         "findings": [{"host": f.host, "text": f.text, "error": f.error} for f in found],
     }
-
-
-def _shown(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: fact for name, fact in facts.items() if name != _ENDED}
 
 
 def _package(report: HostAnswers, name: str) -> str | None:

@@ -73,6 +73,11 @@ class HostAnswers:
     clock_error_s: float | None = None
     """How far its clock is ahead of ours for certain."""
 
+    @property
+    def known_facts(self) -> dict[str, Any]:
+        """The facts without the mark that no more follow."""
+        return {name: fact for name, fact in self.facts.items() if name != "ended"}
+
 
 def examine(
     hosts: Sequence[Host], starter: Starter, requirements: ProbedRequirements

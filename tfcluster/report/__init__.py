@@ -1,4 +1,4 @@
 """A run as one HTML file: history from the record, pictures, the page.
 
-Everything here is pure; ``commands.report`` reads the record and writes the file.
+Everything here is pure; ``commands.report_trace`` reads the record and writes the file.
 """

@@ -17,9 +17,11 @@ import threading
 from functools import lru_cache
 from pathlib import Path
 
+from tfcluster.errors import StartError
 from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Interpreter
+from tfcluster.model import Host, Interpreter
+from tfcluster.schedulers.starting import AgentChannel
 
 # Reads up to the first NUL, byte by byte so that it reads nothing beyond. Exits when
 # the channel ends, with code 10 as the agent does, or when nothing arrives in time. Has
@@ -60,7 +62,6 @@ SHIPPED = (
     "process_title.py",
     "versions.py",
     "runtime",
-    "light_dataclasses.py",
     "protocol",
 )
 """What runs on hosts: agent, runtime and probe, and everything they import."""
@@ -205,6 +206,16 @@ def agent_argv(python: Interpreter) -> tuple[str, ...]:
     if len(python) == 1:
         return (*python, "-I", "-S", "-c", _FIRST)
     return ("/bin/sh", "-c", _OUTSIDE, "tfcluster", _FIRST, sys.executable)
+
+
+def send_agent(channel: AgentChannel, host: Host) -> None:
+    """Send what must precede frames. Raises StartError if the process has ended."""
+    try:
+        channel.write(parcel().data)
+    except OSError as error:
+        cause = channel.diagnosis() or str(error)
+        text = f"{host.name}: no agent could be started: {cause}"
+        raise StartError(text) from error
 
 
 def parcel() -> AgentBundle:

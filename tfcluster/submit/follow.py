@@ -25,6 +25,7 @@ from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.continuation import first, successor
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import gpus_of_tasks, read_run
+from tfcluster.record.load_run import RunReader
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
@@ -78,8 +79,52 @@ def follow(
             job = again
 
 
-class _JobWatch:
-    """Follows one run of a job, between reads of the run's logs."""
+class RunWatch:
+    """A run on the screen, whose state is read between reads of its logs."""
+
+    def __init__(
+        self, paths: RunPaths, environ: Mapping[str, str], display: Display
+    ) -> None:
+        plan = read_json(paths.plan) or {}
+        tasks = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]
+        self._paths = paths
+        self._files = {str(task): paths.log(task) for task in tasks}
+        self._quiet = display.quiet
+        self._screen = Screen(
+            sys.stdout, sys.stderr, environ=environ, tasks=self._files, display=display
+        )
+        self._show = RunOutput(
+            self._screen,
+            environ,
+            display,
+            tasks=self._files,
+            has_gpus=gpus_of_tasks(paths),
+        )
+        self._reader = RunReader(paths)
+        self._view = self._read()
+        self._notes = 0
+        self._looked_s = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Check the run; True once it is over. ``record.logs.follow`` calls this."""
+        raise NotImplementedError
+
+    def _read(self) -> RunView:
+        return self._reader.read(now_s=time.time())
+
+    def _show_logs(self, last: int) -> None:
+        """Show the ``last`` lines of each task, and new ones until ``wait`` is True."""
+        for task, lines in follow_files(self._files, self, last=last):
+            self._show.log(task, lines, 0)
+
+    def _show_notes(self) -> None:
+        for note in self._view.notes[self._notes :]:
+            self._screen.say(note)
+        self._notes = len(self._view.notes)
+
+
+class _JobWatch(RunWatch):
+    """Follows one run of a job."""
 
     def __init__(
         self,
@@ -91,6 +136,7 @@ class _JobWatch:
         stays: bool,
         last: int,
     ) -> None:
+        super().__init__(job.paths, environ, display)
         self._job = job
         self._stays = stays
         self._last = last
@@ -104,30 +150,15 @@ class _JobWatch:
         self._asked = -ASK_RUNNING_S
         self._silent = False
         """Whether the scheduler did not answer the last query."""
-        self._looked = 0.0
         self._over_since: float | None = None
         self._began = time.monotonic()
-        self._notes = 0
-        self._view = read_run(job.paths, now_s=time.time())
-        names = _tasks(job.paths)
-        screen = Screen(
-            sys.stdout, sys.stderr, environ=environ, tasks=names, display=display
-        )
-        self._screen = screen
-        self._quiet = display.quiet
-        self._show = RunOutput(
-            screen, environ, display, tasks=names, has_gpus=gpus_of_tasks(job.paths)
-        )
-        self._files = {name: job.paths.log(TaskId.parse(name)) for name in names}
 
     def run(self) -> int:
-        paths = self._job.paths
         try:
             if not self._quiet:
-                self._screen.say(f"run {paths.run}")
+                self._screen.say(f"run {self._paths.run}")
                 self._screen.say(f"job {self._job.id}")
-            for task, lines in follow_files(self._files, self, last=self._last):
-                self._show.log(task, lines, 0)
+            self._show_logs(self._last)
             if self.left is not None:
                 self._screen.live(None)
                 return self.left
@@ -151,12 +182,11 @@ class _JobWatch:
             self._screen.say(self._view.reason)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Check the run; True once it is over. ``record.logs.follow`` calls this."""
         time.sleep(timeout or 0)  # other processes write the files
         self._listen()
         now = time.monotonic()
-        if now - self._looked >= LOOK_S:
-            self._looked = now
+        if now - self._looked_s >= LOOK_S:
+            self._looked_s = now
             self._look(now)
         return self._view.state.final or self.left is not None
 
@@ -222,7 +252,7 @@ class _JobWatch:
         self._complaints.put(cancel(self._job, self._ask, now=now))
 
     def _look(self, now: float) -> None:
-        self._view = read_run(self._job.paths, now_s=time.time())
+        self._view = self._read()
         if self._view.state.final:
             return
         begun = self._view.launcher is not None
@@ -234,7 +264,7 @@ class _JobWatch:
             self._asked = now
             self._query.begin()
         if begun:
-            self._news()
+            self._show_notes()
             self._show.live(lambda: self._view, now)
 
     def _hear(
@@ -250,11 +280,6 @@ class _JobWatch:
             self._screen.say("the scheduler answers again")
         self._silent = False
         self._judge(answer, now, begun=begun)
-
-    def _news(self) -> None:
-        for note in self._view.notes[self._notes :]:
-            self._screen.say(note)
-        self._notes = len(self._view.notes)
 
     def _judge(self, state: JobState, now: float, *, begun: bool) -> None:
         again = begun and state.phase is JobPhase.PENDING
@@ -286,21 +311,12 @@ class _JobWatch:
         else:
             why = ended(self._job, state)
             settle(self._job.paths, RunState.LOST, ExitCode.CONTACT_LOST, why)
-        self._view = _reread(self._job.paths)
+        self._view = self._read()
 
 
 def _say(text: str) -> None:
     """Show a message after the screen has been closed."""
     say(sanitise(text))
-
-
-def _reread(paths: RunPaths) -> RunView:
-    return read_run(paths, now_s=time.time())
-
-
-def _tasks(paths: RunPaths) -> list[str]:
-    plan = read_json(paths.plan) or {}
-    return [str(entry["task"]) for entry in plan.get("tasks", ())]
 
 
 Found = TypeVar("Found")
@@ -329,11 +345,8 @@ class BackgroundQuery(Generic[Found]):
     def answer(self, timeout_s: float = 0.0) -> Found | SchedulerError | None:
         """Take the answer or error; None if there is no answer yet."""
         try:
-            found = self._answers.get(timeout=timeout_s) if timeout_s else self._now()
+            found = self._answers.get(timeout_s > 0, timeout_s)
         except Empty:
             return None
         self.open = False
         return found
-
-    def _now(self) -> Found | SchedulerError:
-        return self._answers.get_nowait()

@@ -215,7 +215,7 @@ def stop_job(
         view = read_run(job.paths, now_s=time.time())
         if view.state.final and view.state is not RunState.LOST:
             return view
-        if gone_at is None and _is_over(job, ask):
+        if gone_at is None and _phase(job, ask) in (JobPhase.OVER, JobPhase.GONE):
             gone_at = time.monotonic()
         settling_s = 0.0 if view.launcher is None else SETTLING_S
         if gone_at is not None and time.monotonic() - gone_at >= settling_s:
@@ -257,10 +257,6 @@ def cancel_requeued(
         f"job {job.id} waits to start again and could not be cancelled",
         hint=f"tfcluster status {job.paths.run}",
     )
-
-
-def _is_over(job: QueuedJob, ask: Ask) -> bool:
-    return _phase(job, ask) in (JobPhase.OVER, JobPhase.GONE)
 
 
 def _phase(job: QueuedJob, ask: Ask) -> JobPhase:

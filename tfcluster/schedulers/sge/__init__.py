@@ -16,7 +16,7 @@ from pathlib import Path
 from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
 from tfcluster.model import Allocation, Description, Host, Interpreter
 from tfcluster.schedulers import process_channel
-from tfcluster.schedulers.agent_bundle import agent_argv, parcel
+from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
 from tfcluster.schedulers.base import BatchScheduler, gpus_of_all, placeholders
 from tfcluster.schedulers.job_hosts import (
     CUDA,
@@ -181,13 +181,7 @@ class _JobStarter:
         argv = qrsh_argv(self.qrsh, host.name, agent_argv(host.python or self.python))
         channel = QrshChannel.start(host.name, argv)
         channel.wait_until_ready(host.name)
-        try:
-            channel.write(parcel().data)
-        except OSError as error:
-            said = channel.diagnosis() or str(error)
-            raise StartError(
-                f"{host.name}: the agent exited immediately: {said}"
-            ) from error
+        send_agent(channel, host)
         return channel
 
 

@@ -90,102 +90,104 @@ class Controller:
 
     def has_gpus(self) -> bool:
         """Whether the job has GPUs; salloc's shell has no variable that says so."""
-        job = self.environ.get("SLURM_JOB_ID", "")
-        return "gpu" in parse_requested(self._ask("show", "job", "--oneliner", job))
+        return "gpu" in parse_requested(self._job_facts())
 
     def ending(self) -> ExitCode | None:
         """Why Slurm is about to end the job; see ``parse_ending``."""
-        job = self.environ.get("SLURM_JOB_ID", "")
         life = self.environ.get("SLURM_RESTART_COUNT", "")
-        said = self._ask("show", "job", "--oneliner", job)
-        return parse_ending(said, life=_count(life))
+        return parse_ending(self._job_facts(), life=_count(life))
 
     def why_not_requeuable(self) -> str | None:
         """Why the job cannot be requeued; None: it can be, or we do not know."""
-        job = self.environ.get("SLURM_JOB_ID", "")
-        return parse_not_requeuable(self._ask("show", "job", "--oneliner", job), job)
+        return parse_not_requeuable(self._job_facts(), self._job)
 
     def requeue(self) -> str | None:
         """Requeue the job; returns why this was not possible, or None."""
-        job = self.environ.get("SLURM_JOB_ID", "")
-        known = self._ask("show", "job", "--oneliner", job)
-        if why := parse_ended(known, job):
+        if why := parse_ended(self._job_facts(), self._job):
             return why
         for _ in range(_TRIES):
-            answer = asker(self.environ, REQUEUE_S)(("scontrol", "requeue", job))
+            answer = asker(self.environ, REQUEUE_S)(("scontrol", "requeue", self._job))
             if answer.exit_code != -signal.SIGTERM:
                 break
             # Slurm ends every process of the job at its time limit, and also when it
             # has been told to requeue the job.
             if self.ending() is ExitCode.PREEMPTED:
                 return None
-        said = own_words(answer.stderr) or f"scontrol exited with {answer.exit_code}"
-        return said if answer.exit_code else None
+        if answer.exit_code == 0:
+            return None
+        return own_words(answer.stderr) or f"scontrol exited with {answer.exit_code}"
+
+    @property
+    def _job(self) -> str:
+        return self.environ.get("SLURM_JOB_ID", "")
+
+    def _job_facts(self) -> str:
+        """What ``fields`` parses."""
+        return self._ask("show", "job", "--oneliner", self._job)
 
     def _ask(self, *words: str) -> str:
         return output_of(("scontrol", *words), self.environ, ASK_S)
 
 
-def fields(said: str) -> dict[str, str]:
+def fields(answer: str) -> dict[str, str]:
     """The ``Key=Value`` words of ``scontrol --oneliner``; of duplicates, the first."""
     found: dict[str, str] = {}
-    for match in _FIELD.finditer(said):
+    for match in _FIELD.finditer(answer):
         found.setdefault(match[1], match[2])
     return found
 
 
-def parse_kill_wait(said: str) -> float | None:
+def parse_kill_wait(answer: str) -> float | None:
     """Parse ``KillWait = 30 sec``, in seconds; None if there is no such line."""
-    match = _KILL_WAIT.search(said)
+    match = _KILL_WAIT.search(answer)
     return float(match[1]) if match else None
 
 
-def parse_srun_ports(said: str) -> range | None:
+def parse_srun_ports(answer: str) -> range | None:
     """Parse ``SrunPortRange = 60001-63000``; None if there is no such range."""
-    match = _SRUN_PORTS.search(said)
+    match = _SRUN_PORTS.search(answer)
     found = range(int(match[1]), int(match[2]) + 1) if match else range(0)
     return found if 0 < found.start <= found.stop <= 1 << 16 else None
 
 
-def parse_requested(said: str) -> str:
+def parse_requested(answer: str) -> str:
     """The job's trackable resources: ``gres:gpu:2``, ``gres/gpu:a100=4``."""
-    return " ".join(
-        text for key, text in fields(said).items() if "TresPer" in key or "TRES" in key
-    )
+    resources = fields(answer).items()
+    return " ".join(v for key, v in resources if "TresPer" in key or "TRES" in key)
 
 
-def parse_ending(said: str, *, life: int = 0) -> ExitCode | None:
+def parse_ending(answer: str, *, life: int = 0) -> ExitCode | None:
     """PREEMPTED (or requeued) or TIME_LIMIT; None: cancelled by a user, or unknown.
 
     ``life`` is the number of times that the job had been restarted when we started.
     """
-    known = fields(said)
-    state = known.get("JobState", "")
+    facts = fields(answer)
+    state = facts.get("JobState", "")
     if "PREEMPTED" in state or "REQUEUE" in state:
         return ExitCode.PREEMPTED
-    if known.get("PreemptTime", "None") not in ("None", "Unknown"):
+    if facts.get("PreemptTime", "None") not in ("None", "Unknown"):
         return ExitCode.PREEMPTED
     # The state of a requeued job is COMPLETING until its processes have ended.
-    if _count(known.get("Restarts", "")) > life:
+    if _count(facts.get("Restarts", "")) > life:
         return ExitCode.PREEMPTED
-    if "TIMEOUT" in state or known.get("Reason") == "TimeLimit":
+    if "TIMEOUT" in state or facts.get("Reason") == "TimeLimit":
         return ExitCode.TIME_LIMIT
     return None
 
 
-def parse_not_requeuable(said: str, job: str) -> str | None:
+def parse_not_requeuable(answer: str, job: str) -> str | None:
     """Why Slurm would not requeue the job, from ``scontrol show job``; or None."""
-    known = fields(said)
-    if known.get("BatchFlag") == "0":
+    facts = fields(answer)
+    if facts.get("BatchFlag") == "0":
         return f"job {job} has no batch script that could be started again"
-    if known.get("Requeue") == "0":
+    if facts.get("Requeue") == "0":
         return f"job {job} may not be requeued (Requeue=0)"
     return None
 
 
-def parse_ended(said: str, job: str) -> str | None:
+def parse_ended(answer: str, job: str) -> str | None:
     """Why the job must not start again: somebody has cancelled it; or None."""
-    state = fields(said).get("JobState", "")
+    state = fields(answer).get("JobState", "")
     return f"job {job} was cancelled" if "CANCELLED" in state else None
 
 

@@ -124,7 +124,8 @@ def no_jump(route: Route, via: Route, said: str) -> HostError:
 def unknown_key(route: Route, key: HostKey) -> HostError:
     file = shlex.quote(str(route.known_hosts[0])) if route.known_hosts else "FILE"
     port = f" -p {route.port}" if route.port != 22 else ""
-    if route.via or route.proxy_command or _alias(route):
+    alias = route.key_name != key_name(route.hostname, route.port)
+    if route.via or route.proxy_command or alias:
         user = f"{shlex.quote(route.user)}@"
         add = f"log in once by hand: ssh{port} {user}{route.name}"
     else:
@@ -216,7 +217,3 @@ def ended(status: int | None, words: Sequence[str]) -> str:
 def _who(route: Route) -> str:
     same = route.hostname == route.name
     return route.name if same else f"{route.name} ({route.hostname})"
-
-
-def _alias(route: Route) -> bool:
-    return route.key_name != key_name(route.hostname, route.port)
