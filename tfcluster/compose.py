@@ -53,7 +53,6 @@ PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 class TaskSpec:
     """One task, as far as we know it before any host is contacted."""
 
-    task: TaskId
     place: Place
     argv: tuple[str, ...]
     """The command as a person would run it by hand."""
@@ -72,6 +71,10 @@ class TaskSpec:
     """Variables that all tasks of the group have in common; one object for all."""
     own_env: Mapping[str, str]
     device_filters: tuple[str, ...]
+
+    @property
+    def task(self) -> TaskId:
+        return self.place.task
 
     @property
     def needs_port(self) -> bool:
@@ -281,7 +284,6 @@ class _Group:
         if filters:
             own["TFCLUSTER_DEVICE_FILTERS"] = json.dumps(filters)
         return TaskSpec(
-            task=place.task,
             place=place,
             argv=parsed.argv,
             arguments=arguments,
