@@ -30,7 +30,7 @@ class Wanted:
     """The job after the resize, as far as it is known before the resize."""
 
 
-def wanted(
+def plan_resize(
     job: Job,
     alive: Container[str],
     request: Resize,

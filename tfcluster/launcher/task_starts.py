@@ -210,9 +210,10 @@ def _request(
 
 def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
     """What a task has to know about the programs that may write the same files."""
-    ranks = [each for each in job.specs.values() if each.place.rank is not None]
     is_same = all(
-        (each.arguments, each.cwd) == (spec.arguments, spec.cwd) for each in ranks
+        (rank.arguments, rank.cwd) == (spec.arguments, spec.cwd)
+        for rank in job.specs.values()
+        if rank.place.rank is not None
     )
     if not is_same or spec.arguments[:1] != ("run",):
         return {}
