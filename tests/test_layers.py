@@ -30,8 +30,7 @@ LAYERS = [
     "documents",
     "host_patterns task_id file_patterns",
     "model",
-    "program tfconfig placement transport_choice compose exit_causes "
-    "description_json +",
+    "program placement transport_choice compose exit_causes description_json +",
     "plan_document agent",
     "schedulers",
     "config record",

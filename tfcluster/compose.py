@@ -19,12 +19,14 @@ from tfcluster.model import Description, Interpreter, Runtime, Strategy
 from tfcluster.placement import Place
 from tfcluster.program import Program
 from tfcluster.task_id import TaskId
-from tfcluster.tfconfig import Cluster, cluster, device_filters
 from tfcluster.transport_choice import AUTO, TENSORFLOW, chosen_transport
 from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 
 if TYPE_CHECKING:
     from tfcluster.documents.plan import TaskEntry
+
+
+from tfcluster.errors import StartError
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"
@@ -51,7 +53,6 @@ PARAMETER_SERVICE = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 class TaskSpec:
     """One task, as far as we know it before any host is contacted."""
 
-    task: TaskId
     place: Place
     argv: tuple[str, ...]
     """The command as a person would run it by hand."""
@@ -70,6 +71,10 @@ class TaskSpec:
     """Variables that all tasks of the group have in common; one object for all."""
     own_env: Mapping[str, str]
     device_filters: tuple[str, ...]
+
+    @property
+    def task(self) -> TaskId:
+        return self.place.task
 
     @property
     def needs_port(self) -> bool:
@@ -279,7 +284,6 @@ class _Group:
         if filters:
             own["TFCLUSTER_DEVICE_FILTERS"] = json.dumps(filters)
         return TaskSpec(
-            task=place.task,
             place=place,
             argv=parsed.argv,
             arguments=arguments,
@@ -387,3 +391,61 @@ def task_json(spec: TaskSpec, *, port: int | None, log: str) -> TaskEntry:
         "log": log,
         "start": f"{start}, built-in server" if spec.server else start,
     }
+
+
+# execve(2): an environment string, with its final NUL, is limited to 32 pages.
+MAX_ENV_STRING_BYTES = 131_072
+
+_IN_CLUSTER = ("chief", "worker", "ps")
+"""The task types of TensorFlow's cluster, to which evaluator and data do not belong."""
+
+_BETWEEN_GRAPHS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED, Strategy.NONE)
+"""Strategies under which each worker has its own graph. With ``none``, the script
+decides, and TensorFlow's own strategies set their own filters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The ``cluster`` part of TF_CONFIG: addresses by job, as data and as JSON."""
+
+    jobs: Mapping[str, tuple[str, ...]]
+    text: str
+
+    def tf_config(self, task: TaskId) -> str:
+        """The TF_CONFIG of one task, as JSON."""
+        return (
+            f'{{"cluster":{self.text},'
+            f'"task":{{"type":"{task.type}","index":{task.index}}}}}'
+        )
+
+    def require_fit(self, tasks: Sequence[TaskId]) -> None:
+        """Raise StartError if a task's TF_CONFIG is too long for the kernel."""
+        longest = max(len(f"TF_CONFIG={self.tf_config(task)}") + 1 for task in tasks)
+        if longest > MAX_ENV_STRING_BYTES:
+            raise StartError(
+                f"TF_CONFIG would be {longest} bytes long, but the kernel takes at "
+                f"most {MAX_ENV_STRING_BYTES} in one environment variable",
+                hint="use fewer tasks or shorter host names (or IP addresses)",
+            )
+
+
+def cluster(addresses: Sequence[tuple[TaskId, str]]) -> Cluster:
+    """The cluster of these tasks; ``addresses`` are ``host:port`` in listing order."""
+    jobs: dict[str, list[str]] = {}
+    for task, address in addresses:
+        if task.type in _IN_CLUSTER:
+            jobs.setdefault(task.type, []).append(address)
+    text = json.dumps(jobs, separators=(",", ":"))
+    return Cluster({kind: tuple(found) for kind, found in jobs.items()}, text)
+
+
+def device_filters(task: TaskId, strategy: Strategy, *, has_ps: bool) -> list[str]:
+    """The device filters of a task's server or session; empty: it sees all devices.
+
+    Workers that share parameter servers do not need to see each other, and a missing
+    worker cannot hold up a worker that does not see it.
+    """
+    independent = strategy in _BETWEEN_GRAPHS
+    if not has_ps or not independent or not task.ranked:
+        return []
+    return ["/job:ps", f"/job:{task.type}/task:{task.index}"]

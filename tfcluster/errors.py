@@ -48,6 +48,11 @@ class TfclusterError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def sentence(self) -> str:
+        """The message, with the hint in parentheses."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
     def lines(self) -> list[str]:
         """The error as the user sees it, one entry per line."""
         lines = [f"error: {self.message}"]

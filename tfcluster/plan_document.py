@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.compose import TaskSpec, task_json
+from tfcluster.compose import Cluster, TaskSpec, task_json
 from tfcluster.model import Allocation, Description, Requirements, Secret
 from tfcluster.protocol.wire import WORKDIR
 from tfcluster.task_id import TaskId
-from tfcluster.tfconfig import Cluster
 from tfcluster.transport_choice import Choice, chosen_transport
 from tfcluster.vocabulary import FORMAT_VERSION
 

@@ -13,7 +13,7 @@ from tfcluster.commands.launcher_requests import resize_request
 from tfcluster.errors import ConfigError
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.launch import prepare
-from tfcluster.launcher.resize_request import Wanted, wanted
+from tfcluster.launcher.resize_request import Wanted, plan_resize
 from tfcluster.model import Allocation, Host, Restart, TaskGroup
 from tfcluster.protocol.commands import NewHost, Resize
 
@@ -48,7 +48,7 @@ def asked(
     """The answer to a request for this number and these new hosts."""
     hosts = tuple(NewHost(name, slots) for name in names)
     request = Resize(workers, hosts, now=False)
-    return wanted(before, alive, request)
+    return plan_resize(before, alive, request)
 
 
 def spread(found: Wanted | list[str]) -> dict[str, int]:

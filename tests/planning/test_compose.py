@@ -9,9 +9,12 @@ import pytest
 
 from tests.planning.descriptions import describe, hosts
 from tfcluster.compose import (
+    MAX_ENV_STRING_BYTES,
     TaskSpec,
+    cluster,
     cluster_of,
     compose,
+    device_filters,
     provisional_cluster,
     warm_specs,
 )
@@ -20,7 +23,6 @@ from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.model import Allocation, Description, Host, Runtime, Strategy, TaskGroup
 from tfcluster.placement import place
 from tfcluster.task_id import TaskId
-from tfcluster.tfconfig import MAX_ENV_STRING_BYTES, cluster, device_filters
 
 
 def specs_of(

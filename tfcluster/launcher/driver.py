@@ -377,7 +377,7 @@ class Driver:
     def _watch(self, now: float) -> None:
         state, running = self._state, self._running()
         well = state.verdict is None and state.interrupted is None
-        if stalled := self._stalls.look(now, running, self._job, well=well):
+        if stalled := self._stalls.check(now, running, self._job, well=well):
             self._feed(stalled)
         trains = state.phase is Phase.TRAINING and not state.pending
         for event in self._resizer.due(now, trains=trains):

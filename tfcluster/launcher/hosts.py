@@ -336,12 +336,10 @@ class Hosts:
         """Handle an agent that was started, or could not be."""
         contact = self._contacts[item.host]
         if isinstance(item, Unopened):
-            error = item.error
-            hint = f" ({error.hint})" if error.hint else ""
-            cause = error.message.removeprefix(f"{item.host}: ") + hint
+            cause = item.error.sentence.removeprefix(f"{item.host}: ")
             if host_start.is_awaited(contact.state):
                 self._note(item.host, Stage.CONNECT, item.began_s)
-            self._step(contact, host_types.NotConnected(cause, error.exit_code))
+            self._step(contact, host_types.NotConnected(cause, item.error.exit_code))
             return self._take_events()
         contact.connection, contact.resolved = item.contact, item.resolved
         stages = (Stage.CONNECT, Stage.RESOLVE, Stage.AGENT)

@@ -76,12 +76,11 @@ class Job:
         return self._with_pythons({**self.pythons, host: python})
 
     def _with_pythons(self, pythons: Mapping[str, Interpreter]) -> Job:
-        usual = self.description.python
-        known = {usual, *self.pythons.values()}
+        usual = {self.description.python, *self.pythons.values()}
         specs = {
             task: spec.under(pythons[spec.place.host.name])
             if spec.place.host.name in pythons
-            and (spec.python in known or spec.python == spec.place.host.python)
+            and (spec.python in usual or spec.python == spec.place.host.python)
             else spec
             for task, spec in self.specs.items()
         }
@@ -120,23 +119,23 @@ class Job:
         """
 
         def at(host: Host) -> Host:
-            known = gpus.get(host.name) if host.gpus is None else host.gpus
+            devices = gpus.get(host.name) if host.gpus is None else host.gpus
             address = addresses.get(host.name, host.address)
-            return replace(host, address=address, gpus=known)
+            return replace(host, address=address, gpus=devices)
 
         before = [spec.place for spec in self.specs.values()]
-        places = [replace(each, host=at(each.host)) for each in before]
+        places = [replace(place, host=at(place.host)) for place in before]
         specs = {
-            each.task: self.specs[each.task].at(each)
-            for each in share_machines(
+            place.task: self.specs[place.task].at(place)
+            for place in share_machines(
                 self.description, places, machines, self.allocation.more_gpus
             )
         }
-        specs = self._told(specs, machines)
+        specs = self._with_gpus(specs, machines)
         hosts = tuple(map(at, self.allocation.hosts))
         allocation = replace(self.allocation, hosts=hosts)
-        found = replace(self, specs=specs, allocation=allocation, machines=machines)
-        return found._with_pythons(self.pythons)
+        located = replace(self, specs=specs, allocation=allocation, machines=machines)
+        return located._with_pythons(self.pythons)
 
     def plan(self) -> Plan:
         """What the lifecycle needs to know about this run."""
@@ -188,8 +187,8 @@ class Job:
         description, again = place_again(self.description, places, hosts)
         if self.machines:
             again = share_machines(description, again, self.machines)
-        specs = {each.task: each for each in task_specs(description, again)}
-        specs = self._told(specs, self.machines)
+        specs = {spec.task: spec for spec in task_specs(description, again)}
+        specs = self._with_gpus(specs, self.machines)
         gone = {task: s for task, s in self.specs.items() if task not in specs}
         fewer = replace(
             self,
@@ -199,12 +198,12 @@ class Job:
         )
         return fewer._with_pythons(self.pythons)
 
-    def _told(
+    def _with_gpus(
         self, specs: Mapping[TaskId, TaskSpec], machines: Mapping[str, str]
     ) -> dict[TaskId, TaskSpec]:
         runtime = self.description.runtime
-        told = tell_gpus(runtime, [*specs.values()], machines)
-        return {each.task: each for each in told}
+        changed = tell_gpus(runtime, [*specs.values()], machines)
+        return {spec.task: spec for spec in changed}
 
     @property
     def transport(self) -> Choice:
@@ -217,13 +216,13 @@ class Job:
 
         Raises StartError if they have too few slots or GPUs.
         """
-        known = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
-        whole = [known.get(host.name, host) for host in hosts]
+        used = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
+        whole = [used.get(host.name, host) for host in hosts]
         places = [spec.place for spec in self.specs.values()]
         description, again = place_anew(self.description, places, whole, workers)
         if self.machines:
             again = share_machines(description, again, self.machines)
-        specs = {each.task: each for each in task_specs(description, again)}
+        specs = {spec.task: spec for spec in task_specs(description, again)}
         everything = {**self.left_out, **self.specs}
         gone = {task: s for task, s in everything.items() if task not in specs}
         by_name = {host.name: host for host in whole}
@@ -251,12 +250,12 @@ class Job:
 
     def parameter_servers(self, ports: Mapping[TaskId, int]) -> str | None:
         """Addresses of our parameter services, in order of ps tasks; None: none."""
-        found = [
+        addresses = [
             address(spec.place, ports.get(task))
             for task, spec in self.specs.items()
             if spec.serves_parameters
         ]
-        return ",".join(found) or None
+        return ",".join(addresses) or None
 
     def runs_tensorflow_server(self, task: TaskId) -> bool:
         """Whether a TensorFlow server listens on the task's port, as far as we know."""
@@ -279,7 +278,7 @@ def task_specs(
 ) -> tuple[TaskSpec, ...]:
     """The TaskSpec of every task, in listing order; reads programs in the workdir."""
     workdir = description.workdir
-    return compose(description, places, lambda found: uses_tensorflow(found, workdir))
+    return compose(description, places, lambda it: uses_tensorflow(it, workdir))
 
 
 def role_of(spec: TaskSpec) -> Role:

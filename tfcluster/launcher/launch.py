@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import __version__, schedulers
-from tfcluster.compose import TaskSpec, provisional_cluster
+from tfcluster.compose import Cluster, TaskSpec, provisional_cluster
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
@@ -58,7 +58,6 @@ from tfcluster.record.run_status import RunView
 from tfcluster.schedulers.base import BatchScheduler, Remembering, Requeuing
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
-from tfcluster.tfconfig import Cluster
 from tfcluster.transport_choice import Choice
 
 if TYPE_CHECKING:

@@ -52,8 +52,7 @@ def command_warnings(
                 _require_program(spec, environ)
             _require_script(spec)
         except StartError as error:
-            hint = f" ({error.hint})" if error.hint else ""
-            yield f"warning: {error.message}{hint}"
+            yield f"warning: {error.sentence}"
 
 
 def idle_hosts(

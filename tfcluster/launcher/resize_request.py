@@ -30,7 +30,7 @@ class Wanted:
     """The job after the resize, as far as it is known before the resize."""
 
 
-def wanted(
+def plan_resize(
     job: Job,
     alive: Container[str],
     request: Resize,
@@ -61,7 +61,7 @@ def wanted(
     try:
         after = replace(job, description=description).resized(hosts, workers)
     except StartError as error:
-        return [error.message + (f" ({error.hint})" if error.hint else "")]
+        return [error.sentence]
     idle = names - {host.name for host in after.used_hosts()}
     if idle:
         return [

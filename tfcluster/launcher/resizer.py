@@ -16,7 +16,7 @@ from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.resize_request import Wanted, wanted
+from tfcluster.launcher.resize_request import Wanted, plan_resize
 from tfcluster.lifecycle.types import Event, HostLost, Resize
 from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Description, Host
@@ -98,33 +98,33 @@ class Resizer:
         ``trains``: all tasks have started, and the run is not ending.
         """
         job = self._current.job
-        found: Wanted | list[str]
+        target: Wanted | list[str]
         if not trains:
-            found = ["it is not training now: try again when all tasks run"]
+            target = ["it is not training now: try again when all tasks run"]
         elif self._pending is not None:
-            found = ["another resize has not ended yet"]
+            target = ["another resize has not ended yet"]
         else:
-            found = wanted(job, alive, request)
-        if not isinstance(found, Wanted):
+            target = plan_resize(job, alive, request)
+        if not isinstance(target, Wanted):
             if number is not None:
-                self._journal.event("resize", request=number, problems=found)
+                self._journal.event("resize", request=number, problems=target)
             return []
         before = job.description.tasks["worker"].count
         self._journal.event(
             "resize",
             request=number,
             before=before,
-            workers=found.workers,
-            hosts=list(found.new),
+            workers=target.workers,
+            hosts=list(target.new),
         )
         until_s = now_s + job.description.start_timeout_s
-        self._pending = _Pending(number, found, until_s, at_once=request.now)
-        what = f"from {before} to {found.workers} workers"
-        new = f"; preparing {fold(sorted(found.new))}" if found.new else ""
+        self._pending = _Pending(number, target, until_s, at_once=request.now)
+        what = f"from {before} to {target.workers} workers"
+        new = f"; preparing {fold(sorted(target.new))}" if target.new else ""
         self._say(f"resizing {what}{new}")
-        if found.new:
-            self._remember(found.job.description)
-        return self._hosts.prepare_for(found.job)
+        if target.new:
+            self._remember(target.job.description)
+        return self._hosts.prepare_for(target.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
         """The events due now: ``Resize``, or hosts that are let go. Call it repeatedly.
@@ -167,8 +167,8 @@ class Resizer:
     def _epoch(self) -> int | None:
         """The lowest epoch of any task; None if no task is known to be in ``fit``."""
         reports = self._progress.snapshot().values()
-        found = [e for report in reports if isinstance(e := report.get("epoch"), int)]
-        return min(found, default=None)
+        epochs = [e for report in reports if isinstance(e := report.get("epoch"), int)]
+        return min(epochs, default=None)
 
     def job_on(self, left: Container[str]) -> Job | None:
         """The job after the resize, on the hosts that are left; None: impossible."""

@@ -28,7 +28,7 @@ class StallDetector:
         self._asked: tuple[TaskId, ...] = ()
         self._asked_until = 0.0
 
-    def look(
+    def check(
         self, now: float, running: Mapping[TaskId, str], job: Job, *, well: bool
     ) -> Stalled | None:
         """Ask for stacks if tasks have stalled; returns the verdict once they answered.
@@ -45,10 +45,10 @@ class StallDetector:
             if missing and now < self._asked_until:
                 return None
             timeout_s = job.description.progress_timeout_s or 0.0
-            found = blame(self._asked, self._answers, job.ranks(), timeout_s)
+            culprit = blame(self._asked, self._answers, job.ranks(), timeout_s)
             self._asked = ()
             self._progress.unwatch()
-            return Stalled(found.cause, found.stack)
+            return Stalled(culprit.cause, culprit.stack)
         stalled = self._progress.stalled(now) if well else ()
         if stalled:
             self._asked, self._asked_until = stalled, now + STACKS_WAIT_S

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Container, Mapping
 from functools import cached_property
 
-from tfcluster.compose import TaskSpec, address, cluster_of
+from tfcluster.compose import Cluster, TaskSpec, address, cluster_of
 from tfcluster.errors import ExitCode, StartError
 from tfcluster.launcher.clocks import clock_warnings
 from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_env
@@ -19,7 +19,6 @@ from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol.requests import Start
 from tfcluster.protocol.wire import WireError
 from tfcluster.task_id import TaskId
-from tfcluster.tfconfig import Cluster
 
 RecordPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
 """Records the plan with the tasks' ports."""
@@ -211,9 +210,10 @@ def _request(
 
 def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
     """What a task has to know about the programs that may write the same files."""
-    ranks = [each for each in job.specs.values() if each.place.rank is not None]
     is_same = all(
-        (each.arguments, each.cwd) == (spec.arguments, spec.cwd) for each in ranks
+        (rank.arguments, rank.cwd) == (spec.arguments, spec.cwd)
+        for rank in job.specs.values()
+        if rank.place.rank is not None
     )
     if not is_same or spec.arguments[:1] != ("run",):
         return {}
