@@ -9,11 +9,9 @@ from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.errors import ExitCode
 from tfcluster.record.continuation import latest
-from tfcluster.record.load_run import RunReader, gpus_of_tasks, read_run
-from tfcluster.record.logs import follow as follow_files
+from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.record.load_run import read_run
 from tfcluster.submit.follow import RunWatch
 from tfcluster.submit.follow import follow as follow_job
 from tfcluster.submit.job import find_job

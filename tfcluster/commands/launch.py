@@ -12,15 +12,13 @@ from pathlib import Path
 from tfcluster import config, schedulers
 from tfcluster.config import Loaded
 from tfcluster.config.files import folder_problem
-from tfcluster.console.display import DEFAULT, Display, Style, style_of
+from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.display import style_of
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.errors import ConfigError, Problem
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.host_facts import crowding
-from tfcluster.launcher.launch import Begun, PreparedLaunch, check, prepare
 from tfcluster.launcher.launch import Begun, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
 from tfcluster.light_dataclasses import dataclass

@@ -13,9 +13,8 @@ from tfcluster.commands.verify_trial import Trial, run_trial
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
-from tfcluster.console.views.answers import verdict_lines
 from tfcluster.console.text import plural
-from tfcluster.console.views import verdict as verdict_view
+from tfcluster.console.views.answers import verdict_lines
 from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
 from tfcluster.model import Description, Strategy

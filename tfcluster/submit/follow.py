@@ -24,8 +24,7 @@ from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.continuation import first, successor
 from tfcluster.record.files import read_json
-from tfcluster.record.load_run import gpus_of_tasks, read_run
-from tfcluster.record.load_run import RunReader
+from tfcluster.record.load_run import RunReader, gpus_of_tasks
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
