@@ -708,3 +708,12 @@ def _foreign_names(tree: ast.Module) -> set[str]:
                     each.id for each in node.targets if isinstance(each, ast.Name)
                 }
     return found
+
+
+def test_the_name_of_a_class_has_one_meaning() -> None:
+    modules: dict[str, set[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, set()).add(str(path))
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}

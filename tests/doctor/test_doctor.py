@@ -77,7 +77,7 @@ def test_outside_of_a_job_the_host_that_would_submit_it_is_looked_at(
     well = doctor(tmp_path, config, environ=path)
     assert well.returncode == 0, well.stderr
     assert "no problems found" in well.stderr
-    assert f"not inside a {name} job" in well.stderr
+    assert f"not inside a job of {name}" in well.stderr
     (tmp_path / program).unlink()
     bare = doctor(tmp_path, config, environ={"PATH": str(tmp_path)})
     assert bare.returncode == 4

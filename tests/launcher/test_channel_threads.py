@@ -38,7 +38,7 @@ def hello(**keys: object) -> bytes:
 
 HELLO = hello()
 HELD = encode(messages.Held((), None))
-PING = requests.Ping()
+PING = requests.PingRequest()
 
 
 class Pipes:

@@ -19,7 +19,7 @@ from tfcluster.launcher.host_types import (
     EndWanted,
     EnvironmentBegun,
     Event,
-    Failed,
+    FailedHost,
     FilesCopied,
     GivenUp,
     Gone,
@@ -36,14 +36,14 @@ from tfcluster.launcher.host_types import (
     PortsHeld,
     PortsWanted,
     Preparing,
-    Ready,
+    ReadyHost,
     ReportEnd,
     ReportFailure,
     ReportLoss,
     ReportReady,
     RunSetUp,
     SetUp,
-    Stage,
+    StartStage,
     State,
     Sweep,
     Unable,
@@ -70,7 +70,7 @@ class HostHistory:
             self.all += self.actions
         return self.actions
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StartStage]:
         return [action.stage for action in self.all if isinstance(action, NoteStage)]
 
 
@@ -94,7 +94,7 @@ def test_a_host_that_only_imports() -> None:
     host = HostHistory(Needs(ports=2))
     assert host.after(Connected()) == [HoldPorts(2)]
     assert host.after(Greeted()) == [Import()]
-    assert host.after(ImportsBegun(K)) == [NoteStage(Stage.IMPORT)]
+    assert host.after(ImportsBegun(K)) == [NoteStage(StartStage.IMPORT)]
     assert host.after(PortsHeld((7, 8))) == []
     assert host.after(Imported("k")) == [ReportReady()]
     assert ports_of(host.state) == (7, 8)
@@ -116,19 +116,19 @@ def test_a_host_without_ports_is_ready_once_the_agent_says_so() -> None:
 
 def test_files_then_lines_then_imports() -> None:
     host = HostHistory(Needs(ports=1, files=True, set_up=True), Connected())
-    assert host.after(Greeted()) == [NoteStage(Stage.COPY), CopyFiles()]
+    assert host.after(Greeted()) == [NoteStage(StartStage.COPY), CopyFiles()]
     assert host.after(PortsHeld((7,))) == []
-    assert host.after(FilesCopied()) == [NoteStage(Stage.SET_UP), RunSetUp()]
-    assert host.after(EnvironmentBegun()) == [NoteStage(Stage.ENVIRONMENT)]
+    assert host.after(FilesCopied()) == [NoteStage(StartStage.SET_UP), RunSetUp()]
+    assert host.after(EnvironmentBegun()) == [NoteStage(StartStage.ENVIRONMENT)]
     assert host.after(EnvironmentBegun()) == [], "each line of its output tells so"
     assert host.after(SetUp()) == [Import()]
     host.after(ImportsBegun(K), Imported("k"))
     assert host.actions == [ReportReady()]
     assert host.stages() == [
-        Stage.COPY,
-        Stage.SET_UP,
-        Stage.ENVIRONMENT,
-        Stage.IMPORT,
+        StartStage.COPY,
+        StartStage.SET_UP,
+        StartStage.ENVIRONMENT,
+        StartStage.IMPORT,
     ]
 
 
@@ -166,7 +166,7 @@ def test_a_host_that_cannot_be_reached() -> None:
 def test_a_host_without_an_address() -> None:
     host = HostHistory(Needs(), Connected(), Greeted("no address"))
     assert host.actions == [ReportFailure("no address", together=True)]
-    assert host.state == Failed()
+    assert host.state == FailedHost()
 
 
 def test_a_host_without_packages() -> None:
@@ -242,7 +242,7 @@ def test_an_interpreter_may_die_later() -> None:
     host = ready()
     assert host.after(NotImported("k", Unable("killed"))) == []
     assert warm_of(host.state) == frozenset()
-    assert isinstance(host.state, Ready)
+    assert isinstance(host.state, ReadyHost)
 
 
 def test_a_fault_of_the_agent_matters_only_during_the_start() -> None:
@@ -262,7 +262,7 @@ def test_a_resize_that_needs_more_ports() -> None:
     host = ready(ports=(7,))
     assert host.after(PortsWanted(3)) == [HoldPorts(2)]
     assert host.after(PortsHeld((8, 9))) == []
-    assert host.state == Ready((7, 8, 9), K, wanted=3)
+    assert host.state == ReadyHost((7, 8, 9), K, wanted=3)
 
 
 def test_a_resize_that_needs_no_more_ports() -> None:
@@ -274,9 +274,9 @@ def test_a_resize_that_needs_no_more_ports() -> None:
 def test_a_resize_for_which_ports_are_missing() -> None:
     host = ready(ports=(7,))
     host.after(PortsWanted(2), PortsHeld((), "all are taken"))
-    assert host.state == Ready((7,), K, wanted=2, shortage="all are taken")
+    assert host.state == ReadyHost((7,), K, wanted=2, shortage="all are taken")
     host.after(PortsWanted(1))
-    assert host.state == Ready((7,), K, wanted=1), "the next resize needs fewer"
+    assert host.state == ReadyHost((7,), K, wanted=1), "the next resize needs fewer"
 
 
 def test_a_new_host_that_is_no_longer_needed() -> None:

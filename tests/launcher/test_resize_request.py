@@ -15,7 +15,7 @@ from tfcluster.launcher.job import Job
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.resize_request import Wanted, plan_resize
 from tfcluster.model import Allocation, Host, Restart, TaskGroup
-from tfcluster.protocol.commands import NewHost, Resize
+from tfcluster.protocol.commands import NewHost, ResizeCommand
 
 ALIVE = ("h1", "h2")
 
@@ -47,7 +47,7 @@ def asked(
 ) -> Wanted | list[str]:
     """The answer to a request for this number and these new hosts."""
     hosts = tuple(NewHost(name, slots) for name in names)
-    request = Resize(workers, hosts, now=False)
+    request = ResizeCommand(workers, hosts, now=False)
     return plan_resize(before, alive, request)
 
 
@@ -141,7 +141,7 @@ def test_the_words_of_the_command() -> None:
     )
     assert run == "digits"
     hosts = NewHost("n1", 4), NewHost("n2", 4), NewHost("x", None)
-    assert request == Resize(8, hosts, now=True)
+    assert request == ResizeCommand(8, hosts, now=True)
     assert resize_request(["worker=2"], now=True)[0] is None
     with pytest.raises(ConfigError):
         resize_request(["digits"], now=True)

@@ -21,14 +21,14 @@ from tfcluster.launcher.result_transfer import (
 from tfcluster.protocol.messages import (
     Complete,
     Listed,
-    OfResults,
     Piece,
     Result,
+    ResultsMessage,
     Unread,
 )
 from tfcluster.protocol.requests import List, More, Read, Request, Returned
 
-Answer = Callable[[Request], list[OfResults]]
+Answer = Callable[[Request], list[ResultsMessage]]
 
 
 class Trial:
@@ -79,7 +79,7 @@ def host(
     """A host with one file, which it sends in one piece."""
     sent: set[int] = set()
 
-    def answer(request: Request) -> list[OfResults]:
+    def answer(request: Request) -> list[ResultsMessage]:
         match request:
             case List():
                 return [listed(request, *(listing or (a_file(len(data), path),)))]
@@ -132,7 +132,7 @@ def test_names_that_nobody_asked_for_are_refused_by_name(
 
 
 @pytest.mark.parametrize("answer", [Piece(1, 0, "YQ=="), Unread(1, "gone")])
-def test_another_answer_ends_the_fetch(tmp_path: Path, answer: OfResults) -> None:
+def test_another_answer_ends_the_fetch(tmp_path: Path, answer: ResultsMessage) -> None:
     trial = Trial(tmp_path, lambda asked: [answer])
     trial.transfer.run()
     assert "violated the protocol" in (trial.outcome.cause or "")

@@ -23,7 +23,7 @@ DIRECTIONS: Mapping[type[Struct], Callable[[Frame], Any]] = {
     local.OfMaker: local.decode_of_maker,
     local.Fork: local.decode_fork,
     local.OfInterpreter: local.decode_of_interpreter,
-    local.Claim: local.decode_claim,
+    local.ClaimRequest: local.decode_claim,
     local.Claimed: local.decode_claimed,
 }
 CLASSES = [
@@ -72,7 +72,7 @@ def test_an_unknown_type_is_named(decode: Callable[[Frame], Any]) -> None:
 
 
 def test_unknown_keys_are_ignored() -> None:
-    assert requests.decode({"type": "ping", "new": [1]}) == requests.Ping()
+    assert requests.decode({"type": "ping", "new": [1]}) == requests.PingRequest()
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class Processes:
         for rank in [self.ranks[r] for r in ranks] or self.ranks:
             assert rank.stdout is not None
             while (line := rank.stdout.readline()) != "under way\n":
+                assert line, rank.communicate(timeout=LONG_S)
                 self._children.append(int(line))
 
     def failure(self, rank: int) -> tuple[float, str, str]:

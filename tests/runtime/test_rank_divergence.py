@@ -7,7 +7,7 @@ import pytest
 
 from tfcluster.runtime.collective import rank_divergence
 from tfcluster.runtime.collective.rank_divergence import (
-    Ending,
+    RankEnding,
     compared_at_end,
 )
 
@@ -42,7 +42,7 @@ def test_what_ranks_find_at_the_end(
     others: dict[int, dict[str, str]], error: str | None, warning: str | None
 ) -> None:
     found = compared_at_end(1, {"rate": "0.1", "kernel": ONE}, others, {"rate": 7})
-    assert (found == Ending()) is (error is None and warning is None)
+    assert (found == RankEnding()) is (error is None and warning is None)
     assert (error or "") in (found.error or "")
     assert (warning or "") in (found.warning or "")
     if error and "rate" in error:

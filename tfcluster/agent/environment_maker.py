@@ -94,7 +94,7 @@ class _Maker:
         os.write(self._answer, encode(answer))
 
     def _say(self, text: str) -> None:
-        self.answer(local.Say(text))
+        self.answer(local.MakerOutput(text))
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 

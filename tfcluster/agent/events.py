@@ -52,7 +52,7 @@ class EventSocket:
 
     def ask_stacks(self) -> None:
         # If the task does not read requests, the socket fills up and they are lost.
-        self.answer(local.Stacks())
+        self.answer(local.StacksMessage())
 
     def answer(self, answer: Struct) -> None:
         with suppress(OSError):
@@ -191,12 +191,14 @@ class Claims:
         return True
 
     def _take(self, connection: EventSocket, event: Frame) -> None:
-        if event["type"] == type_of(local.Claim):
+        if event["type"] == type_of(local.ClaimRequest):
             connection.answer(self._claimed(connection, local.decode_claim(event)))
         elif connection is self._holder:
             self._say(event)
 
-    def _claimed(self, connection: EventSocket, claim: local.Claim) -> local.Claimed:
+    def _claimed(
+        self, connection: EventSocket, claim: local.ClaimRequest
+    ) -> local.Claimed:
         pid, command = self._last or (None, None)
         taken = self._holder is not None
         answer = local.Claimed(taken, self._count, pid, command)

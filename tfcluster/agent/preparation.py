@@ -200,7 +200,9 @@ class Preparation:
         last = next((a for a in reversed(answers) if isinstance(a, local.Line)), None)
         for each in answers:
             due = each is last and now - self._told >= _LINE_S
-            if isinstance(each, local.Say) or (isinstance(each, local.Line) and due):
+            if isinstance(each, local.MakerOutput) or (
+                isinstance(each, local.Line) and due
+            ):
                 self._told = now
                 self._shared.channel.send(messages.Making(each.text))
 

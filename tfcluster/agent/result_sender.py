@@ -62,7 +62,7 @@ class ResultSender:
 
     def __init__(
         self,
-        send: Callable[[messages.OfResults], None],
+        send: Callable[[messages.ResultsMessage], None],
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._send = send
@@ -75,7 +75,7 @@ class ResultSender:
         self._told_s = time.monotonic()
         self._closed = False
 
-    def obey(self, request: requests.OfResults) -> None:
+    def obey(self, request: requests.ResultsRequest) -> None:
         match request:
             case requests.List():
                 self._list(request)
@@ -200,7 +200,7 @@ class _Listing:
     """Collects rows, and sends them in frames of limited size."""
 
     def __init__(
-        self, send: Callable[[messages.OfResults], None], number: int, folder: str
+        self, send: Callable[[messages.ResultsMessage], None], number: int, folder: str
     ) -> None:
         self._send = send
         self.number = number

@@ -89,9 +89,9 @@ class AgentRun:
             case requests.Prepare():
                 if not closing:
                     self._preparation.start(request)
-            case requests.Stop():
+            case requests.StopRequest():
                 self._tasks.stop(request)
-            case requests.Stacks(names):
+            case requests.StacksRequest(names):
                 self._tasks.ask_stacks(names)
 
     def reap(self) -> None:

@@ -114,18 +114,18 @@ class Supervisor:
                 return
             raise ProtocolError("the first frame must be 'open'")
         match request:
-            case requests.Ping():
+            case requests.PingRequest():
                 pass
-            case requests.Clock(asked_s):
+            case requests.ClockRequest(asked_s):
                 self._channel.send(messages.Clock(asked_s, time.monotonic()))
             case requests.Hold(count, low, high):
                 ports, cause = self._ports.hold(count, low, high)
                 self._channel.send(messages.Held(tuple(ports), cause))
-            case requests.Sync():
+            case requests.SyncRequest():
                 self._sync().listed(request)
             case requests.Part():
                 self._sync().came(request)
-            case requests.OfResults():
+            case requests.ResultsRequest():
                 self._results().obey(request)
             case requests.Close(grace_s, others_s):
                 self.close(grace_s, guard.EXIT_CLOSED, others_s)

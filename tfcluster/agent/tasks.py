@@ -36,7 +36,7 @@ from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.light_dataclasses import dataclass
 from tfcluster.protocol import messages
-from tfcluster.protocol.requests import Start, Stop
+from tfcluster.protocol.requests import Start, StopRequest
 from tfcluster.protocol.wire import Frame
 
 CLOSE_LOOK_S = 0.02
@@ -198,7 +198,7 @@ class TaskTable:
             task.tail = tail
             self._report(task)
 
-    def stop(self, request: Stop) -> None:
+    def stop(self, request: StopRequest) -> None:
         wanted = set(request.tasks)
         tasks = [t for t in self._tasks.values() if t.name in wanted]
         self._stopping.stop(tasks, signal_number(request.signal), request.grace_s)

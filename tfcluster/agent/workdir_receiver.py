@@ -82,12 +82,12 @@ class WorkdirReceiver:
 
     def __init__(self, send: Callable[[messages.Message], None]) -> None:
         self._send = send
-        self._request: requests.Sync | None = None
+        self._request: requests.SyncRequest | None = None
         self._files: list[requests.File] = []
         self._transfer: _Transfer | None = None
         self._over = False
 
-    def listed(self, request: requests.Sync) -> None:
+    def listed(self, request: requests.SyncRequest) -> None:
         """Add a part of the list of files; the last part begins the transfer."""
         if self._over:
             return  # the transfer is done, or has failed

@@ -113,8 +113,8 @@ def _examine_here(
     code = _answer(reports, found, environ, display, as_json=as_json)
     if not display.quiet:
         say(
-            f"not inside a {scheduler.title} job: its nodes can be checked only from "
-            "inside one; only this host was checked"
+            f"not inside a job of {scheduler.title}: its nodes can be checked only "
+            "from inside one; only this host was checked"
         )
     return code
 
@@ -233,7 +233,7 @@ def setup(
     reports = examine(hosts, starter, _setup_requirements(description))
     if scheduler is not None and outside:
         say(
-            f"not inside a {scheduler.title} job: only this host was set up, which "
+            f"not inside a job of {scheduler.title}: only this host was set up, which "
             "suffices if its nodes share your home folder"
         )
     return _setup_answer(reports, description)

@@ -17,7 +17,7 @@ from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.text import fold_tasks
 from tfcluster.errors import ConfigError, ContactLostError, ExitCode, Problem
 from tfcluster.host_patterns import HostlistError, expand, host_name_problem
-from tfcluster.protocol.commands import Command, NewHost, Resize, Stacks
+from tfcluster.protocol.commands import Command, NewHost, ResizeCommand, StacksCommand
 from tfcluster.record.events import Event, EventReader
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
@@ -93,7 +93,9 @@ def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> in
     return ExitCode.OK
 
 
-def resize_request(words: Sequence[str], *, now: bool) -> tuple[str | None, Resize]:
+def resize_request(
+    words: Sequence[str], *, now: bool
+) -> tuple[str | None, ResizeCommand]:
     """The run, if it is named, and the request. Raises ConfigError."""
     run = words[0] if words and "=" not in words[0] else None
     problems: list[Problem] = []
@@ -120,7 +122,7 @@ def resize_request(words: Sequence[str], *, now: bool) -> tuple[str | None, Resi
         problems.append(Problem("resize", "nothing to change", _CHANGES))
     if problems:
         raise ConfigError(problems)
-    return run, Resize(workers, tuple(hosts), now)
+    return run, ResizeCommand(workers, tuple(hosts), now)
 
 
 def _hosts(word: str, value: str, problems: list[Problem]) -> list[NewHost]:
@@ -138,7 +140,7 @@ def _hosts(word: str, value: str, problems: list[Problem]) -> list[NewHost]:
     return [NewHost(name, slots) for name in names]
 
 
-def _ask(paths: RunPaths, request: Resize) -> Event:
+def _ask(paths: RunPaths, request: ResizeCommand) -> Event:
     """The launcher's answer. Raises ContactLostError."""
     asked = LauncherRequest(paths, request)
     while True:
@@ -200,7 +202,7 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
 
 def _collect(paths: RunPaths, tasks: list[str]) -> tuple[list[str], dict[str, Event]]:
     """The tasks that were asked, in listing order, and the answers by task."""
-    request = LauncherRequest(paths, Stacks(tuple(tasks)))
+    request = LauncherRequest(paths, StacksCommand(tuple(tasks)))
     until_s = 0.0
     asked: list[str] | None = None
     answers: dict[str, Event] = {}

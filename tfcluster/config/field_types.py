@@ -1,7 +1,7 @@
 """The kinds of single values in cluster.yaml: durations, names, port ranges, text.
 
 Each has a check and a JSON Schema. A check returns what the value means, or raises
-``Unfit`` (the message then names key and value) or ``refused`` (the message is
+``Misfit`` (the message then names key and value) or ``refused`` (the message is
 complete). Knows no keys.
 """
 
@@ -12,7 +12,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfcluster.config.shape import Kind, ListOf, MapOf, Plain, Unfit, Widened, mistyped
+from tfcluster.config.shape import (
+    Kind,
+    ListShape,
+    MapOf,
+    Misfit,
+    Plain,
+    Widened,
+    mistyped,
+)
 from tfcluster.config.yaml11_scalars import Lossy
 from tfcluster.durations import PATTERN as DURATION_PATTERN
 from tfcluster.durations import parse_duration
@@ -36,8 +44,8 @@ _FILLED = {"type": "string", "minLength": 1}
 _TEXT_OR_NUMBER = {"type": ["string", "number"]}
 
 
-def refused(message: str, hint: str | None = None) -> Unfit:
-    return Unfit(message, hint, "refused")
+def refused(message: str, hint: str | None = None) -> Misfit:
+    return Misfit(message, hint, "refused")
 
 
 def shorthand(kind: Kind, key: str, json: Mapping[str, Any], of: type = object) -> Kind:
@@ -58,9 +66,9 @@ def whole(least: int, most: int) -> Plain:
         if not isinstance(value, int) or isinstance(value, bool):
             raise mistyped("a whole number")
         if value < least:
-            raise Unfit(f"a whole number of at least {least}", sort="bound")
+            raise Misfit(f"a whole number of at least {least}", sort="bound")
         if value > most:
-            raise Unfit(f"a whole number of at most {most}", sort="bound")
+            raise Misfit(f"a whole number of at most {most}", sort="bound")
         return value
 
     return Plain(check, {"type": "integer", "minimum": least, "maximum": most})
@@ -71,9 +79,9 @@ def number(above: float, most: float) -> Plain:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise mistyped("a number")
         if value <= above:
-            raise Unfit(f"a number greater than {above:g}", sort="bound")
+            raise Misfit(f"a number greater than {above:g}", sort="bound")
         if value > most:
-            raise Unfit(f"a number of at most {most:g}", sort="bound")
+            raise Misfit(f"a number of at most {most:g}", sort="bound")
         return float(value)
 
     schema = {"type": "number", "exclusiveMinimum": above, "maximum": most}
@@ -83,7 +91,7 @@ def number(above: float, most: float) -> Plain:
 def words(*known: str) -> Plain:
     def check(value: object) -> object:
         if value not in known:
-            raise Unfit(", ".join(known), sort="word", words=known)
+            raise Misfit(", ".join(known), sort="word", words=known)
         return value
 
     return Plain(check, {"type": "string", "enum": list(known)})
@@ -113,7 +121,7 @@ def _matching(
     def check(value: object) -> str:
         text = _text(before(value))
         if not re.fullmatch(pattern, text):
-            raise Unfit(what, hint)
+            raise Misfit(what, hint)
         return text
 
     return Plain(check, schema or {"type": "string", "pattern": f"^(?:{pattern})$"})
@@ -127,12 +135,12 @@ def _duration(*, zero: bool, off: bool) -> Callable[[object], float | None]:
         seconds = parse_duration(value) if isinstance(value, str) else None
         if seconds is not None:
             if seconds > _MAX_DURATION_S:
-                raise Unfit("at most 366d")
+                raise Misfit("at most 366d")
             if seconds > 0 or zero:
                 return seconds
-            raise Unfit("longer than 0s", "write off for none" if off else None)
+            raise Misfit("longer than 0s", "write off for none" if off else None)
         example = "10s, 5m, 1h or off" if off else "10s, 5m, 1h"
-        raise Unfit("a duration", _duration_hint(value, example))
+        raise Misfit("a duration", _duration_hint(value, example))
 
     return check
 
@@ -154,13 +162,13 @@ def _ports(value: object) -> PortRange | None:
     if value == "auto":
         return None
     if not isinstance(value, str) or not (match := re.fullmatch(_PORT_RANGE, value)):
-        raise Unfit("auto or a range like 40000-41000")
+        raise Misfit("auto or a range like 40000-41000")
     low, high = int(match[1]), int(match[2])
     if low > high:
         raise refused(f"range {value} is reversed", f"write {high}-{low}")
     if low < 1024 or high > 65535:
         why = "ports below 1024 need root" if low < 1024 else None
-        raise Unfit("within 1024-65535", why)
+        raise Misfit("within 1024-65535", why)
     return PortRange(low, high)
 
 
@@ -183,17 +191,17 @@ def _as_list(value: object) -> object:
         return [value]
     if isinstance(value, list):
         return value
-    raise Unfit("text or a list", "like: python train.py --epochs 3")
+    raise Misfit("text or a list", "like: python train.py --epochs 3")
 
 
 def _setup(value: object) -> str | list[str]:
     if isinstance(value, str) and value:
         return _one_line(value)
     if not isinstance(value, list) or not value:
-        raise Unfit("a list of lines for bash, or a file", "setup: [module load cuda]")
+        raise Misfit("a list of lines for bash, or a file", "setup: [module load cuda]")
     for item in value:
         if not isinstance(item, str) or not item or "\0" in item or "\r" in item:
-            raise Unfit("a list of lines for bash", 'like "module load cuda/12"')
+            raise Misfit("a list of lines for bash", 'like "module load cuda/12"')
     return value
 
 
@@ -221,14 +229,14 @@ def _env_value(value: object) -> str:
 
 def _one_line(text: str) -> str:
     if re.search(_CONTROL, text):
-        raise Unfit("one line, without control characters")
+        raise Misfit("one line, without control characters")
     return text
 
 
 def _line(value: object) -> str:
     text = _one_line(_text(value))
     if not text:
-        raise Unfit("", sort="empty")
+        raise Misfit("", sort="empty")
     return text
 
 
@@ -236,7 +244,7 @@ def _interpreter(value: object) -> tuple[str, ...]:
     words: list[Any] = value if isinstance(value, list) else [value]
     hint = 'like ["apptainer", "exec", "tf.sif", "python"]'
     if not isinstance(value, str | list):
-        raise Unfit("a path, a name, or a command as a list of words", hint)
+        raise Misfit("a path, a name, or a command as a list of words", hint)
     if not words:
         raise refused("a command must not be an empty list", hint)
     if not all(isinstance(word, str) and word for word in words):
@@ -251,7 +259,7 @@ def _slurm_time(value: object) -> object:
     if seconds is None:
         return _as_text(value)
     if seconds > _MAX_DURATION_S or seconds < 1:
-        raise Unfit("between 1s and 366d")
+        raise Misfit("between 1s and 366d")
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -281,7 +289,7 @@ DURATION_OR_OFF = Plain(
 )
 PORTS = Plain(_ports, {"type": "string", "pattern": "^(auto|[0-9]+-[0-9]+)$"})
 COMMAND = Widened(
-    ListOf(Plain(_argument, _TEXT_OR_NUMBER), filled=True), _as_list, _FILLED
+    ListShape(Plain(_argument, _TEXT_OR_NUMBER), filled=True), _as_list, _FILLED
 )
 """Arguments; a command given as one string becomes a list with that string."""
 _LINES = {"anyOf": [_FILLED, {"type": "array", "minItems": 1, "items": _FILLED}]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tfcluster.config import field_types as kinds
 from tfcluster.config.shape import (
-    ListOf,
+    ListShape,
     MapOf,
     Nested,
     Section,
@@ -60,7 +60,7 @@ class ResultsSection(Section):
     `patterns`."""
 
     patterns: list[str] = required(
-        ListOf(kinds.LINE),
+        ListShape(kinds.LINE),
         "Names or paths, with * and ? (`*.keras`); one that ends in a slash is a "
         "folder (`logs/`).",
     )
@@ -84,7 +84,7 @@ class Workdir(Section):
         "`path` get a copy of its files in it.",
     )
     exclude: list[str] = key(
-        ListOf(kinds.LINE),
+        ListShape(kinds.LINE),
         [],
         "Files that are not copied: names or paths, with * and ? (`*.ckpt`).",
     )
@@ -180,7 +180,7 @@ class RuntimeSection(Section):
         kinds.FLAG, False, "parameter_server: wait for every worker's gradient."
     )
     chief_only: list[str] = key(
-        ListOf(kinds.words("print", "summary")),
+        ListShape(kinds.words("print", "summary")),
         ["summary"],
         "What only the chief does: print() to the console, event files of tf.summary.",
     )
@@ -348,7 +348,7 @@ class ClusterSection(Section):
     runtime: RuntimeSection = key(
         Nested(RuntimeSection), {}, "How the tasks work together."
     )
-    hosts: list[HostItem] = key(ListOf(_HOST), [], "ssh: the hosts, in rank order.")
+    hosts: list[HostItem] = key(ListShape(_HOST), [], "ssh: the hosts, in rank order.")
     ssh: SshSection = key(Nested(SshSection), {}, "Backend ssh.")
     spread: bool = key(
         kinds.FLAG,

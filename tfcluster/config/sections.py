@@ -16,7 +16,7 @@ from tfcluster.config.models import ClusterSection
 from tfcluster.config.shape import (
     Key,
     Kind,
-    ListOf,
+    ListShape,
     MapOf,
     Nested,
     Section,
@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {
     "words": kinds.WORD_LIST,
     "line": kinds.LINE,
     "resources": MapOf(kinds.WORD, kinds.RESOURCE),
-    "options": ListOf(kinds.LINE),
+    "options": ListShape(kinds.LINE),
 }
 """Kind of a key, as in ``setting(kind, ...)`` -> what values it takes."""
 

@@ -35,7 +35,7 @@ class Wrong:
     """Whether it is about the key at ``path``, not about the value."""
 
 
-class Unfit(Exception):
+class Misfit(Exception):
     """A value that does not fit its kind; ``what`` and ``hint`` are as in Wrong."""
 
     def __init__(
@@ -52,8 +52,8 @@ class Unfit(Exception):
         return Wrong(path, self.sort, self.what, self.hint, self.words, of_key)
 
 
-def mistyped(what: str) -> Unfit:
-    return Unfit(what, sort="type")
+def mistyped(what: str) -> Misfit:
+    return Misfit(what, sort="type")
 
 
 class Kind(Protocol):
@@ -68,7 +68,7 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """Single values; ``check`` returns what one means, or raises Unfit."""
+    """Single values; ``check`` returns what one means, or raises Misfit."""
 
     check: Callable[[Any], Any]
     schema: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Plain:
     def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
         try:
             return self.check(value)
-        except Unfit as unfit:
+        except Misfit as unfit:
             wrong.append(unfit.at(path))
 
     def json(self, shapes: Shapes) -> Json:
@@ -84,7 +84,7 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True)
-class ListOf:
+class ListShape:
     item: Kind
     filled: bool = False
     """Whether it must not be empty."""
@@ -118,7 +118,7 @@ class MapOf:
         for key in value:
             try:
                 self.key.check(key)
-            except Unfit as unfit:
+            except Misfit as unfit:
                 wrong.append(unfit.at((*path, key), of_key=True))
         return {k: self.item.read(v, (*path, k), wrong) for k, v in value.items()}
 
@@ -138,7 +138,7 @@ class Widened:
     def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
         try:
             wide = self.widen(value)
-        except Unfit as unfit:
+        except Misfit as unfit:
             wrong.append(unfit.at(path))
             return None
         return self.kind.read(wide, path, wrong)

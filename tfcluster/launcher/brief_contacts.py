@@ -22,7 +22,7 @@ from tfcluster.launcher.agent_connection import (
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.model import Host
-from tfcluster.protocol.requests import Close, Ping, Request
+from tfcluster.protocol.requests import Close, PingRequest, Request
 from tfcluster.schedulers.starting import Starter
 
 GREETING_S = 30.0
@@ -104,4 +104,4 @@ class BriefContacts:
         if now - self._pinged_s >= HEARTBEAT_S:
             self._pinged_s = now
             for contact in self._contacts.values():
-                contact.send(Ping())
+                contact.send(PingRequest())

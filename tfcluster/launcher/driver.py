@@ -73,7 +73,7 @@ from tfcluster.light_dataclasses import as_dict
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
-from tfcluster.protocol.requests import Stop
+from tfcluster.protocol.requests import StopRequest
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.schedulers.starting import Starter
@@ -352,17 +352,19 @@ class Driver:
         """Handle the requests of other commands."""
         for number, request in take(RunPaths(self._job.logs.parent)):
             match request:
-                case commands.Stacks(tasks):
+                case commands.StacksCommand(tasks):
                     running, send = self._running(), self._hosts.send
                     ask_stacks(number, tasks, running, send, self._journal)
                 case commands.Fetch():
                     self._results.begin(number, request)
-                case commands.Resize():
+                case commands.ResizeCommand():
                     for event in self._resize(number, request):
                         self._feed(event)
         self._resizer.probe(time.monotonic())
 
-    def _resize(self, number: str | None, request: commands.Resize) -> list[Event]:
+    def _resize(
+        self, number: str | None, request: commands.ResizeCommand
+    ) -> list[Event]:
         """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
@@ -454,7 +456,7 @@ class Driver:
         for task in tasks:
             by_host.setdefault(self._plan.tasks[task], []).append(str(task))
         for host, names in by_host.items():
-            self._hosts.send(host, Stop(tuple(names), grace_s, signal))
+            self._hosts.send(host, StopRequest(tuple(names), grace_s, signal))
 
     def _run_state(self, state: RunState, reason: str | None) -> None:
         # A final state is recorded only in the record's last event: until then `stop`

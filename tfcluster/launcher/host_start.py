@@ -20,7 +20,7 @@ from tfcluster.launcher.host_types import (
     EndWanted,
     EnvironmentBegun,
     Event,
-    Failed,
+    FailedHost,
     FilesCopied,
     GivenUp,
     Gone,
@@ -37,7 +37,7 @@ from tfcluster.launcher.host_types import (
     PortsHeld,
     PortsWanted,
     Preparing,
-    Ready,
+    ReadyHost,
     ReportEnd,
     ReportFailure,
     ReportLoss,
@@ -45,7 +45,7 @@ from tfcluster.launcher.host_types import (
     Result,
     RunSetUp,
     SetUp,
-    Stage,
+    StartStage,
     State,
     Sweep,
     Unable,
@@ -66,19 +66,19 @@ def is_awaited(state: State) -> bool:
 
 def is_heard(state: State) -> bool:
     """Whether the agent says something at least with every heartbeat."""
-    return isinstance(state, Preparing | Ready | Ending)
+    return isinstance(state, Preparing | ReadyHost | Ending)
 
 
 def ports_of(state: State) -> tuple[int, ...]:
     """The ports that are, or were, held for the host's tasks."""
-    if isinstance(state, Preparing | Ready | Gone):
+    if isinstance(state, Preparing | ReadyHost | Gone):
         return state.ports or ()
     return ()
 
 
 def warm_of(state: State) -> frozenset[str]:
     """The keys of the host's warm interpreters."""
-    return state.warm if isinstance(state, Preparing | Ready) else frozenset()
+    return state.warm if isinstance(state, Preparing | ReadyHost) else frozenset()
 
 
 def step(state: State, event: Event) -> Result:
@@ -102,18 +102,18 @@ def step(state: State, event: Event) -> Result:
         case GivenUp():
             return Gone(ports_of(state)), [Disconnect(), Sweep()]
         case EndWanted(grace_s):
-            guard = state.dead_guard if isinstance(state, Ready | Ending) else None
+            guard = state.dead_guard if isinstance(state, ReadyHost | Ending) else None
             return Ending(guard), [EndAgent(grace_s)]
-        case GuardDied(pid) if isinstance(state, Ready | Ending):
+        case GuardDied(pid) if isinstance(state, ReadyHost | Ending):
             return replace(state, dead_guard=pid), []
         case Unable(cause, tail) if isinstance(state, Greeting | Preparing):
-            return Failed(), [ReportFailure(cause, tail=tail)]
+            return FailedHost(), [ReportFailure(cause, tail=tail)]
     match state:
         case Greeting():
             return _while_greeting(state, event)
         case Preparing():
             return _while_preparing(state, event)
-        case Ready():
+        case ReadyHost():
             return _while_ready(state, event)
     return state, []
 
@@ -153,13 +153,13 @@ def _of_connection_end(state: State, cause: str) -> list[Action]:
     match state:
         case Greeting() | Preparing():
             return [ReportFailure(cause, together=True)]
-        case Ready(dead_guard=int(pid)) | Ending(dead_guard=int(pid)):
+        case ReadyHost(dead_guard=int(pid)) | Ending(dead_guard=int(pid)):
             cause = (
                 f"the guard process of its agent (pid {pid}) died, and the connection "
                 "ended with it; the agent has stopped all tasks there"
             )
             return [ReportLoss(f"contact lost: {cause}")]
-        case Ready() | Ending():
+        case ReadyHost() | Ending():
             return [ReportLoss(f"contact lost: {cause}")]
     return []
 
@@ -168,11 +168,11 @@ def _while_greeting(state: Greeting, event: Event) -> Result:
     if not isinstance(event, Greeted):
         return state, []
     if event.problem is not None:
-        return Failed(), [ReportFailure(event.problem, together=True)]
+        return FailedHost(), [ReportFailure(event.problem, together=True)]
     if state.needs.files:
-        copying = Preparing(state.needs, Stage.COPY)
-        return copying, [NoteStage(Stage.COPY), CopyFiles()]
-    return _set_up(Preparing(state.needs, Stage.AGENT))
+        copying = Preparing(state.needs, StartStage.COPY)
+        return copying, [NoteStage(StartStage.COPY), CopyFiles()]
+    return _set_up(Preparing(state.needs, StartStage.AGENT))
 
 
 def _while_preparing(state: Preparing, event: Event) -> Result:
@@ -180,44 +180,44 @@ def _while_preparing(state: Preparing, event: Event) -> Result:
     match event:
         case PortsHeld(ports, shortage):
             if len(ports) < state.needs.ports:
-                return Failed(), [ReportFailure(shortage, together=True)]
+                return FailedHost(), [ReportFailure(shortage, together=True)]
             return _advance(replace(state, ports=ports))
-        case FilesCopied() if stage is Stage.COPY:
+        case FilesCopied() if stage is StartStage.COPY:
             return _set_up(state)
-        case EnvironmentBegun() if stage is Stage.SET_UP:
-            making = replace(state, stage=Stage.ENVIRONMENT)
-            return making, [NoteStage(Stage.ENVIRONMENT)]
-        case SetUp() if stage in (Stage.SET_UP, Stage.ENVIRONMENT):
-            return replace(state, stage=Stage.IMPORT), [Import()]
+        case EnvironmentBegun() if stage is StartStage.SET_UP:
+            making = replace(state, stage=StartStage.ENVIRONMENT)
+            return making, [NoteStage(StartStage.ENVIRONMENT)]
+        case SetUp() if stage in (StartStage.SET_UP, StartStage.ENVIRONMENT):
+            return replace(state, stage=StartStage.IMPORT), [Import()]
         case ImportsBegun(keys):
             after, actions = _advance(replace(state, importing=keys, warm=keys))
-            return after, [NoteStage(Stage.IMPORT), *actions] if keys else actions
+            return after, [NoteStage(StartStage.IMPORT), *actions] if keys else actions
         case Imported(key) if importing is not None:
             return _advance(replace(state, importing=importing - {key}))
         case NotImported(key, None) if importing is not None:
             warm = state.warm - {key}
             return _advance(replace(state, importing=importing - {key}, warm=warm))
         case NotImported(_, Unable(cause, tail)):
-            return Failed(), [ReportFailure(cause, tail=tail)]
+            return FailedHost(), [ReportFailure(cause, tail=tail)]
     return state, []
 
 
 def _set_up(state: Preparing) -> Result:
     if not state.needs.set_up:
-        return replace(state, stage=Stage.IMPORT), [Import()]
-    state = replace(state, stage=Stage.SET_UP)
-    return state, [NoteStage(Stage.SET_UP), RunSetUp()]
+        return replace(state, stage=StartStage.IMPORT), [Import()]
+    state = replace(state, stage=StartStage.SET_UP)
+    return state, [NoteStage(StartStage.SET_UP), RunSetUp()]
 
 
 def _advance(state: Preparing) -> Result:
     """The host is ready if it has its ports and nothing imports any more."""
     if state.ports is None or state.importing is None or state.importing:
         return state, []
-    ready = Ready(state.ports, state.warm, wanted=len(state.ports))
+    ready = ReadyHost(state.ports, state.warm, wanted=len(state.ports))
     return ready, [ReportReady()]
 
 
-def _while_ready(state: Ready, event: Event) -> Result:
+def _while_ready(state: ReadyHost, event: Event) -> Result:
     match event:
         case NotImported(key):
             return replace(state, warm=state.warm - {key}), []

@@ -11,7 +11,7 @@ from tfcluster.errors import ExitCode
 from tfcluster.light_dataclasses import dataclass
 
 
-class Stage(Enum):
+class StartStage(Enum):
     """The stages of a host's start, as recorded.
 
     A stage lasts until the next one begins, or until the host is ready or has failed.
@@ -59,7 +59,7 @@ class Preparing:
     """The agent prepares the host."""
 
     needs: Needs
-    stage: Stage
+    stage: StartStage
     ports: tuple[int, ...] | None = None
     importing: frozenset[str] | None = None
     """The keys of the warm interpreters that import now; None: not begun."""
@@ -68,7 +68,7 @@ class Preparing:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyHost:
     """Tasks can run there."""
 
     ports: tuple[int, ...]
@@ -82,7 +82,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedHost:
     """The host cannot be prepared; its agent is still there."""
 
 
@@ -106,7 +106,16 @@ class Unreached:
     """No agent was started, or none that we still want."""
 
 
-State = Connecting | Greeting | Preparing | Ready | Failed | Ending | Gone | Unreached
+State = (
+    Connecting
+    | Greeting
+    | Preparing
+    | ReadyHost
+    | FailedHost
+    | Ending
+    | Gone
+    | Unreached
+)
 
 
 # --- events -------------------------------------------------------------------------
@@ -254,7 +263,7 @@ Event = (
 class NoteStage:
     """A stage begins; for the record."""
 
-    stage: Stage
+    stage: StartStage
 
 
 @dataclass(frozen=True, slots=True)

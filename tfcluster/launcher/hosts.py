@@ -27,7 +27,7 @@ from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_facts import HostFacts, is_address, resolve
 from tfcluster.launcher.host_liveness import HostLiveness
-from tfcluster.launcher.host_types import Stage
+from tfcluster.launcher.host_types import StartStage
 from tfcluster.launcher.job import CurrentJob, Item, Job
 from tfcluster.launcher.preparation import (
     changed_python,
@@ -46,7 +46,7 @@ from tfcluster.protocol.frames import ProtocolError
 from tfcluster.schedulers.starting import Starter
 from tfcluster.task_id import TaskId
 
-NoteStage = Callable[[str, Stage, float | None], None]
+NoteStage = Callable[[str, StartStage, float | None], None]
 """Called with a host, a stage, and the Unix time when it began (None: now)."""
 
 
@@ -151,7 +151,7 @@ class Hosts:
         """Whether all hosts of the job are ready and hold enough ports."""
         for host in job.used_hosts():
             state = self._state(host)
-            if not isinstance(state, host_types.Ready):
+            if not isinstance(state, host_types.ReadyHost):
                 return False
             if len(state.ports) < _count_ports(job, host):
                 return False
@@ -163,7 +163,7 @@ class Hosts:
             state = self._state(host)
             if host_start.is_gone(state):
                 return f"{host.name} is lost"
-            if isinstance(state, host_types.Ready) and state.shortage is not None:
+            if isinstance(state, host_types.ReadyHost) and state.shortage is not None:
                 return f"{host.name}: {state.shortage}"
         return None
 
@@ -208,13 +208,13 @@ class Hosts:
         clocks = self._job.description.runtime.trace
         for name, contact in self._contacts.items():
             if not host_start.is_gone(contact.state):
-                self.send(name, requests.Ping())
+                self.send(name, requests.PingRequest())
                 if clocks and name in self.facts:
                     self.ask_clock(name)
 
     def ask_clock(self, name: str) -> None:
         """Ask a host that has answered before for the time of its monotonic clock."""
-        self.send(name, requests.Clock(time.time()))
+        self.send(name, requests.ClockRequest(time.time()))
 
     def close(self, names: Sequence[str], grace_s: float) -> None:
         """Have agents end; ``elapsed`` returns the ends of those that never began."""
@@ -338,13 +338,13 @@ class Hosts:
         if isinstance(item, Unopened):
             cause = item.error.sentence.removeprefix(f"{item.host}: ")
             if host_start.is_awaited(contact.state):
-                self._note(item.host, Stage.CONNECT, item.began_s)
+                self._note(item.host, StartStage.CONNECT, item.began_s)
             self._step(contact, host_types.NotConnected(cause, item.error.exit_code))
             return self._take_events()
         contact.connection, contact.resolved = item.contact, item.resolved
-        stages = (Stage.CONNECT, Stage.RESOLVE, Stage.AGENT)
+        stages = (StartStage.CONNECT, StartStage.RESOLVE, StartStage.AGENT)
         for stage, at_s in zip(stages, item.begun_s, strict=True):
-            if stage is not Stage.RESOLVE or item.resolved:
+            if stage is not StartStage.RESOLVE or item.resolved:
                 self._note(item.host, stage, at_s)
         self._step(contact, host_types.Connected())
         return self._take_events()

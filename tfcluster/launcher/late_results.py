@@ -22,7 +22,7 @@ from tfcluster.launcher.result_transfer import (
 from tfcluster.launcher.results import AT_ONCE
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.model import Description, Host
-from tfcluster.protocol.messages import Fault, OfResults
+from tfcluster.protocol.messages import Fault, ResultsMessage
 from tfcluster.schedulers.starting import Starter
 
 _SHOW_S = 0.1
@@ -94,7 +94,7 @@ def _handle(
     if isinstance(item, Closed):
         inboxes[item.host].end(item.cause)
     elif isinstance(item, Received):
-        if isinstance(item.message, OfResults):
+        if isinstance(item.message, ResultsMessage):
             inboxes[item.host].put(item.message)
         elif isinstance(item.message, Fault):
             inboxes[item.host].end(item.message.cause)

@@ -24,7 +24,7 @@ from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.text import times
 from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
-from tfcluster.launcher.host_types import Stage
+from tfcluster.launcher.host_types import StartStage
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
@@ -349,7 +349,7 @@ class Launch:
             with contextlib.suppress(OSError):  # events have the addresses, too
                 replace_json(paths.plan, task_parts(known, cluster))
 
-        def note(host: str, stage: Stage, began_s: float | None) -> None:
+        def note(host: str, stage: StartStage, began_s: float | None) -> None:
             journal.event("stage", host=host, stage=stage.value, began=began_s)
 
         hosts = Hosts(current, self.starter, queue.put, note)

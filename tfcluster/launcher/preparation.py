@@ -18,7 +18,7 @@ from tfcluster.launcher.host_types import Unable
 from tfcluster.launcher.job import Job, search_paths, warm_env
 from tfcluster.model import Description, Host, Interpreter, Requirements, Strategy
 from tfcluster.protocol.messages import Cold, Prepared, Unprepared
-from tfcluster.protocol.requests import Environment, Prepare, Warm
+from tfcluster.protocol.requests import EnvironmentSpec, Prepare, Warm
 from tfcluster.protocol.wire import UNFORKABLE, UNUSABLE
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def prepare_request(
 
 def _environment(
     description: Description, host: Host, digest: str | None
-) -> Environment | None:
+) -> EnvironmentSpec | None:
     requirements = description.requirements
     if requirements is None or digest is None:
         return None
-    return Environment(
+    return EnvironmentSpec(
         file=requirements.file,
         files=requirements.files,
         digest=digest,

@@ -10,7 +10,7 @@ from tfcluster.host_patterns import host_name_problem
 from tfcluster.launcher.job import Job
 from tfcluster.light_dataclasses import dataclass, replace
 from tfcluster.model import Host, HostEntry, Strategy
-from tfcluster.protocol.commands import Resize
+from tfcluster.protocol.commands import ResizeCommand
 from tfcluster.vocabulary import RANKED_TYPES
 
 MOST_WORKERS = 100_000
@@ -33,7 +33,7 @@ class Wanted:
 def plan_resize(
     job: Job,
     alive: Container[str],
-    request: Resize,
+    request: ResizeCommand,
 ) -> Wanted | list[str]:
     """The resize that a request leads to, or all reasons against it.
 
@@ -85,7 +85,7 @@ def _never(job: Job) -> Iterator[str]:
 def _added(
     job: Job,
     alive: Container[str],
-    request: Resize,
+    request: ResizeCommand,
     problems: list[str],
 ) -> list[Host]:
     scheduler = schedulers.get(job.description.backend)
@@ -113,7 +113,7 @@ def _added(
 
 
 def _workers(
-    job: Job, added: Sequence[Host], request: Resize, problems: list[str]
+    job: Job, added: Sequence[Host], request: ResizeCommand, problems: list[str]
 ) -> int | None:
     """The number of workers, or None with an entry in ``problems``."""
     group = job.description.tasks.get("worker")

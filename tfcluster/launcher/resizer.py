@@ -87,7 +87,7 @@ class Resizer:
     def begin(
         self,
         number: str | None,
-        request: commands.Resize,
+        request: commands.ResizeCommand,
         alive: Container[str],
         now_s: float,
         *,
@@ -247,7 +247,7 @@ class Resizer:
 
             threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
 
-    def came_back(self, item: CameBack, now_s: float) -> commands.Resize | None:
+    def came_back(self, item: CameBack, now_s: float) -> commands.ResizeCommand | None:
         """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:
@@ -259,4 +259,6 @@ class Resizer:
             return None
         self._say(f"{item.host} answers again")
         workers = self._full if len(self._absent) == 1 else None
-        return commands.Resize(workers, (commands.NewHost(item.host, None),), now=False)
+        return commands.ResizeCommand(
+            workers, (commands.NewHost(item.host, None),), now=False
+        )

@@ -60,11 +60,13 @@ class _FileError(Exception):
 class Inbox:
     """The answers of one host; ``end`` says that no more will come, and why."""
 
-    answers: SimpleQueue[messages.OfResults | None] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[messages.ResultsMessage | None] = field(
+        default_factory=SimpleQueue
+    )
     cause: str | None = None
     """Why no more will come."""
 
-    def put(self, answer: messages.OfResults) -> None:
+    def put(self, answer: messages.ResultsMessage) -> None:
         self.answers.put(answer)
 
     def end(self, cause: str) -> None:
@@ -330,13 +332,13 @@ class HostTransfer:
 
     # --- answers --------------------------------------------------------------------
 
-    def _receive_of_file(self, number: int) -> messages.OfResults:
+    def _receive_of_file(self, number: int) -> messages.ResultsMessage:
         answer = self._receive(number)
         if isinstance(answer, messages.Unread):
             raise _FileError(answer.cause)
         return answer
 
-    def _receive(self, number: int) -> messages.OfResults:
+    def _receive(self, number: int) -> messages.ResultsMessage:
         """The next answer to the request with this number.
 
         Raises _Ended if we lose contact, or nothing comes for too long.
@@ -368,7 +370,7 @@ def _remote(file: messages.Result) -> Remote:
     return Remote(file.path, file.size, file.mtime_ns, stat.S_IMODE(file.mode))
 
 
-def _decoded(answer: messages.OfResults) -> bytes:
+def _decoded(answer: messages.ResultsMessage) -> bytes:
     with suppress(ValueError):
         if isinstance(answer, messages.Piece):
             data = base64.b64decode(answer.data, validate=True)

@@ -31,7 +31,7 @@ from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import commands
-from tfcluster.protocol.messages import Message, OfResults
+from tfcluster.protocol.messages import Message, ResultsMessage
 from tfcluster.protocol.requests import Request
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
@@ -100,7 +100,7 @@ class ResultsFetcher:
 
     def received(self, host: str, message: Message) -> bool:
         """Take a message if it is about results; returns whether it was."""
-        if not isinstance(message, OfResults):
+        if not isinstance(message, ResultsMessage):
             return False
         if host in self._inboxes:
             self._inboxes[host].put(message)

@@ -8,7 +8,7 @@ from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
 from tfcluster.lifecycle.types import Stalled
-from tfcluster.protocol.requests import Request, Stacks
+from tfcluster.protocol.requests import Request, StacksRequest
 from tfcluster.task_id import TaskId
 
 
@@ -54,7 +54,7 @@ class StallDetector:
             self._asked, self._asked_until = stalled, now + STACKS_WAIT_S
             self._answers.clear()
             for task, host in expected.items():
-                self._send(host, Stacks((str(task),)))
+                self._send(host, StacksRequest((str(task),)))
         return None
 
 
@@ -76,4 +76,7 @@ def ask_stacks(
     }
     journal.event("asked", request=number, tasks=sorted(chosen))
     for host in set(chosen.values()):
-        send(host, Stacks(tuple(t for t, where in chosen.items() if where == host)))
+        send(
+            host,
+            StacksRequest(tuple(t for t, where in chosen.items() if where == host)),
+        )

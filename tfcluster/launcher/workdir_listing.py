@@ -44,7 +44,7 @@ class Listing:
         """The sum of all file sizes in bytes."""
         return sum(entry.size for entry in self.entries)
 
-    def sync_requests(self) -> Iterator[requests.Sync]:
+    def sync_requests(self) -> Iterator[requests.SyncRequest]:
         """The requests that send this list to a host."""
         rows: list[File] = []
         size = 0
@@ -56,8 +56,8 @@ class Listing:
                 rows, size = [], 0
         yield self._request(rows, last=True)
 
-    def _request(self, rows: Sequence[File], *, last: bool) -> requests.Sync:
-        return requests.Sync(
+    def _request(self, rows: Sequence[File], *, last: bool) -> requests.SyncRequest:
+        return requests.SyncRequest(
             folder=self.folder,
             original=str(self.root),
             inodes=self.inodes,

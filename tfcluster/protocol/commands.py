@@ -10,7 +10,7 @@ class Command(Struct):
     """Base class of all requests."""
 
 
-class Stacks(Command):
+class StacksCommand(Command):
     """Without ``tasks``, all running tasks are asked."""
 
     tasks: tuple[str, ...]
@@ -29,7 +29,7 @@ class NewHost(Struct):
     slots: int | None
 
 
-class Resize(Command):
+class ResizeCommand(Command):
     """``workers`` is None if the new hosts determine the number."""
 
     workers: int | None

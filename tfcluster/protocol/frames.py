@@ -37,8 +37,10 @@ class ProtocolError(WireError):
 
 
 def type_of(cls: type) -> str:
-    """The type of the frames of this class."""
-    words = ("_" + each.lower() if each.isupper() else each for each in cls.__name__)
+    """The type of the frames of this class, such as "ping" for ``PingRequest``."""
+    name = cls.__name__.removesuffix("Request").removesuffix("Command")
+    name = name.removesuffix("Message")
+    words = ("_" + each.lower() if each.isupper() else each for each in name)
     return "".join(words).removeprefix("_")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tfcluster.light_dataclasses import Struct
 from tfcluster.protocol.frames import decoder
-from tfcluster.protocol.requests import Environment
+from tfcluster.protocol.requests import EnvironmentSpec
 
 # --- the process that makes an environment ----------------------------------------
 
@@ -14,7 +14,7 @@ from tfcluster.protocol.requests import Environment
 class Make(Struct):
     """The only request; ``python`` starts the base of the environment."""
 
-    environment: Environment
+    environment: EnvironmentSpec
     python: tuple[str, ...]
     cwd: str
 
@@ -23,7 +23,7 @@ class OfMaker(Struct):
     """Base class of the answers."""
 
 
-class Say(OfMaker):
+class MakerOutput(OfMaker):
     text: str
 
 
@@ -79,7 +79,7 @@ class ForkFailed(OfInterpreter):
 # --- tasks ------------------------------------------------------------------------
 
 
-class Claim(Struct):
+class ClaimRequest(Struct):
     """A process is going to train; ``command`` is for messages."""
 
     command: str
@@ -98,7 +98,7 @@ class Claimed(Struct):
     command: str | None
 
 
-class Stacks(Struct):
+class StacksMessage(Struct):
     """Asks a task for its stacks."""
 
 
@@ -106,6 +106,6 @@ decode_make = decoder(Make)
 decode_of_maker = decoder(OfMaker)
 decode_fork = decoder(Fork)
 decode_of_interpreter = decoder(OfInterpreter)
-decode_claim = decoder(Claim)
+decode_claim = decoder(ClaimRequest)
 decode_claimed = decoder(Claimed)
 """All raise ProtocolError."""

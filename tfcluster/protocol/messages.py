@@ -12,7 +12,7 @@ class Message(Struct):
     """Base class of all messages."""
 
 
-class OfResults(Message):
+class ResultsMessage(Message):
     """Answers the request with this number."""
 
     number: int
@@ -92,7 +92,7 @@ class Result(Struct):
     mode: int
 
 
-class Listed(OfResults):
+class Listed(ResultsMessage):
     """``refused``: paths that are not sent, and why; ``more``: how many others."""
 
     shared: bool
@@ -103,25 +103,25 @@ class Listed(OfResults):
     last: bool
 
 
-class Unlisted(OfResults):
+class Unlisted(ResultsMessage):
     cause: str
 
 
-class Working(OfResults):
+class Working(ResultsMessage):
     pass
 
 
-class Piece(OfResults):
+class Piece(ResultsMessage):
     offset: int
     data: str
 
 
-class Complete(OfResults):
+class Complete(ResultsMessage):
     digest: str
     changed: bool
 
 
-class Unread(OfResults):
+class Unread(ResultsMessage):
     cause: str
 
 

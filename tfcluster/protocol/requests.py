@@ -12,7 +12,7 @@ class Request(Struct):
     """Base class of all requests."""
 
 
-class OfResults(Request):
+class ResultsRequest(Request):
     """Base class of the requests about results."""
 
 
@@ -29,11 +29,11 @@ class Open(Request):
     witness: str | None
 
 
-class Ping(Request):
+class PingRequest(Request):
     pass
 
 
-class Clock(Request):
+class ClockRequest(Request):
     asked_s: float
 
 
@@ -54,7 +54,7 @@ class File(Struct):
     digest: str
 
 
-class Sync(Request):
+class SyncRequest(Request):
     folder: str
     original: str
     inodes: tuple[tuple[str, int], ...]
@@ -68,7 +68,7 @@ class Part(Request):
     data: str | None
 
 
-class List(OfResults):
+class List(ResultsRequest):
     """Lists results in ``folder``, unless the host shares the launcher's files."""
 
     number: int
@@ -77,7 +77,7 @@ class List(OfResults):
     patterns: tuple[str, ...]
 
 
-class Read(OfResults):
+class Read(ResultsRequest):
     """Opens a listed file, of which ``size`` bytes are wanted."""
 
     number: int
@@ -85,20 +85,20 @@ class Read(OfResults):
     size: int
 
 
-class More(OfResults):
+class More(ResultsRequest):
     """Asks for the next piece of the opened file."""
 
     number: int
 
 
-class Returned(OfResults):
+class Returned(ResultsRequest):
     """The launcher's folder now has the content with this digest at this path."""
 
     path: str
     digest: str
 
 
-class Environment(Struct):
+class EnvironmentSpec(Struct):
     """The requirements of an environment; ``python`` starts its base."""
 
     file: str
@@ -114,7 +114,7 @@ class Prepare(Request):
     env: Mapping[str, str | None]
     cwd: str
     log: str
-    environment: Environment | None
+    environment: EnvironmentSpec | None
 
 
 class Warm(Request):
@@ -143,13 +143,13 @@ class Start(Request):
     prepend: Mapping[str, str]
 
 
-class Stop(Request):
+class StopRequest(Request):
     tasks: tuple[str, ...]
     grace_s: float
     signal: str
 
 
-class Stacks(Request):
+class StacksRequest(Request):
     tasks: tuple[str, ...]
 
 

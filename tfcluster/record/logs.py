@@ -21,7 +21,7 @@ _PORTION = 1 << 20
 _POLL_S = 0.1
 
 
-class Stop(Protocol):
+class FollowEnd(Protocol):
     """A ``threading.Event`` or something with the same ``wait``."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
@@ -38,7 +38,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow(
-    paths: Mapping[str, Path], stop: Stop, *, last: int | None = 10
+    paths: Mapping[str, Path], stop: FollowEnd, *, last: int | None = 10
 ) -> Iterator[tuple[str, list[str]]]:
     """Lines of several growing files as they are written, in batches with their label.
 

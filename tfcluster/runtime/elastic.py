@@ -22,7 +22,7 @@ from tfcluster.runtime import process_group
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_variables
 from tfcluster.runtime.exchange.objects import broadcast_object
 from tfcluster.runtime.keras.types import KerasVariable, Model, Optimizer
-from tfcluster.runtime.tf1_types import Session
+from tfcluster.runtime.tf1_types import V1Session
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -60,7 +60,7 @@ def run(
 class StateVariable(KerasVariable, Protocol):
     """A Keras or TensorFlow variable."""
 
-    def load(self, value: npt.NDArray[Any], session: Session) -> None:
+    def load(self, value: npt.NDArray[Any], session: V1Session) -> None:
         """Set a TensorFlow 1 variable; other variables have ``assign``.
 
         ``value`` has the variable's shape and dtype.
@@ -139,7 +139,7 @@ class TensorFlowState(ObjectState):
     def __init__(
         self,
         variables: Iterable[StateVariable] | None = None,
-        session: Session | None = None,
+        session: V1Session | None = None,
         **attributes: Any,
     ) -> None:
         self._variables = None if variables is None else list(variables)
@@ -195,8 +195,8 @@ class TensorFlowState(ObjectState):
         else:
             variable.load(value, self._in_session())
 
-    def _in_session(self) -> Session:
-        session: Session | None = self._session or tf.compat.v1.get_default_session()
+    def _in_session(self) -> V1Session:
+        session: V1Session | None = self._session or tf.compat.v1.get_default_session()
         if session is None:
             raise ValueError("a graph of TensorFlow 1 needs a session: session=...")
         return session

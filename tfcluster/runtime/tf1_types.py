@@ -51,7 +51,7 @@ class ConfigProto(Protocol):
     def CopyFrom(self, other: ConfigProto) -> None: ...
 
 
-class Session(Protocol):
+class V1Session(Protocol):
     """A ``tf.compat.v1.Session``, including a monitored session."""
 
     graph: Graph
@@ -67,7 +67,7 @@ class Coordinator(Protocol):
 class SessionRunContext(Protocol):
     """The argument that TensorFlow gives a ``SessionRunHook`` around each ``run``."""
 
-    session: Session
+    session: V1Session
 
     def request_stop(self) -> None: ...
 
@@ -77,13 +77,13 @@ class SessionRunHook(Protocol):
 
     def begin(self) -> None: ...
 
-    def after_create_session(self, session: Session, coord: Coordinator) -> None: ...
+    def after_create_session(self, session: V1Session, coord: Coordinator) -> None: ...
 
     def before_run(self, run_context: SessionRunContext) -> Any: ...
 
     def after_run(self, run_context: SessionRunContext, run_values: Any) -> None: ...
 
-    def end(self, session: Session) -> None: ...
+    def end(self, session: V1Session) -> None: ...
 
 
 class Server(Protocol):

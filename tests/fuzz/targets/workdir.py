@@ -12,7 +12,7 @@ from tests.fuzz.target import Target
 from tfcluster.agent.workdir_receiver import WorkdirReceiver
 from tfcluster.protocol import frames, requests
 from tfcluster.protocol.messages import Message, Synced, Unsynced
-from tfcluster.protocol.requests import Part, Sync
+from tfcluster.protocol.requests import Part, SyncRequest
 from tfcluster.protocol.wire import Decoder, WireError, encode
 
 _FILES = {"train.py": b"import keras\n", "data/a b.txt": b"x" * 100, "empty": b""}
@@ -32,10 +32,10 @@ def _receive(data: bytes) -> None:
         try:
             for frame in Decoder().feed(data + b"\n"):
                 request = requests.decode(frame)
-                if isinstance(request, Sync):
+                if isinstance(request, SyncRequest):
                     here = {"folder": str(folder), "inodes": []}
                     request = requests.decode({**frame, **here})
-                if isinstance(request, Sync):
+                if isinstance(request, SyncRequest):
                     receiver.listed(request)
                 elif isinstance(request, Part):
                     receiver.came(request)

@@ -86,7 +86,12 @@ def test_parts_are_the_whole(size: int, rows: int, outer: int, inner: int) -> No
 
 PLACEMENTS: list[Placement] = [
     *(REPLICATE, Shard(0, 4), Shard(1, 4), Shard(0, 4, 2, 1), SUM, Partial("max")),
-    *(ListOf(None), ListOf(REPLICATE), ListOf(Shard(0, 4)), ListOf(Shard(1, 4))),
+    *(
+        ListOf(None),
+        ListOf(REPLICATE),
+        ListOf(Shard(0, 4)),
+        ListOf(Shard(1, 4)),
+    ),
 ]
 
 

@@ -25,7 +25,7 @@ from tfcluster.runtime.collective.phases import (
     GraphProgress,
     RunningGraph,
 )
-from tfcluster.runtime.collective.rank_divergence import Ending, compared_at_end
+from tfcluster.runtime.collective.rank_divergence import RankEnding, compared_at_end
 from tfcluster.runtime.collective.signature import Signature, difference
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport
 from tfcluster.runtime.errors import CollectiveError, CollectiveMismatchError
@@ -370,7 +370,7 @@ class Group:
         """
         self._leave(ExitReport(self.completed, text=reason, steps=self.steps()))
 
-    def end(self) -> Ending:
+    def end(self) -> RankEnding:
         """Leave the group at the end of a program that has succeeded.
 
         Returns whether the ranks that end after the same exchange have the same model.
@@ -379,7 +379,7 @@ class Group:
         number = self.completed
         self._leave(ExitReport(number, steps=self.steps(), state=ours))
         if self._monitor is None or not ours:
-            return Ending()
+            return RankEnding()
         others = self._monitor.left_with(number)
         states = {rank: report.state for rank, report in others.items()}
         return compared_at_end(self.rank, ours, states, self.last_equal())

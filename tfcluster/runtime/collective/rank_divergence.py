@@ -88,7 +88,7 @@ def differ_by_rounding(one: str, other: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RankEnding:
     """The result of comparing the ranks' models at the end of their programs."""
 
     error: str | None = None
@@ -100,7 +100,7 @@ def compared_at_end(
     ours: Mapping[str, str],
     others: Mapping[int, Mapping[str, str]],
     last_equal: Mapping[str, int],
-) -> Ending:
+) -> RankEnding:
     """Compare our model with the models of ranks that left before, label by label.
 
     Values are hyperparameters (``text_of``) or weights (``summary``). ``last_equal``
@@ -130,8 +130,8 @@ def compared_at_end(
         before = (
             f"was the same in step {step}" if step else "was never seen to be equal"
         )
-        return Ending(
+        return RankEnding(
             f"the ranks no longer train the same model: {difference} at the end of the "
             f"program; it {before}. {ADVICE}"
         )
-    return Ending(warning=warning)
+    return RankEnding(warning=warning)

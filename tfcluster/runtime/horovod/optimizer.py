@@ -97,9 +97,11 @@ def DistributedOptimizer(
         scale_local_gradients=scale_local_gradients,
     )
     if is_v1:
-        from tfcluster.runtime.horovod.tf1_optimizer import V1Optimizer
+        from tfcluster.runtime.horovod.tf1_optimizer import HorovodV1Optimizer
 
-        wrapper = V1Optimizer(cast(Any, optimizer), chosen, use_locking=use_locking)
+        wrapper = HorovodV1Optimizer(
+            cast(Any, optimizer), chosen, use_locking=use_locking
+        )
         return cast(AnOptimizer, wrapper)
     from tfcluster.runtime.horovod.keras_optimizer import distribute
 

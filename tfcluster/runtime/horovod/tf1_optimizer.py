@@ -24,7 +24,7 @@ _DELEGATED = (
 )
 
 
-class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped
+class HorovodV1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped
     """Wraps an optimizer: combines its gradients and delegates everything else."""
 
     def __init__(
@@ -47,7 +47,7 @@ class V1Optimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untype
 
 
 def _delegate(name: str) -> Callable[..., Any]:
-    def method(self: V1Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def method(self: HorovodV1Optimizer, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._optimizer, name)(*args, **kwargs)
 
     method.__name__ = name
@@ -55,4 +55,4 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 for _name in _DELEGATED:
-    setattr(V1Optimizer, _name, _delegate(_name))
+    setattr(HorovodV1Optimizer, _name, _delegate(_name))

@@ -317,7 +317,7 @@ class Reporter:
         try:
             while data := connection.recv(4096):
                 for frame in frames.feed(data):
-                    if frame["type"] == type_of(local.Stacks):
+                    if frame["type"] == type_of(local.StacksMessage):
                         self._send(self._stack())
         except (OSError, WireError):
             return  # The agent is gone.

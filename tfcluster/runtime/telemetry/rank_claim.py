@@ -76,7 +76,7 @@ def _ask(address: str, task: str) -> Claim:
     try:
         line.settimeout(_PATIENCE_S)
         line.connect(f"\0{address}")
-        line.sendall(encode(local.Claim(_command())))
+        line.sendall(encode(local.ClaimRequest(_command())))
         answer = _answer(line)
         line.settimeout(None)
     except (OSError, WireError) as error:

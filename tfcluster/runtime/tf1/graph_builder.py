@@ -30,10 +30,10 @@ from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.cluster_members import workers as all_workers
 from tfcluster.runtime.tf1_types import (
     Coordinator,
-    Session,
     SessionRunContext,
     SessionRunHook,
     V1Optimizer,
+    V1Session,
 )
 
 _SHARE_SLACK = 1.1
@@ -336,7 +336,7 @@ class TrainingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # 
         self._departure = departure
         self._initial = initial
 
-    def after_create_session(self, session: Session, coord: Coordinator) -> None:
+    def after_create_session(self, session: V1Session, coord: Coordinator) -> None:
         if self._initial is not None:
             session.run(self._initial)
 
@@ -345,7 +345,7 @@ class TrainingHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]  # 
         if run_context.session.run(self._left):
             run_context.request_stop()
 
-    def end(self, session: Session) -> None:
+    def end(self, session: V1Session) -> None:
         session.run(self._departure)
 
 

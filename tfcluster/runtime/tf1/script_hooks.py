@@ -37,9 +37,9 @@ from tfcluster.runtime.tf1.shared_server import SharedServer
 from tfcluster.runtime.tf1_types import (
     ConfigProto,
     Coordinator,
-    Session,
     SessionRunContext,
     SessionRunHook,
+    V1Session,
 )
 
 tf1 = tf.compat.v1
@@ -137,7 +137,7 @@ class ScriptHooks:
 
     def monitored(
         self,
-        original: Callable[..., Session],
+        original: Callable[..., V1Session],
         master: str = "",
         is_chief: bool | None = None,  # TensorFlow's own signature
         checkpoint_dir: str | None = None,
@@ -145,7 +145,7 @@ class ScriptHooks:
         hooks: Iterable[SessionRunHook] | None = None,
         *args: Any,
         **kwargs: Any,
-    ) -> Session:
+    ) -> V1Session:
         """Create a ``MonitoredTrainingSession`` on this task's server."""
         master = master or self.server.start().target
         if not self.server.is_target(master):
@@ -175,7 +175,7 @@ class ScriptHooks:
     def begin_session(
         self,
         original: Callable[..., None],
-        session: Session,
+        session: V1Session,
         target: str = "",
         graph: Graph | None = None,
         config: ConfigProto | None = None,
@@ -194,7 +194,11 @@ class ScriptHooks:
         original(session, target, graph, config)
 
     def run(
-        self, original: Callable[..., Any], session: Session, *args: Any, **kwargs: Any
+        self,
+        original: Callable[..., Any],
+        session: V1Session,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Call ``Session.run``; raise CollectiveTimeoutError after a stall."""
         try:
@@ -211,7 +215,7 @@ class ScriptHooks:
                 "barrier; the limit is runtime.stall_timeout"
             ) from error
 
-    def close(self, original: Callable[..., None], session: Session) -> None:
+    def close(self, original: Callable[..., None], session: V1Session) -> None:
         """Call ``Session.close``, but do not wait for lost parameter servers."""
         on_cluster = hasattr(session, _TIMEOUT_MS)
         if on_cluster and not sys.is_finalizing() and self.reachability.lost():
@@ -264,7 +268,7 @@ class ScriptHooks:
             token=context.token,
         )
 
-    def _note_exchange(self, session: Session) -> None:
+    def _note_exchange(self, session: V1Session) -> None:
         """Report that a session on our servers ran a graph with variables on a ps."""
         if getattr(session, _EXCHANGES, False):
             variables = session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
@@ -337,7 +341,7 @@ class StepCounterHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc] 
             self._window = (now, self._steps)
         self._reporter.step(self._steps, self._rate, 0.0)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: V1Session) -> None:
         self._reporter.flush()
 
 
@@ -373,7 +377,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         if self._is_chief:
             self._close = tf_internals.token_queue(self._optimizer).close()
 
-    def after_create_session(self, session: Session, coord: Coordinator) -> None:
+    def after_create_session(self, session: V1Session, coord: Coordinator) -> None:
         self._hook.after_create_session(session, coord)
 
     def before_run(self, run_context: SessionRunContext) -> object:
@@ -382,7 +386,7 @@ class SyncReplicasHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
         self._hook.after_run(run_context, run_values)
 
-    def end(self, session: Session) -> None:
+    def end(self, session: V1Session) -> None:
         self._hook.end(session)
         if self._close is not None:
             session.run(self._close)

@@ -11,8 +11,7 @@ from tfcluster.runtime.exchange.error_translation import translated
 from tfcluster.runtime.exchange.gather_broadcast import broadcast_global_variables
 from tfcluster.runtime.tensor_types import Graph, Nest, Operation
 from tfcluster.runtime.tf1.cluster_formats import jobs_of
-from tfcluster.runtime.tf1_types import ConfigProto, Coordinator, Server
-from tfcluster.runtime.tf1_types import Session as V1Session
+from tfcluster.runtime.tf1_types import ConfigProto, Coordinator, Server, V1Session
 
 tf1 = tf.compat.v1
 

@@ -22,7 +22,7 @@ from tfcluster.runtime.tensor_types import Graph, Operation, Tensor
 from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.cluster_members import Workers
 from tfcluster.runtime.tf1.ps_reachability import wait_policy
-from tfcluster.runtime.tf1_types import ConfigProto, Session
+from tfcluster.runtime.tf1_types import ConfigProto, V1Session
 
 tf1 = tf.compat.v1
 
@@ -49,12 +49,12 @@ def watch() -> None:
 
 
 def _prepare(
-    original: Callable[..., Session],
+    original: Callable[..., V1Session],
     manager: tf_internals.SessionManager,
     master: str,
     *args: Any,
     **kwargs: Any,
-) -> Session:
+) -> V1Session:
     variable_list = list_of(tf_internals.graph_of_manager(manager))
     if (
         variable_list is not None
@@ -62,7 +62,7 @@ def _prepare(
         and _is_known(variable_list, master)
     ):
         # This task was restarted, and its peers train on the variables, so keep them.
-        wait: Callable[..., Session] = contract.original_of(patches.WAIT_FOR_SESSION)
+        wait: Callable[..., V1Session] = contract.original_of(patches.WAIT_FOR_SESSION)
         return wait(manager, master, kwargs.get("config"))
     session = original(manager, master, *args, **kwargs)
     if variable_list is not None and variable_list.workers.is_chief:
@@ -71,12 +71,12 @@ def _prepare(
 
 
 def _wait(
-    original: Callable[..., Session],
+    original: Callable[..., V1Session],
     manager: tf_internals.SessionManager,
     master: str,
     config: ConfigProto | None = None,
     max_wait_secs: float = math.inf,
-) -> Session:
+) -> V1Session:
     graph = tf_internals.graph_of_manager(manager)
     variable_list = list_of(graph)
     if variable_list is None:

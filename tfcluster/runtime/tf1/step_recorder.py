@@ -31,7 +31,7 @@ from tfcluster.runtime.tensor_types import (
 )
 from tfcluster.runtime.tf1 import patches
 from tfcluster.runtime.tf1.script_hooks import STOP_GRACE_S
-from tfcluster.runtime.tf1_types import Session, V1Optimizer
+from tfcluster.runtime.tf1_types import V1Optimizer, V1Session
 
 tf1 = tf.compat.v1
 
@@ -107,8 +107,8 @@ class GraphStepRecorder:
             self._inside.sync = False
 
     def _monitored(
-        self, original: Callable[..., Session], *args: Any, **kwargs: Any
-    ) -> Session:
+        self, original: Callable[..., V1Session], *args: Any, **kwargs: Any
+    ) -> V1Session:
         if self._synchronised and len(args) <= STOP_GRACE_PLACE:
             # Its thread, which waits for gradients, keeps a session open for 120 s.
             kwargs.setdefault("stop_grace_period_secs", STOP_GRACE_S)
@@ -117,7 +117,7 @@ class GraphStepRecorder:
     def _run(
         self,
         original: Callable[..., Any],
-        session: Session,
+        session: V1Session,
         fetches: Any,
         *args: Any,
         **kwargs: Any,

@@ -62,6 +62,14 @@ def case_per_worker_weights():
     return trained(loss, weighted=True)
 
 
+def case_per_worker_predicts():
+    """Each rank predicts what it is given."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    x = np.random.default_rng(1).normal(size=(11, 6)).astype("float32")
+    return {"predicted": model.predict(x, batch_size=ROWS, verbose=0)}
+
+
 class Watches(keras.layers.Layer):
     """Counts its rows, and keeps a moving average of their mean."""
 

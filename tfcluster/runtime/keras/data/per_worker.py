@@ -72,8 +72,10 @@ def _relaxed_type(kind: Any) -> Any:
     """The type of an argument, which may be a tuple or a list of tensors."""
     if isinstance(kind, tf.TensorSpec) and _is_known(kind):
         return tf.TensorSpec([None, *kind.shape[1:]], kind.dtype, kind.name)
-    if type(kind).__name__ in ("Tuple", "List"):
+    if type(kind).__name__ == "Tuple":
         return type(kind)(*map(_relaxed_type, kind.components))
+    if type(kind).__name__ == "List":
+        return type(kind)(*map(_relaxed_type, kind.components_tuple.components))
     return kind
 
 
