@@ -324,7 +324,7 @@ def test_a_rig_installs_nothing_but_says_what_is_missing(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(packages, "PATH", str(tmp_path))
     monkeypatch.setattr(namespaces, "check_possible", lambda: None)
-    with pytest.raises(Unavailable, match=r"^not installed: .*tests\.testbed install"):
+    with pytest.raises(Unavailable, match=r"^not installed: .*rigs\.testbed install"):
         Testbed.up(Options(nodes=1))
 
 

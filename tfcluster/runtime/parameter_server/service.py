@@ -441,7 +441,7 @@ def _totals(models: Sequence[ShardedModel]) -> dict[str, float]:
     return {
         "applied": applied,
         "dropped": sum(count.dropped for count in counts),
-        "staleness_mean": staleness / applied if applied else 0.0,
+        "staleness_mean": round(staleness / applied, 4) if applied else 0.0,
         "staleness_max": max((count.staleness_max for count in counts), default=0),
         "bytes": sum(model.engine.held_bytes for model in models),
     }

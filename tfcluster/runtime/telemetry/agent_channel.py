@@ -187,8 +187,7 @@ class Reporter:
 
     def serving(self, counts: Mapping[str, float]) -> None:
         """Report the statistics of a ps. The caller limits the rate."""
-        finite = {key: _finite(value) for key, value in counts.items()}
-        self._send({"type": "serving", **finite})
+        self._send({"type": "serving", **counts})
 
     def server(self, port: int) -> None:
         """Report a TensorFlow server, which the agent then guards."""
