@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from tests.kit.json_formats import assert_format
 from tests.kit.machine import carrying
 from tests.kit.waiting import eventually
@@ -285,11 +287,16 @@ class Running:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            itself = psutil.Process(self.process.pid)
+            tree = [
+                f"{process.pid} {process.name()} {process.status()}"
+                for process in (itself, *itself.children(recursive=True))
+            ]
             os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
             raise AssertionError(
-                f"{self.run} did not end within {timeout_s:g} s: {self.events()}; "
-                f"{self.err}"
+                f"{self.run} did not end within {timeout_s:g} s: {tree}; "
+                f"{self.events()}; {self.err}"
             ) from None
 
     def end_timed(self, timeout_s: float = DEADLINE_S) -> tuple[int, float]:
