@@ -120,7 +120,7 @@ class AgentConnection:
         self._watch = Watch(f"end {host}", channel.fileno(), self._read, self._end)
 
     def listen(self) -> None:
-        """Begin to post messages; whoever handles them must know of us by then."""
+        """Begin to post messages. Their handler must have this connection by then."""
         self._threads.watch(self._watch)
 
     def send(self, request: Request) -> None:

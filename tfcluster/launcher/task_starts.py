@@ -106,7 +106,7 @@ class TaskStarts:
         if not any(attempts) and (note := crowding(specs, cpus)):
             self._say(note)
         closed = self._job.description.expose == "run"
-        facts = _Facts(
+        facts = _StartFacts(
             cluster=cluster,
             ports=ports,
             parameter_ports=hosts.parameter_ports(),
@@ -134,7 +134,7 @@ class TaskStarts:
         apart = [h for h in self._current.plan.hosts() if not facts.shares_files(h)]
         self._show.places(self._job, apart, self._hosts.files.copies())
 
-    def _send(self, task: TaskId, attempt: int, facts: _Facts) -> None:
+    def _send(self, task: TaskId, attempt: int, facts: _StartFacts) -> None:
         """Have the host start a task. Raises WireError if the request is too long."""
         spec, hosts = self._job.specs[task], self._hosts
         host = spec.place.host.name
@@ -151,7 +151,7 @@ class TaskStarts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
+class _StartFacts:
     """What is known of all tasks once their hosts are ready."""
 
     cluster: Cluster
@@ -168,7 +168,7 @@ def _request(
     job: Job,
     task: TaskId,
     attempt: int,
-    facts: _Facts,
+    facts: _StartFacts,
     *,
     package: str,
     cwd: str,
