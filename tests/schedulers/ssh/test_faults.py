@@ -62,8 +62,13 @@ def home(rig: Testbed) -> Path:
 
 
 def kill(*pids: int) -> None:
-    """Kill all at once: none of them may react to the death of another."""
-    for number in (signal.SIGSTOP, signal.SIGKILL):
+    """Kill all at once: none of them may react to the death of another.
+
+    One process alone is not stopped first. ``nsenter`` stops with the launcher, and it
+    would stay stopped if it saw the stop before the death.
+    """
+    numbers = (signal.SIGSTOP, signal.SIGKILL) if len(pids) > 1 else (signal.SIGKILL,)
+    for number in numbers:
         for pid in pids:
             os.kill(pid, number)
 
