@@ -14,8 +14,8 @@ import pytest
 
 from tests.config.files import loaded
 from tests.kit.cluster import Cluster
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.cli import cli
-from tfcluster.isolated_import import PACKAGE_ROOT
 
 ROOT = Path(PACKAGE_ROOT)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -15,14 +15,14 @@ from jsonschema import Draft202012Validator
 
 from tests.kit.json_formats import assert_format, closed
 from tfcluster import config, documents
+from tfcluster.base.errors import ConfigError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.commands.schema import schema
-from tfcluster.errors import ConfigError
-from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 from tfcluster.record.replay import replay
 from tfcluster.verify.compare import Comparison, Difference, Quantity
 from tfcluster.verify.verdict import TrialFailure, Verdict, as_json
-from tfcluster.vocabulary import FORMAT_VERSION
 from tools.format_tables import table, with_tables
 
 PAGE = (Path(PACKAGE_ROOT) / "docs" / "json.md").read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.cli import cli
-from tfcluster.isolated_import import PACKAGE_ROOT
 from tools.cli_reference import commands
 from tools.index_readme import with_absolute_links
 from tools.man_page import man_page

@@ -26,9 +26,9 @@ if _EARLY:
 import click  # noqa: E402 - only once Ctrl-C is harmless
 
 from tfcluster import __version__, schedulers  # noqa: E402
+from tfcluster.base.errors import ExitCode, TfclusterError  # noqa: E402
+from tfcluster.base.vocabulary import STRATEGIES  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
-from tfcluster.errors import ExitCode, TfclusterError  # noqa: E402
-from tfcluster.vocabulary import STRATEGIES  # noqa: E402
 
 if _EARLY:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -890,6 +890,6 @@ def _refused(lines: list[str], code: ExitCode) -> ExitCode:
 
 
 def _crashed(error: Exception) -> ExitCode:
-    from tfcluster.crash import crashed
+    from tfcluster.record.crash import crashed
 
     return _refused(crashed(error, os.environ).lines(), ExitCode.RESOURCES)

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
+from tfcluster.base.vocabulary import TASK_TYPES
 from tfcluster.commands import completion, schema
 from tfcluster.commands.record_query import split_words
-from tfcluster.vocabulary import TASK_TYPES
 
 _LINE = "_TFCLUSTER_LINE"
 _FILES, _COMMANDS, _VALUES = "files", "commands", "values"

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tfcluster.agent import proc
-from tfcluster.isolated_import import module_argv
+from tfcluster.base.isolated_import import module_argv
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, encode
 
 DEADLINE_S = 30.0

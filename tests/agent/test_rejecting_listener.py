@@ -12,7 +12,7 @@ import pytest
 
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.port_guard import ListenerGroup, RejectingListener
-from tfcluster.peer_filter import compact, parse
+from tfcluster.base.peer_filter import compact, parse
 
 SOON_S = 0.3
 

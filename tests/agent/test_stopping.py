@@ -16,7 +16,7 @@ from tests.kit.time_limits import allow_s
 from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.signals import send
-from tfcluster.light_dataclasses import replace
+from tfcluster.base.light_dataclasses import replace
 
 IGNORE = "import signal,time; signal.signal(15,signal.SIG_IGN); print('up',flush=True)"
 SLEEP = "import time; time.sleep(600)"

@@ -10,7 +10,7 @@ import pytest
 from tests.agent.client import Agent
 from tfcluster.agent.workdir_receiver import MEMORY, merge
 from tfcluster.launcher.workdir_listing import Listing, listing
-from tfcluster.model import Sync
+from tfcluster.plan.model import Sync
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import Frame
 

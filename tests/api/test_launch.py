@@ -26,7 +26,7 @@ from tests.kit.machine import is_alive
 from tests.kit.oracle import assert_nothing_runs
 from tests.kit.waiting import eventually
 from tfcluster.api.launcher_child import error_from_plain, error_to_plain
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
 
 PLAIN = {"runtime.strategy": "none"}
 WAITS = "echo up; until [ -e go ]; do sleep 0.02; done"
@@ -393,7 +393,7 @@ def test_a_killed_launcher_is_lost(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        tfcluster.ConfigError([tfcluster.errors.Problem("a:1", "b", "c", True)]),
+        tfcluster.ConfigError([tfcluster.base.errors.Problem("a:1", "b", "c", True)]),
         tfcluster.HostError("a", hint="b"),
         tfcluster.TfclusterError("a"),
     ],

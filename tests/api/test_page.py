@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.cluster import DEADLINE_S, Cluster
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 PAGE = (Path(PACKAGE_ROOT) / "docs" / "python.md").read_text(encoding="utf-8")
 EXAMPLES = dict(

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tfcluster.base.errors import ConfigError, Problem
 from tfcluster.config import Loaded, load
-from tfcluster.errors import ConfigError, Problem
 
 SMALLEST = "command: python train.py\ntasks: {worker: 2}\n"
 

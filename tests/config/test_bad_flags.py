@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import ENVIRON, SMALLEST, problems, write
+from tfcluster.base.errors import ConfigError, ExitCode
 from tfcluster.config import from_command, load
-from tfcluster.errors import ConfigError, ExitCode
 
 # Flags.
 

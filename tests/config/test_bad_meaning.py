@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, problems
-from tfcluster.model import Strategy
-from tfcluster.vocabulary import STRATEGIES
+from tfcluster.base.vocabulary import STRATEGIES
+from tfcluster.plan.model import Strategy
 
 TASKS = "tasks: {worker: 2}\n"
 

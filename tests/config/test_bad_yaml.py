@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.config.files import ENVIRON, SMALLEST, Bad, check_bad, problems, write
+from tfcluster.base.errors import ConfigError
 from tfcluster.config import load, parse
-from tfcluster.errors import ConfigError
 
 TASKS = "tasks: {worker: 2}\n"
 BOMB = "".join(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.files import SMALLEST, loaded
 from tfcluster.config import Loaded, command_stem, from_command
-from tfcluster.model import HostEntry, Strategy, TaskGroup
+from tfcluster.plan.model import HostEntry, Strategy, TaskGroup
 
 
 def _loaded(

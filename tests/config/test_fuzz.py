@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.config.files import ENVIRON, SMALLEST, write
 from tests.config.test_load import CONTRACT
+from tfcluster.base.errors import ConfigError
 from tfcluster.config import from_command, load, schema, starter
-from tfcluster.errors import ConfigError
 from tfcluster.schedulers import names
 
 _fuzz = settings(

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import ENVIRON, SMALLEST, loaded, write
+from tfcluster.base.errors import ConfigError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.config import load
-from tfcluster.errors import ConfigError
-from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.model import (
+from tfcluster.plan.model import (
     HostEntry,
     PortRange,
     Restart,

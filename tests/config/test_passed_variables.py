@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, problems, write
+from tfcluster.base.errors import ConfigError
 from tfcluster.config import Loaded, load
-from tfcluster.errors import ConfigError
-from tfcluster.model import Secret
+from tfcluster.plan.model import Secret
 
 ENVIRON = {"PROJECT": "a $b ${c}", "WANDB_API_KEY": "very-secret", "pass": "word"}
 

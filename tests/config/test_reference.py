@@ -13,9 +13,9 @@ import yaml
 
 from tests.config.files import SMALLEST, loaded
 from tests.config.test_load import CONTRACT
+from tfcluster.base.errors import ConfigError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.config import schema, starter
-from tfcluster.errors import ConfigError
-from tfcluster.isolated_import import PACKAGE_ROOT
 from tfcluster.schedulers import names
 
 ROOT = Path(PACKAGE_ROOT)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, loaded
 from tfcluster.launcher.preparation import requirements_digest
-from tfcluster.model import Requirements
-from tfcluster.plan_document import environment_json
+from tfcluster.plan.document import environment_json
+from tfcluster.plan.model import Requirements
 
 HERE = "${TFCLUSTER_WORKDIR}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, loaded
-from tfcluster.model import Setup
+from tfcluster.plan.model import Setup
 
 
 def test_lines(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from typing import TextIO
 import pytest
 
 from tests.kit.time_limits import allow_s
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.console import writer_thread
 from tfcluster.console.screen import Screen
 from tfcluster.console.writer_thread import Stream
-from tfcluster.isolated_import import PACKAGE_ROOT
 
 DEADLINE_S = 30.0
 

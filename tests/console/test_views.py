@@ -11,6 +11,7 @@ import pytest
 
 from tests.console.test_sanitise import HOSTILE
 from tests.kit.time_limits import allow_s
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.display import Style
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views import failures, plan, progress, results, status
@@ -23,7 +24,6 @@ from tfcluster.record.run_status import (
     RunView,
     TaskView,
 )
-from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0  # 2026-11-20 10:15:00 UTC
 RUN = "digits-20261120-101500-3f2a"

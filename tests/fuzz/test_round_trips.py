@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planning.descriptions import describe
-from tfcluster.description_json import from_plain, to_plain
-from tfcluster.host_patterns import expand, fold, host_name_problem
-from tfcluster.model import Description
+from tests.plan.descriptions import describe
+from tfcluster.plan.description_json import from_plain, to_plain
+from tfcluster.plan.host_patterns import expand, fold, host_name_problem
+from tfcluster.plan.model import Description
 from tfcluster.protocol import wire
 from tfcluster.record import events
 from tfcluster.runtime.collective.peer_reports import ExitReport, RankProgress

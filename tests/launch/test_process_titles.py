@@ -43,7 +43,7 @@ def test_every_process_of_a_run_says_what_it_is(cluster: Cluster) -> None:
 def test_a_title_is_cut_and_never_reaches_the_environment(tmp_path: Path) -> None:
     program = (
         "import os, subprocess, sys\n"
-        "from tfcluster.process_title import set_title\n"
+        "from tfcluster.base.process_title import set_title\n"
         "before = dict(os.environ)\n"
         "set_title('x' * 100_000, 'y' * 100)\n"
         "line = open('/proc/self/cmdline', 'rb').read()\n"

@@ -12,7 +12,7 @@ import pytest
 from tests.kit.cluster import Cluster, Running
 from tests.kit.oracle import assert_nothing_left
 from tests.launch.test_trace import traced
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 RANKS = """
 import os, threading

@@ -18,7 +18,7 @@ import pytest
 
 from tests.kit.cluster import Cluster, plain
 from tests.kit.oracle import assert_nothing_left, assert_nothing_runs
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 UP = "echo up; until [ -e meeting ]; do sleep 0.02; done; echo down"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become others")

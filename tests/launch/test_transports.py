@@ -9,7 +9,7 @@ import pytest
 from tests.kit.cluster import Cluster
 from tests.kit.oracle import assert_nothing_left
 from tests.runtime.harness import told
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 DIGITS = f"{PACKAGE_ROOT}/examples/digits.py"
 LISTENING = f"{PACKAGE_ROOT}/tests/runtime/programs/listening.py"

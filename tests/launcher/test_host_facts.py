@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.descriptions import describe, hosts
-from tfcluster.compose import TaskSpec, compose
+from tests.plan.descriptions import describe, hosts
 from tfcluster.launcher.host_facts import choose_address, crowding, resolve, threads_env
-from tfcluster.model import Host
-from tfcluster.placement import place
+from tfcluster.plan.compose import TaskSpec, compose
+from tfcluster.plan.model import Host
+from tfcluster.plan.placement import place
 from tfcluster.protocol.wire import INTRA_OP_THREADS
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster.launcher.agent_connection import Answered
 from tfcluster.launcher.host_liveness import ANSWERING_S, SILENCE_S, HostLiveness
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 from tfcluster.schedulers.starting import AgentChannel
 
 HOST = Host(name="h1", address="h1")

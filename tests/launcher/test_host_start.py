@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
 from tfcluster.launcher.host_start import is_gone, ports_of, step, warm_of
 from tfcluster.launcher.host_types import (
     Action,

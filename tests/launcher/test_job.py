@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
+from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.model import Allocation, Host
-from tfcluster.task_id import TaskId
+from tfcluster.plan.model import Allocation, Host
 
 GPU_SEARCH = "2026-11-28 10:00:00.123456: W x.cc:1] Could not find cuda drivers"
 H1, H2 = Host(name="h1", gpus=()), Host(name="h2", gpus=())

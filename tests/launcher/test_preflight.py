@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.planning.descriptions import describe, hosts
-from tfcluster.compose import compose
-from tfcluster.errors import StartError
+from tests.plan.descriptions import describe, hosts
+from tfcluster.base.errors import StartError
 from tfcluster.launcher.preflight import require_commands
-from tfcluster.placement import place
+from tfcluster.plan.compose import compose
+from tfcluster.plan.placement import place
 
 
 def check(folder: Path, *command: str) -> None:

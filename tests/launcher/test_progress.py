@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.protocol.kinds import example
+from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.progress import Answer, Progress, blame
 from tfcluster.protocol.messages import Exited, Gpu, Usage
-from tfcluster.task_id import TaskId
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 RANKS = {0: CHIEF, 1: W0, 2: W1}

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import ConfigError
 from tfcluster.commands.launcher_requests import resize_request
-from tfcluster.errors import ConfigError
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.resize_request import Wanted, plan_resize
-from tfcluster.model import Allocation, Host, Restart, TaskGroup
+from tfcluster.plan.model import Allocation, Host, Restart, TaskGroup
 from tfcluster.protocol.commands import NewHost, ResizeCommand
 
 ALIVE = ("h1", "h2")

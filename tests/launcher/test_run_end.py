@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe
-from tfcluster.errors import ExitCode
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.states import RunState
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.run_end import is_due, requeue
 from tfcluster.lifecycle.types import Finish
-from tfcluster.model import Restart
+from tfcluster.plan.model import Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import read_json
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.schedulers.base import Requeuing
-from tfcluster.states import RunState
 
 RESTART = Restart(max=2, on_time_limit="requeue")
 ENDED = Finish(RunState.STOPPED, ExitCode.TIME_LIMIT)

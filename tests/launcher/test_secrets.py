@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import ConfigError
+from tfcluster.base.errors import ConfigError
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.model import Secret
+from tfcluster.plan.model import Secret
 
 
 def private(path: Path, data: bytes, mode: int = 0o600) -> Path:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.record.paths import RunPaths
-from tfcluster.task_id import TaskId
 
 TASK = TaskId("worker", 1)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
-from tfcluster.program import parse
+from tfcluster.plan.program import parse
 
 
 def judge(folder: Path, *words: str) -> bool:

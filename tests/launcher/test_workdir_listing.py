@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent.file_names import is_excluded
-from tfcluster.errors import StartError
+from tfcluster.base.errors import StartError
 from tfcluster.launcher import workdir_listing
 from tfcluster.launcher.workdir_listing import listing
-from tfcluster.model import Sync
+from tfcluster.plan.model import Sync
 from tfcluster.protocol.frames import encode
 
 

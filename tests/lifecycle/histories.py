@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle import Action, Event, begin, step
 from tfcluster.lifecycle.types import (
     CloseHosts,
@@ -26,8 +28,6 @@ from tfcluster.lifecycle.types import (
     TaskSettled,
     TaskStarted,
 )
-from tfcluster.states import RunState, TaskState
-from tfcluster.task_id import TaskId
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 PS, EVALUATOR = TaskId("ps", 0), TaskId("evaluator", 0)

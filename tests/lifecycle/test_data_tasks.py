@@ -8,9 +8,9 @@ import pytest
 
 from tests.lifecycle import histories
 from tests.lifecycle.histories import W0, W1, History, started, stopped
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.types import Plan, Role, Say
-from tfcluster.task_id import TaskId
 
 DATA0, DATA1 = TaskId("data", 0), TaskId("data", 1)
 

@@ -23,7 +23,9 @@ from tests.lifecycle.histories import (
     started,
     stopped,
 )
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.types import (
     Action,
@@ -51,8 +53,6 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
-from tfcluster.states import RunState, TaskState
-from tfcluster.task_id import TaskId
 
 
 def test_nothing_starts_before_every_host_is_ready() -> None:

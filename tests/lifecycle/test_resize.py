@@ -12,7 +12,8 @@ from tests.lifecycle.histories import (
     started,
     stopped,
 )
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.types import (
     DropHosts,
     Failure,
@@ -25,7 +26,6 @@ from tfcluster.lifecycle.types import (
     Resize,
     Say,
 )
-from tfcluster.task_id import TaskId
 
 W2 = TaskId("worker", 2)
 RESIZE = Resize("resizing")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.lifecycle.histories import W0, W1, History, plan
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
 from tfcluster.lifecycle.types import (
     CloseHosts,
     FetchResults,

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from tfcluster.light_dataclasses import Struct
+from tfcluster.base.light_dataclasses import Struct
 from tfcluster.protocol.frames import Signed, encode, leaves
 from tfcluster.protocol.wire import Frame, parse
 

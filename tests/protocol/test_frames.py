@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.kinds import examples, fields, values
-from tfcluster.light_dataclasses import Struct
+from tfcluster.base.light_dataclasses import Struct
 from tfcluster.protocol import commands, local, messages, requests
 from tfcluster.protocol.frames import ProtocolError, encode, leaves, type_of
 from tfcluster.protocol.wire import Frame, parse

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 BEGIN_RUN = """
 import sys, time
@@ -62,7 +62,7 @@ for number in range(int(sys.argv[2])):
 RIVAL = """
 import sys
 from pathlib import Path
-from tfcluster.errors import ActiveRunError
+from tfcluster.base.errors import ActiveRunError
 from tfcluster.record.run_locks import hold_name
 print("ready", flush=True)
 sys.stdin.readline()

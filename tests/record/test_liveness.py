@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from tests.record.programs import BEGIN_RUN, WAIT, line_of, program
-from tfcluster.errors import ActiveRunError
+from tfcluster.base.errors import ActiveRunError
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.events import Writer
 from tfcluster.record.liveness import (
     SILENCE_S,
@@ -33,7 +34,6 @@ from tfcluster.record.liveness import (
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.record.run_status import LauncherView, RunView, TaskView
-from tfcluster.states import RunState, TaskState
 
 NOW_S = 1795169700.0
 

@@ -13,14 +13,14 @@ import pytest
 
 from tests.kit.time_limits import allow_s
 from tests.record.programs import MANY_SHORT_RUNS, line_of, program
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.states import RunState
 from tfcluster.record import events
 from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
 from tfcluster.record.load_run import RunReader, read_run, read_summary
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.record.run_status import RunView
-from tfcluster.states import RunState
 
 NOW_S = 1795169700.0
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import ConfigError, ResourceError
+from tfcluster.base.errors import ConfigError, ResourceError
+from tfcluster.base.task_id import TaskId
 from tfcluster.record.events import Writer
 from tfcluster.record.liveness import acquire
 from tfcluster.record.paths import (
@@ -23,7 +24,6 @@ from tfcluster.record.paths import (
     valid_name,
 )
 from tfcluster.record.run_locks import hold_name
-from tfcluster.task_id import TaskId
 
 NOON_S = 1795169700.0  # 2026-11-20 10:15:00 UTC
 OTHER_UID = 12345

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.kit.json_formats import assert_format
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.replay import Replay, replay
-from tfcluster.states import RunState, TaskState
 
 T = 1795169700.0
 RUN = "digits-20261120-101500-3f2a"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.kit.time_limits import allow_s
 from tests.record.programs import RIVAL, line_of, program
-from tfcluster.errors import ActiveRunError
+from tfcluster.base.errors import ActiveRunError
 from tfcluster.record.liveness import identity, try_lock
 from tfcluster.record.run_locks import hold_name
 

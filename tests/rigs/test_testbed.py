@@ -118,7 +118,7 @@ def test_nobody_gets_into_the_account_of_another(testbed: Testbed) -> None:
 
 
 def test_everybody_can_use_this_interpreter(testbed: Testbed) -> None:
-    code = "import tfcluster.model, psutil"
+    code = "import tfcluster.plan.model, psutil"
     env = {"PYTHONPATH": str(layout.REPOSITORY)}
     testbed.nodes[0].output((sys.executable, "-c", code), user="bob", env=env)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfcluster.isolated_import import module_argv
+from tfcluster.base.isolated_import import module_argv
 
 DEADLINE_S = 120.0
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.kit.ranks import Job, run_jobs
-from tests.planning.descriptions import describe, hosts
-from tfcluster.compose import cluster_of, compose
+from tests.plan.descriptions import describe, hosts
 from tfcluster.config import load
-from tfcluster.placement import place
+from tfcluster.plan.compose import cluster_of, compose
+from tfcluster.plan.placement import place
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.cluster_formats import jobs_of
 from tfcluster.schedulers.sge import SCHEDULER

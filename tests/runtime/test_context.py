@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.model import Runtime, Strategy
+from tfcluster.plan.model import Runtime, Strategy
 from tfcluster.runtime.context import Context, context_from
 from tfcluster.runtime.errors import ContextError, NoRankError
 from tfcluster.runtime.process_identity import (

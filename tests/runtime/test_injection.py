@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.kit.ranks import ROOT, Job, Jobs, Ranks
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.process_identity import RankInfo
@@ -96,7 +96,7 @@ import sys
 from tfcluster.runtime.task import injection
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.process_identity import RankInfo
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 injection.install(Context(
     rank_info=RankInfo(rank=1, size=2), strategy=Strategy.COLLECTIVE,
     addresses=("127.0.0.1:1", "127.0.0.1:2"), token=b"x",

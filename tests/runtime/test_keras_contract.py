@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.kit.ranks import Job, Ranks, run_jobs
-from tfcluster import versions
+from tfcluster.base import versions
 from tfcluster.runtime import contract
 from tfcluster.runtime.contract import HandlerPlace, Patch, PrivateName, Table
 from tfcluster.runtime.errors import CollectiveError

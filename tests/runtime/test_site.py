@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.isolated_import import HOOK_FOLDER, PACKAGE_ROOT
+from tfcluster.base.isolated_import import HOOK_FOLDER, PACKAGE_ROOT
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.scripts.analysis import NAMES
 from tfcluster.runtime.task.injection import common_seed

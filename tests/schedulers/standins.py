@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tfcluster.model import Description
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, LauncherCommand
 from tfcluster.schedulers.script import job_script
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster import __version__
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.protocol.wire import PROTOCOL, encode
 from tfcluster.schedulers.agent_bundle import agent_argv, pack, parcel
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.standins import env_of, program
-from tfcluster.errors import StartError
-from tfcluster.model import Host
+from tfcluster.base.errors import StartError
+from tfcluster.plan.model import Host
 from tfcluster.schedulers import file_starter
 from tfcluster.schedulers.file_starter import FileStarter, shared_folder
 from tfcluster.schedulers.process_channel import ConnectedChannel, ProcessChannel

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster import schedulers
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.isolated_import import PACKAGE_ROOT
 
 MODULE = '''
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
 from tfcluster import schedulers
-from tfcluster.errors import ConfigError
+from tfcluster.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.planning.descriptions import describe
-from tfcluster.errors import StartError
-from tfcluster.model import (
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import StartError
+from tfcluster.plan.model import (
     Description,
     HostEntry,
     PortRange,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tfcluster import config
 from tfcluster.commands.verify_trial import alone, on_ranks
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 
 
 def test_alone_is_a_plain_python(tmp_path: Path) -> None:

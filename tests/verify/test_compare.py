@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfcluster.model import Runtime, Strategy
+from tfcluster.plan.model import Runtime, Strategy
 from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, compare, noise_of
 from tfcluster.verify.noise import (

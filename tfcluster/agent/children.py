@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from tfcluster.agent import proc
 from tfcluster.agent.proc import text_or_empty
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 
 _AT_ONCE = 4096
 

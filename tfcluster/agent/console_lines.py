@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 
 _LINE_BYTES = 16 << 10
 _LINES_PER_S = 2000

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 
 FOLDER = "environments"
 MARKER = "tfcluster-complete.json"
@@ -26,7 +26,7 @@ def folder(environ: Mapping[str, str]) -> str:
 
 def maker_argv(request: int, answer: int) -> tuple[str, ...]:
     """The command to make an environment; the arguments are inherited descriptors."""
-    from tfcluster.isolated_import import module_argv  # most agents do not need it
+    from tfcluster.base.isolated_import import module_argv  # most agents do not need it
 
     maker = "tfcluster.agent.environment_maker"
     words = str(request), str(answer)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tfcluster.agent.loop import Loop
-from tfcluster.light_dataclasses import Struct
+from tfcluster.base.light_dataclasses import Struct
 from tfcluster.protocol import local
 from tfcluster.protocol.frames import encode, type_of
 from tfcluster.protocol.wire import Frame, LineBuffer, WireError, parse

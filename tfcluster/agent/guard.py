@@ -18,7 +18,7 @@ from tfcluster.agent import proc
 from tfcluster.agent.proc import OPEN_FILES
 from tfcluster.agent.signals import adopt_orphans, end_words
 from tfcluster.agent.sweep import clear_away, sweep
-from tfcluster.process_title import set_title
+from tfcluster.base.process_title import set_title
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:

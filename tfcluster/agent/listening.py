@@ -16,7 +16,7 @@ from tfcluster.agent.channel import Channel
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import Listener, descriptors_of, listeners
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages
 from tfcluster.protocol.messages import Intruder, Note
 

@@ -26,7 +26,7 @@ from tfcluster.agent.console_lines import (
     decoded,
 )
 from tfcluster.agent.file_names import local_name
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 
 _READ_BYTES = 1 << 20
 _PIPE_BYTES = 1 << 20

@@ -15,21 +15,21 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 
-from tfcluster import peer_filter
 from tfcluster.agent import tcp_sockets
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.loop import Loop, Timer
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import listeners
-from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.peer_filter import INSTRUCTION, program
+from tfcluster.base import peer_filter
+from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.base.peer_filter import INSTRUCTION, program
 from tfcluster.protocol.messages import Note
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tfcluster.peer_filter import Network
+    from tfcluster.base.peer_filter import Network
 
 _POLL_S = 0.2  # for how long strangers may reach a server that was just started
 _POLL_SLOW_S = 1.0  # once each task's server is guarded

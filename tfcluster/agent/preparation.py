@@ -14,7 +14,7 @@ from tfcluster.agent.environments import hold, maker_argv
 from tfcluster.agent.signals import end_words, send_group
 from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment, spawn
 from tfcluster.agent.tasks import RunServices
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.requests import Prepare

@@ -12,7 +12,7 @@ import resource
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 
 PROC = "/proc"
 OPEN_FILES = 8192

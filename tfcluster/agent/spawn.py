@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tfcluster.agent.file_names import local_path, raw
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol.wire import INTRA_OP_THREADS, loads
 
 TYPE_CHECKING = False  # as in typing, which takes long to import

@@ -31,7 +31,7 @@ from tfcluster.agent.sweep import (
     other_agents_remain,
 )
 from tfcluster.agent.tasks import CLOSE_LOOK_S, swept
-from tfcluster.process_title import set_title
+from tfcluster.base.process_title import set_title
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.wire import PROTOCOL

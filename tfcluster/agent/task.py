@@ -13,7 +13,7 @@ from tfcluster.agent.events import Claims, EventSocket
 from tfcluster.agent.loop import Timer
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import signal_name
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol.messages import Exited
 from tfcluster.protocol.requests import Start
 

@@ -34,7 +34,7 @@ from tfcluster.agent.spawn import (
 from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import messages
 from tfcluster.protocol.requests import Start, StopRequest
 from tfcluster.protocol.wire import Frame

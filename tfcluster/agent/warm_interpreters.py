@@ -27,7 +27,7 @@ from tfcluster.agent.spawn import (
 )
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, RunServices, TaskTable
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
 from tfcluster.protocol.requests import Start, Warm

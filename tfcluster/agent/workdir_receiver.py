@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from tfcluster.agent.file_names import local_path
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import WireError, loads
 

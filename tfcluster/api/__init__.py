@@ -10,7 +10,7 @@ state.
 from tfcluster.api.function_call import run
 from tfcluster.api.launching import attach, launch
 from tfcluster.api.run_handle import Outcome, Run, RunFailedError
-from tfcluster.errors import (
+from tfcluster.base.errors import (
     ActiveRunError,
     ConfigError,
     ContactLostError,

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar, overload
 
-from tfcluster import plain_data
 from tfcluster.api import rank_program
 from tfcluster.api.launching import IMPORTING, begin
 from tfcluster.api.run_handle import Outcome, Run
-from tfcluster.errors import ConfigError, Problem, ResourceError
+from tfcluster.base import plain_data
+from tfcluster.base.errors import ConfigError, Problem, ResourceError
 from tfcluster.launcher.tensorflow_detection import module_uses_tensorflow
 from tfcluster.record.paths import ELSEWHERE, FOLDER_MODE, state_dir
 

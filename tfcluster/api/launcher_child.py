@@ -13,17 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfcluster import errors
-from tfcluster.description_json import to_plain
-from tfcluster.errors import (
+from tfcluster.base import errors
+from tfcluster.base.errors import (
     ConfigError,
     ExitCode,
     Problem,
     ResourceError,
     TfclusterError,
 )
-from tfcluster.isolated_import import module_argv
-from tfcluster.model import Description
+from tfcluster.base.isolated_import import module_argv
+from tfcluster.plan.description_json import to_plain
+from tfcluster.plan.model import Description
 
 _PROCESS = "tfcluster.api.launcher_process"
 _SHOWN_LINES = 10

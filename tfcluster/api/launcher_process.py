@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfcluster.api.launcher_child import error_to_plain
+from tfcluster.base.errors import TfclusterError
 from tfcluster.commands.launch import launch_described, submits
-from tfcluster.crash import crashed
-from tfcluster.description_json import from_plain
-from tfcluster.errors import TfclusterError
 from tfcluster.launcher.detach import leave_terminal
-from tfcluster.model import Description
+from tfcluster.plan.description_json import from_plain
+from tfcluster.plan.model import Description
+from tfcluster.record.crash import crashed
 from tfcluster.record.files import write_all
 from tfcluster.record.paths import RunPaths
 

@@ -14,8 +14,8 @@ from typing import Any
 from tfcluster import config as configuration
 from tfcluster.api import launcher_child
 from tfcluster.api.run_handle import Run
-from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import Description
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.plan.model import Description
 
 IMPORTING = "TFCLUSTER_IMPORTING_MAIN"
 """Set while a rank imports the script that called ``run``."""

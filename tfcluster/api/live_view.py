@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tfcluster.base.states import RunState
 from tfcluster.console.text import fold_tasks
 from tfcluster.console.views.status import status, status_line
 from tfcluster.record.run_status import RunView
-from tfcluster.states import RunState
 
 Show = Callable[[RunView], None]
 

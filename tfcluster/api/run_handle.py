@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import cast
 
 from tfcluster.api.launcher_child import LauncherChild
+from tfcluster.base.errors import ConfigError, ExitCode, TfclusterError
 from tfcluster.commands.record_query import follow_logs, log_files, one_run
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.views.status import status as status_view
 from tfcluster.documents.run import Status, TaskFailure
-from tfcluster.errors import ConfigError, ExitCode, TfclusterError
 from tfcluster.record.continuation import latest
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import find, state_dir

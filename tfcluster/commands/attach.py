@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from tfcluster.base.errors import ExitCode
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
-from tfcluster.errors import ExitCode
 from tfcluster.record.continuation import latest
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir

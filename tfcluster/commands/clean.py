@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tfcluster.agent.environments import environments as environments_of
 from tfcluster.agent.environments import remove as remove_environment
+from tfcluster.base.durations import parse_duration
+from tfcluster.base.errors import ConfigError, ExitCode, Problem, TfclusterError
 from tfcluster.commands.record_query import one_run
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import byte_size, duration, plural
-from tfcluster.durations import parse_duration
-from tfcluster.errors import ConfigError, ExitCode, Problem, TfclusterError
 from tfcluster.record.liveness import heartbeat_s
 from tfcluster.record.paths import RunPaths, runs, state_dir
 from tfcluster.record.run_locks import (

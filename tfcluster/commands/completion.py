@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfcluster.errors import ConfigError
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.errors import ConfigError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.state_folder import state_path
+from tfcluster.base.task_id import TaskId
 from tfcluster.record.files import read_json
 from tfcluster.record.paths import find, runs
-from tfcluster.state_folder import state_path
-from tfcluster.task_id import TaskId
 
 _NEWEST_RUNS = 50
 """The most words for a shell, which lists them all: more would help nobody."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from tfcluster import config, schedulers
+from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
@@ -25,7 +26,6 @@ from tfcluster.doctor.diagnosis import (
     to_json,
 )
 from tfcluster.doctor.probe_hosts import HostAnswers, ProbedRequirements, examine
-from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import PreparedLaunch, prepare
 from tfcluster.launcher.preparation import (
     changed_python,
@@ -33,7 +33,7 @@ from tfcluster.launcher.preparation import (
     requirements_digest,
     unprepared_cause,
 )
-from tfcluster.model import Description, Host
+from tfcluster.plan.model import Description, Host
 from tfcluster.protocol.requests import Prepare
 from tfcluster.schedulers.base import BatchScheduler
 from tfcluster.schedulers.process_channel import OwnHostStarter

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfcluster.base.errors import ConfigError, ExitCode, Problem
+from tfcluster.base.isolated_import import module_argv
+from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.commands import verify_trial
-from tfcluster.compose import TaskSpec
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views import answers
-from tfcluster.errors import ConfigError, ExitCode, Problem
-from tfcluster.isolated_import import module_argv
 from tfcluster.launcher.launch import check
-from tfcluster.model import Description
-from tfcluster.vocabulary import FORMAT_VERSION
+from tfcluster.plan.compose import TaskSpec
+from tfcluster.plan.model import Description
 
 _MODULE = "tfcluster.runtime.task.explain_program"
 _STDERR = 2

@@ -9,21 +9,22 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import schedulers
-from tfcluster.commands.launcher_requests import LauncherRequest
-from tfcluster.console.output import put, say
-from tfcluster.console.sanitise import sanitise
-from tfcluster.console.screen import Screen
-from tfcluster.console.views.results import progress_text, result_lines
-from tfcluster.errors import (
+from tfcluster.base.errors import (
     ConfigError,
     ContactLostError,
     ExitCode,
     HostError,
     Problem,
 )
-from tfcluster.file_patterns import pattern_problem
-from tfcluster.host_patterns import fold
-from tfcluster.model import Description
+from tfcluster.base.states import RunState
+from tfcluster.base.vocabulary import FORMAT_VERSION
+from tfcluster.commands.launcher_requests import LauncherRequest
+from tfcluster.console.output import put, say
+from tfcluster.console.sanitise import sanitise
+from tfcluster.console.screen import Screen
+from tfcluster.console.views.results import progress_text, result_lines
+from tfcluster.plan.host_patterns import fold
+from tfcluster.plan.model import Description, pattern_problem
 from tfcluster.protocol.commands import Fetch
 from tfcluster.record.files import read_json
 from tfcluster.record.launched import launched
@@ -33,8 +34,6 @@ from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.replay import results_view
 from tfcluster.record.run_status import ResultsView, RunView
 from tfcluster.schedulers.base import Remembering
-from tfcluster.states import RunState
-from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents

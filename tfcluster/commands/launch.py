@@ -10,25 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfcluster import config, schedulers
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.state_folder import state_path
+from tfcluster.base.task_id import TaskId
 from tfcluster.config import Loaded
 from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views.plan import plan as plan_view
-from tfcluster.errors import ConfigError, Problem
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.host_facts import crowding
 from tfcluster.launcher.launch import Begun, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Description
-from tfcluster.plan_document import plan_lines, task_parts
+from tfcluster.plan.document import plan_lines, task_parts
+from tfcluster.plan.model import Description
 from tfcluster.record.launched import launched
 from tfcluster.record.paths import RunPaths, find, state_dir, valid_name
 from tfcluster.schedulers.base import BatchScheduler, asker
-from tfcluster.state_folder import state_path
-from tfcluster.task_id import TaskId
 
 _SHOWN_TASKS = 12
 

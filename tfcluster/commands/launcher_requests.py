@@ -11,19 +11,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.base.errors import ConfigError, ContactLostError, ExitCode, Problem
+from tfcluster.base.states import RunState
+from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.commands.record_query import log_files, split_words
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
 from tfcluster.console.text import fold_tasks
-from tfcluster.errors import ConfigError, ContactLostError, ExitCode, Problem
-from tfcluster.host_patterns import HostlistError, expand, host_name_problem
+from tfcluster.plan.host_patterns import HostlistError, expand, host_name_problem
 from tfcluster.protocol.commands import Command, NewHost, ResizeCommand, StacksCommand
 from tfcluster.record.events import Event, EventReader
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.requests import ask, withdraw
-from tfcluster.states import RunState
-from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents

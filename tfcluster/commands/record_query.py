@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfcluster.errors import ConfigError, Problem
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import FORMAT_VERSION, TASK_TYPES
 from tfcluster.record.continuation import successor, was_requeued
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import RunReader, read_run, read_summary
 from tfcluster.record.logs import follow, last_lines
 from tfcluster.record.paths import RunPaths, find, runs, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.task_id import TaskId
-from tfcluster.vocabulary import FORMAT_VERSION, TASK_TYPES
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents

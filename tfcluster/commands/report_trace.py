@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tfcluster.base.errors import ConfigError, ExitCode, Problem, ResourceError
+from tfcluster.base.task_id import TaskId
 from tfcluster.commands.record_query import one_run
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.errors import ConfigError, ExitCode, Problem, ResourceError
 from tfcluster.record.events import read_events
 from tfcluster.record.files import read_json
 from tfcluster.record.launched import launched
@@ -20,7 +21,6 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.metrics import read_metrics
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.task_id import TaskId
 from tfcluster.trace.from_record import (
     Events,
     host_items,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tfcluster import config, documents
-from tfcluster.errors import ConfigError, Problem
+from tfcluster.base.errors import ConfigError, Problem
 
 CLUSTER = "cluster"
 

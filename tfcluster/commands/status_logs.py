@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.commands.record_query import (
     all_runs_json,
     continuation_text,
@@ -26,12 +28,10 @@ from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, settle
 from tfcluster.console.views.status import run_list, status_line
 from tfcluster.console.views.status import status as status_view
-from tfcluster.errors import ExitCode
 from tfcluster.launcher.echo import Echo
 from tfcluster.record.load_run import gpus_of_tasks, read_summary
 from tfcluster.record.paths import RunPaths, runs, state_dir
 from tfcluster.record.run_status import RunView, iso_time
-from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents

@@ -16,10 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tfcluster import schedulers
-from tfcluster.errors import ContactLostError
-from tfcluster.host_patterns import fold
+from tfcluster.base.errors import ContactLostError
+from tfcluster.base.states import RunState
 from tfcluster.launcher.cleanup import sweep_all
-from tfcluster.model import Host
+from tfcluster.plan.host_patterns import fold
+from tfcluster.plan.model import Host
 from tfcluster.record.continuation import latest
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import identity
@@ -29,7 +30,6 @@ from tfcluster.record.run_status import LauncherView, RunView
 from tfcluster.schedulers.base import Remembering
 from tfcluster.schedulers.process_channel import OwnHostStarter
 from tfcluster.schedulers.starting import Starter
-from tfcluster.states import RunState
 from tfcluster.submit.job import find_job
 from tfcluster.submit.job_status import cancel_requeued, stop_job
 

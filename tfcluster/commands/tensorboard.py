@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from tfcluster.base.errors import ConfigError, Problem, StartError
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
-from tfcluster.errors import ConfigError, Problem, StartError
-from tfcluster.model import Interpreter
+from tfcluster.plan.model import Interpreter
 from tfcluster.record.launched import launched
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import find, state_dir

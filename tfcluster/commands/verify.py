@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster.agent.gpus import gpus
+from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.commands import verify_trial
 from tfcluster.commands.verify_trial import Trial, run_trial
 from tfcluster.console.display import DEFAULT, Display
@@ -15,9 +16,8 @@ from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import plural
 from tfcluster.console.views.answers import verdict_lines
-from tfcluster.errors import ConfigError, ExitCode, Problem
 from tfcluster.launcher.launch import check
-from tfcluster.model import Description, Strategy
+from tfcluster.plan.model import Description, Strategy
 from tfcluster.verify.causes import causes, of_method, own_difference
 from tfcluster.verify.compare import Comparison, Difference, compare, noise_of
 from tfcluster.verify.noise import (

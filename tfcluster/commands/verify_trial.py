@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfcluster import config
+from tfcluster.base.states import RunState
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import RANKED_TYPES, RECORDING
 from tfcluster.commands.stop import stop
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
-from tfcluster.model import Description, Restart, Strategy, TaskGroup
+from tfcluster.plan.model import Description, Restart, Strategy, TaskGroup
 from tfcluster.record.liveness import try_lock
 from tfcluster.record.load_run import read_run, read_summary
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.states import RunState
-from tfcluster.task_id import TaskId
 from tfcluster.verify.recorded import Recorded, read
 from tfcluster.verify.verdict import TrialFailure, failure
-from tfcluster.vocabulary import RANKED_TYPES, RECORDING
 
 SEED = 20_220_318
 """The seed of the random generators of all trials, before the program's first line."""

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+from tfcluster.base.errors import Problem
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.config.describe import Setting, check_ports, describe
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.files import read_file
@@ -33,9 +35,7 @@ from tfcluster.config.shape import read as read_section
 from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import Map, Mark, Path, Scalar, shown, value
 from tfcluster.config.yaml11_scalars import EMPTY
-from tfcluster.errors import Problem
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Description
+from tfcluster.plan.model import Description
 
 __all__ = ["Loaded", "as_name", "from_command", "load", "schema", "starter"]
 

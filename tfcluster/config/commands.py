@@ -11,7 +11,7 @@ import re
 import shlex
 from pathlib import PurePath
 
-from tfcluster.model import Interpreter
+from tfcluster.plan.model import Interpreter
 
 _WITH_SHELL = 'write ["bash", "-c", "..."]'
 

@@ -12,7 +12,9 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfcluster import model, schedulers
+from tfcluster import schedulers
+from tfcluster.base.errors import ConfigError
+from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.config import files
 from tfcluster.config.commands import (
     CommandError,
@@ -28,9 +30,8 @@ from tfcluster.config.rules import groups, strategy
 from tfcluster.config.text import FillError, fill
 from tfcluster.config.tree import Path as Keys
 from tfcluster.config.tree import Scalar, find, origins
-from tfcluster.errors import ConfigError
-from tfcluster.file_patterns import pattern_problem
-from tfcluster.light_dataclasses import dataclass, replace
+from tfcluster.plan import model
+from tfcluster.plan.model import pattern_problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tfcluster.base.errors import ConfigError, Problem
 from tfcluster.config.tree import Map, Mark, Path, find
-from tfcluster.errors import ConfigError, Problem
 
 MAX_PROBLEMS = 100
 """Further problems are only counted: nobody reads more."""

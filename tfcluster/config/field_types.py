@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfcluster.base.durations import PATTERN as DURATION_PATTERN
+from tfcluster.base.durations import parse_duration
 from tfcluster.config.shape import (
     Kind,
     ListShape,
@@ -22,9 +24,7 @@ from tfcluster.config.shape import (
     mistyped,
 )
 from tfcluster.config.yaml11_scalars import Lossy
-from tfcluster.durations import PATTERN as DURATION_PATTERN
-from tfcluster.durations import parse_duration
-from tfcluster.model import PortRange
+from tfcluster.plan.model import PortRange
 
 MAX_COUNT = 10_000
 """The limit of tasks of one type: far more than fit into TF_CONFIG."""

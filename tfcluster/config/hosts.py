@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import HostItem
 from tfcluster.config.tree import Mark, Path, Scalar, find, shown
-from tfcluster.host_patterns import HostlistError, expand, host_name_problem
-from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.model import HostEntry
+from tfcluster.plan.host_patterns import HostlistError, expand, host_name_problem
+from tfcluster.plan.model import HostEntry
 
 MAX_HOSTS = 100_000
 

@@ -16,7 +16,7 @@ from tfcluster.config.shape import (
     optional,
     required,
 )
-from tfcluster.model import PortRange
+from tfcluster.plan.model import PortRange
 
 
 class SecretSource(Section):

@@ -24,7 +24,7 @@ from tfcluster.config.tree import (
     mapping,
     text,
 )
-from tfcluster.host_patterns import HostlistError, split
+from tfcluster.plan.host_patterns import HostlistError, split
 
 COMMAND_LINE = Mark("command line")
 _MAX_KEYS = 8

@@ -18,7 +18,7 @@ import yaml
 
 from tfcluster.config.diagnostics import Report
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq
-from tfcluster.host_patterns import MAX_NAME_LENGTH
+from tfcluster.plan.host_patterns import MAX_NAME_LENGTH
 
 MAX_ALIASES = 1000
 MAX_NODES = 1_000_000

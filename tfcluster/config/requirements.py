@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol.wire import WORKDIR
 
 MAX_FILES = 50

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfcluster import schedulers
+from tfcluster.base.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, TaskSection
 from tfcluster.config.overrides import SECRET
 from tfcluster.config.tree import Path
-from tfcluster.model import Description, Strategy
+from tfcluster.plan.model import Description, Strategy
 from tfcluster.schedulers.base import BatchScheduler, Requeuing
 from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.script import option_mistakes
-from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES, TASK_TYPES
 
 _NEEDS_PS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)
 _WITHOUT_PS = (Strategy.COLLECTIVE, Strategy.LOCAL_SGD)

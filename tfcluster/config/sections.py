@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfcluster import __version__, schedulers
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.config import field_types as kinds
 from tfcluster.config.models import ClusterSection
 from tfcluster.config.shape import (
@@ -22,7 +23,6 @@ from tfcluster.config.shape import (
     Section,
     section_json,
 )
-from tfcluster.light_dataclasses import replace
 from tfcluster.schedulers.base import Scheduler
 
 KINDS: dict[str, Kind] = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.config.tree import Path
-from tfcluster.light_dataclasses import dataclass
 
 Json = dict[str, Any]
 Shapes = dict[str, Json]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.config.text import cut, printable
 from tfcluster.config.yaml11_scalars import read
-from tfcluster.light_dataclasses import dataclass
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""

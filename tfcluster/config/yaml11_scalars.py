@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 
 _EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
 _WORDS = {

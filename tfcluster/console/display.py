@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.vocabulary import TASK_TYPES
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.vocabulary import TASK_TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.vocabulary import RANKED_TYPES
 from tfcluster.console.text import is_rank
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.vocabulary import RANKED_TYPES
 
 WAIT_S = 1.0
 """How long a line waits for an equal one of the first rank."""

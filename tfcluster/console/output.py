@@ -11,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tfcluster.errors import ResourceError
+from tfcluster.base.errors import ResourceError
 
 if TYPE_CHECKING:  # `--help` must not wait for dataclasses
     from tfcluster.console.display import Display

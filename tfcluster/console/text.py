@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from tfcluster.vocabulary import RANKED_TYPES, TASK_TYPES
+from tfcluster.base.vocabulary import RANKED_TYPES, TASK_TYPES
 
 
 def width(text: str) -> int:

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.console.display import is_terminal
 from tfcluster.console.text import cut, plural, width
-from tfcluster.light_dataclasses import dataclass
 
 _FALLBACK_SIZE = (80, 24)
 

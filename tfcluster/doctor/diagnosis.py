@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
+from tfcluster.base.versions import OLDEST, too_old, unknown
+from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.doctor.probe_hosts import HostAnswers
 from tfcluster.launcher.clocks import CLOCK_S
-from tfcluster.versions import OLDEST, too_old, unknown
-from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import checks as documents

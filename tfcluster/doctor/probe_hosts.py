@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.isolated_import import module_argv
 from tfcluster.doctor.probe import MARK
-from tfcluster.errors import ExitCode
-from tfcluster.isolated_import import module_argv
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_facts import choose_address, resolve
-from tfcluster.model import Host, Interpreter
+from tfcluster.plan.model import Host, Interpreter
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import loads
 from tfcluster.schedulers.starting import Starter

@@ -19,7 +19,7 @@ from typing import (
     is_typeddict,
 )
 
-from tfcluster.vocabulary import FORMAT_VERSION
+from tfcluster.base.vocabulary import FORMAT_VERSION
 
 FormatVersion = Annotated[Literal[1], "The version of the format."]
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 from tfcluster import __version__
-from tfcluster.errors import TfclusterError
+from tfcluster.base.errors import TfclusterError
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
-from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError, encode, type_of
 from tfcluster.protocol.messages import Hello, Message

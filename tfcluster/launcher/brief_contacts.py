@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.errors import TfclusterError
+from tfcluster.base.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
     FAN_OUT,
     HEARTBEAT_S,
@@ -21,7 +21,7 @@ from tfcluster.launcher.agent_connection import (
     open_all,
 )
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 from tfcluster.protocol.requests import Close, PingRequest, Request
 from tfcluster.schedulers.starting import Starter
 

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from tfcluster.errors import TfclusterError
+from tfcluster.base.errors import TfclusterError
 from tfcluster.launcher.agent_connection import FAN_OUT, Closed, Received, open_agent
 from tfcluster.launcher.channel_threads import ChannelThreads
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Bye
 from tfcluster.protocol.requests import Close
 from tfcluster.schedulers.starting import Starter

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfcluster.host_patterns import fold
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.host_patterns import fold
 
 CLOCK_S = 1.0
 """A clock that is off by more than this is worth a warning."""

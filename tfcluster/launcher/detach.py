@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from tfcluster.errors import ExitCode, ResourceError, TfclusterError
+from tfcluster.base.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.record.files import open_private
 from tfcluster.record.paths import RunPaths
 

@@ -11,9 +11,10 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.crash import save_crash
-from tfcluster.errors import ExitCode, StartError
-from tfcluster.host_patterns import fold
+from tfcluster.base.errors import ExitCode, StartError
+from tfcluster.base.light_dataclasses import as_dict
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.agent_connection import (
     HEARTBEAT_S,
     LEASE_S,
@@ -69,16 +70,15 @@ from tfcluster.lifecycle.types import (
     StartTasks,
     StopTasks,
 )
-from tfcluster.light_dataclasses import as_dict
+from tfcluster.plan.host_patterns import fold
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
 from tfcluster.protocol.requests import StopRequest
+from tfcluster.record.crash import save_crash
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.schedulers.starting import Starter
-from tfcluster.states import RunState, TaskState
-from tfcluster.task_id import TaskId
 
 TICK_S = 0.25
 PROGRESS_S = 1.0

@@ -7,12 +7,12 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tfcluster.compose import TaskSpec
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.peer_filter import compact
 from tfcluster.console.text import plural
-from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Host
-from tfcluster.peer_filter import compact
+from tfcluster.plan.compose import TaskSpec
+from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Hello
 from tfcluster.protocol.wire import INTRA_OP_THREADS
 

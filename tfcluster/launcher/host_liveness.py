@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.launcher.agent_connection import HEARTBEAT_S, Answered
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 from tfcluster.schedulers.starting import ANSWER_S, ReachabilityProbe, Starter
 
 SILENCE_S = 15.0

@@ -7,6 +7,7 @@ this order. The host is ready when all of this is done.
 
 from __future__ import annotations
 
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.launcher.host_types import (
     Action,
     AgentEnded,
@@ -51,7 +52,6 @@ from tfcluster.launcher.host_types import (
     Unable,
     Unreached,
 )
-from tfcluster.light_dataclasses import replace
 
 
 def is_gone(state: State) -> bool:

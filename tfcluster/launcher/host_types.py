@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from tfcluster.errors import ExitCode
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import dataclass
 
 
 class StartStage(Enum):

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from tfcluster.errors import TfclusterError
+from tfcluster.base.errors import TfclusterError
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.task_id import TaskId
 from tfcluster.launcher import host_start, host_types
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
@@ -39,12 +41,10 @@ from tfcluster.launcher.preparation import (
 )
 from tfcluster.launcher.workdir_listing import WorkdirSender
 from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.schedulers.starting import Starter
-from tfcluster.task_id import TaskId
 
 NoteStage = Callable[[str, StartStage, float | None], None]
 """Called with a host, a stage, and the Unix time when it began (None: now)."""

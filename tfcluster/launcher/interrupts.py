@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tfcluster.errors import ExitCode
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import dataclass
 
 _MEANING = {
     signal.SIGINT: ExitCode.INTERRUPTED,

@@ -6,14 +6,10 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfcluster import schedulers
-from tfcluster.compose import (
-    PARAMETER_SERVICE,
-    TaskSpec,
-    address,
-    compose,
-    tell_gpus,
-)
-from tfcluster.isolated_import import HOOK_FOLDER
+from tfcluster.base.isolated_import import HOOK_FOLDER
+from tfcluster.base.light_dataclasses import dataclass, field, replace
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import RECORDING
 from tfcluster.launcher.agent_connection import (
     Answered,
     CameBack,
@@ -26,13 +22,17 @@ from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing
 from tfcluster.lifecycle.types import Plan, Role
-from tfcluster.light_dataclasses import dataclass, field, replace
-from tfcluster.model import Allocation, Description, Host, Interpreter, Strategy
-from tfcluster.placement import Place, place_again, place_anew, share_machines
+from tfcluster.plan.compose import (
+    PARAMETER_SERVICE,
+    TaskSpec,
+    address,
+    compose,
+    tell_gpus,
+)
+from tfcluster.plan.model import Allocation, Description, Host, Interpreter, Strategy
+from tfcluster.plan.placement import Place, place_again, place_anew, share_machines
+from tfcluster.plan.transport_choice import TENSORFLOW, Choice, chosen_transport
 from tfcluster.schedulers.base import BatchScheduler
-from tfcluster.task_id import TaskId
-from tfcluster.transport_choice import TENSORFLOW, Choice, chosen_transport
-from tfcluster.vocabulary import RECORDING
 
 DISPATCHER = TaskId("data", 0)
 """The data task that runs the tf.data service's dispatcher."""

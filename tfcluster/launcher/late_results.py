@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tfcluster.errors import TfclusterError
+from tfcluster.base.errors import TfclusterError
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item
 from tfcluster.launcher.result_placement import ResultFolder
@@ -21,7 +21,7 @@ from tfcluster.launcher.result_transfer import (
 )
 from tfcluster.launcher.results import AT_ONCE
 from tfcluster.launcher.workdir_listing import witnesses
-from tfcluster.model import Description, Host
+from tfcluster.plan.model import Description, Host
 from tfcluster.protocol.messages import Fault, ResultsMessage
 from tfcluster.schedulers.starting import Starter
 

@@ -19,10 +19,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tfcluster import __version__, schedulers
-from tfcluster.compose import Cluster, TaskSpec, provisional_cluster
+from tfcluster.base.errors import ExitCode, ResourceError, TfclusterError
+from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
+from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.text import times
-from tfcluster.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.launcher.driver import Driver
 from tfcluster.launcher.host_types import StartStage
 from tfcluster.launcher.hosts import Hosts
@@ -42,10 +43,11 @@ from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.types import Finish
-from tfcluster.light_dataclasses import as_dict, dataclass, replace
-from tfcluster.model import Allocation, Description
-from tfcluster.placement import place
-from tfcluster.plan_document import plan_document, task_parts
+from tfcluster.plan.compose import Cluster, TaskSpec, provisional_cluster
+from tfcluster.plan.document import plan_document, task_parts
+from tfcluster.plan.model import Allocation, Description
+from tfcluster.plan.placement import place
+from tfcluster.plan.transport_choice import Choice
 from tfcluster.record.continuation import Earlier, earlier, find_waiting, link
 from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
@@ -57,8 +59,6 @@ from tfcluster.record.run_locks import hold_name
 from tfcluster.record.run_status import RunView
 from tfcluster.schedulers.base import BatchScheduler, Remembering, Requeuing
 from tfcluster.schedulers.starting import Starter
-from tfcluster.task_id import TaskId
-from tfcluster.transport_choice import Choice
 
 if TYPE_CHECKING:
     from tfcluster.documents.plan import SharedPlan

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfcluster.agent.proc import OPEN_FILES
-from tfcluster.compose import TaskSpec
+from tfcluster.base.errors import ResourceError, StartError
 from tfcluster.console.text import plural
-from tfcluster.errors import ResourceError, StartError
-from tfcluster.host_patterns import fold
-from tfcluster.model import Allocation, Description
+from tfcluster.plan.compose import TaskSpec
+from tfcluster.plan.host_patterns import fold
+from tfcluster.plan.model import Allocation, Description
 
 _FILES_OF_A_TASK = 5
 """A task's files in its agent: output, events, claims, log, a pidfd for its end."""

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfcluster.compose import WARM, warm_specs
-from tfcluster.isolated_import import module_argv
+from tfcluster.base.isolated_import import module_argv
 from tfcluster.launcher.host_types import Unable
 from tfcluster.launcher.job import Job, search_paths, warm_env
-from tfcluster.model import Description, Host, Interpreter, Requirements, Strategy
+from tfcluster.plan.compose import WARM, warm_specs
+from tfcluster.plan.model import Description, Host, Interpreter, Requirements, Strategy
 from tfcluster.protocol.messages import Cold, Prepared, Unprepared
 from tfcluster.protocol.requests import EnvironmentSpec, Prepare, Warm
 from tfcluster.protocol.wire import UNFORKABLE, UNUSABLE

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.base.task_id import TaskId
 from tfcluster.protocol.messages import Exited, Gpu, Usage
-from tfcluster.task_id import TaskId
 
 STACK_LINES = 18
 STACKS_WAIT_S = 3.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 
 from tfcluster import schedulers
-from tfcluster.errors import StartError
-from tfcluster.host_patterns import host_name_problem
+from tfcluster.base.errors import StartError
+from tfcluster.base.light_dataclasses import dataclass, replace
+from tfcluster.base.vocabulary import RANKED_TYPES
 from tfcluster.launcher.job import Job
-from tfcluster.light_dataclasses import dataclass, replace
-from tfcluster.model import Host, HostEntry, Strategy
+from tfcluster.plan.host_patterns import host_name_problem
+from tfcluster.plan.model import Host, HostEntry, Strategy
 from tfcluster.protocol.commands import ResizeCommand
-from tfcluster.vocabulary import RANKED_TYPES
 
 MOST_WORKERS = 100_000
 _WITH_SERVERS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 
-from tfcluster.errors import StartError
-from tfcluster.host_patterns import fold
+from tfcluster.base.errors import StartError
+from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.launcher.agent_connection import CameBack
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import CurrentJob, Job
@@ -18,8 +18,8 @@ from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.resize_request import Wanted, plan_resize
 from tfcluster.lifecycle.types import Event, HostLost, Resize
-from tfcluster.light_dataclasses import dataclass, replace
-from tfcluster.model import Description, Host
+from tfcluster.plan.host_patterns import fold
+from tfcluster.plan.model import Description, Host
 from tfcluster.protocol import commands
 from tfcluster.schedulers.starting import ReachabilityProbe, Starter
 

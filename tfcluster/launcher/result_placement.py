@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tfcluster.agent.file_names import BY_HOST, local_path, raw
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.console.text import byte_size
-from tfcluster.light_dataclasses import dataclass
 
 if TYPE_CHECKING:
     import hashlib

@@ -24,13 +24,13 @@ from tfcluster.agent.file_names import (
     is_never,
     is_wanted,
 )
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.launcher.result_placement import (
     PartialFile,
     PlacementError,
     Remote,
     ResultFolder,
 )
-from tfcluster.light_dataclasses import dataclass, field
 from tfcluster.protocol import messages, requests
 
 STALL_S = 30.0

@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from tfcluster import schedulers
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.console.views.results import progress_text, result_lines
-from tfcluster.file_patterns import pattern_problem
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.result_placement import ResultFolder
@@ -29,7 +29,7 @@ from tfcluster.launcher.result_transfer import (
 )
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.workdir_listing import witnesses
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.plan.model import pattern_problem
 from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message, ResultsMessage
 from tfcluster.protocol.requests import Request

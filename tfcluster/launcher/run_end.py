@@ -18,20 +18,20 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.states import RunState
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
-from tfcluster.errors import ExitCode
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.lifecycle.types import Finish
-from tfcluster.model import Description, Restart
+from tfcluster.plan.model import Description, Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import open_private, replace_json
 from tfcluster.record.logs import last_lines
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.schedulers.base import Requeuing
-from tfcluster.states import RunState
 
 LIMIT_S = 60.0
 """How long the command may take."""

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TextIO
 
 from tfcluster import schedulers
+from tfcluster.base.states import RunState
+from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display, is_debugging, is_terminal
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure, outcome, where_logs_are
 from tfcluster.console.views.progress import running, starting, stopping
-from tfcluster.host_patterns import fold
 from tfcluster.launcher.echo import Echo, HasGpus
 from tfcluster.launcher.job import CurrentJob, Job
+from tfcluster.plan.host_patterns import fold
 from tfcluster.record.files import open_private
 from tfcluster.record.paths import state_dir
 from tfcluster.record.run_status import RunView
-from tfcluster.states import RunState
-from tfcluster.task_id import TaskId
 
 _LIVE_S = 0.25
 _CLOSE_S = 5.0

@@ -7,8 +7,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import Secret
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.plan.model import Secret
 
 MAX_SECRET_BYTES = 65_536
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
 from tfcluster.lifecycle.types import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest
-from tfcluster.task_id import TaskId
 
 
 class StallDetector:

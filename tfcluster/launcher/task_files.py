@@ -14,9 +14,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from tfcluster.base.task_id import TaskId
 from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import FOLDER_MODE, RunPaths
-from tfcluster.task_id import TaskId
 
 TRACE_BYTES = 8 << 20
 """The size limit of each of a task's two trace files: about 200,000 events."""

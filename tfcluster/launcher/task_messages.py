@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfcluster.exit_causes import cause_of_exit, looks_like_victim
+from tfcluster.base.light_dataclasses import as_dict
+from tfcluster.base.task_id import TaskId
+from tfcluster.launcher.exit_causes import cause_of_exit, looks_like_victim
 from tfcluster.launcher.job import CurrentJob
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Answer, Progress, metrics
@@ -22,11 +24,9 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
-from tfcluster.light_dataclasses import as_dict
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
-from tfcluster.task_id import TaskId
 
 _MAX_TEXT = 300
 _MOST_TOTALS = 20

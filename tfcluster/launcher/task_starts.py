@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Container, Mapping
 from functools import cached_property
 
-from tfcluster.compose import Cluster, TaskSpec, address, cluster_of
-from tfcluster.errors import ExitCode, StartError
+from tfcluster.base.errors import ExitCode, StartError
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.clocks import clock_warnings
 from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
@@ -15,10 +16,9 @@ from tfcluster.launcher.job import CurrentJob, Job, is_awaited, search_paths, wa
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.lifecycle.types import Event, LauncherFault, TaskUnstartable
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.plan.compose import Cluster, TaskSpec, address, cluster_of
 from tfcluster.protocol.requests import Start
 from tfcluster.protocol.wire import WireError
-from tfcluster.task_id import TaskId
 
 RecordPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
 """Records the plan with the tasks' ports."""

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tfcluster.program import Program
+from tfcluster.plan.program import Program
 
 _MENTION = re.compile(rb"\b(tensorflow|keras|tfcluster)\b")
 # A module that only launches runs mentions tfcluster, too.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tfcluster.agent.file_names import BY_HOST, ENVIRONMENT, NEVER, is_excluded
-from tfcluster.errors import StartError
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Sync
+from tfcluster.base.errors import StartError
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.model import Sync
 from tfcluster.protocol import requests
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Synced, Wants

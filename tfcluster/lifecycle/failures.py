@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfcluster.durations import duration_text
-from tfcluster.errors import ExitCode
+from tfcluster.base.durations import duration_text
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.states import TaskState
 from tfcluster.lifecycle.transitions import (
     BACKOFF,
     LEASE,
@@ -37,8 +39,6 @@ from tfcluster.lifecycle.types import (
     State,
     TaskStatus,
 )
-from tfcluster.light_dataclasses import replace
-from tfcluster.states import TaskState
 
 LONGEST_BACKOFF_S = 300.0
 VERDICT_WINDOW_S = 0.4

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.lifecycle.failures import fail, judge
 from tfcluster.lifecycle.transitions import (
     Result,
@@ -34,8 +36,6 @@ from tfcluster.lifecycle.types import (
     State,
     StopTasks,
 )
-from tfcluster.light_dataclasses import replace
-from tfcluster.states import RunState, TaskState
 
 _FIRST_OF_SIGNALS = 128
 """A shell's exit code of this or more means that a signal killed its command."""

@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import singledispatch
 
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.failures import (
     fail,
     host_failed,
@@ -98,9 +101,6 @@ from tfcluster.lifecycle.types import (
     TaskStatus,
     TaskUnstartable,
 )
-from tfcluster.light_dataclasses import replace
-from tfcluster.states import RunState, TaskState
-from tfcluster.task_id import TaskId
 
 NOTHING_EXCHANGED = (
     "it exited without exchanging anything with the other tasks, so the training was "

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle.types import (
     Action,
     ClearDeadline,
@@ -20,9 +23,6 @@ from tfcluster.lifecycle.types import (
     StopTasks,
     TaskStatus,
 )
-from tfcluster.light_dataclasses import replace
-from tfcluster.states import RunState, TaskState
-from tfcluster.task_id import TaskId
 
 CLOSE_SLACK_S = 5.0
 """What an agent may need beyond the grace period to sweep and exit."""

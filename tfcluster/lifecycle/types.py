@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from tfcluster.errors import ExitCode
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.states import RunState, TaskState
-from tfcluster.task_id import TaskId
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 
 
 class Role(Enum):

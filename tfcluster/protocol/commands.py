@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfcluster.light_dataclasses import Struct
+from tfcluster.base.light_dataclasses import Struct
 from tfcluster.protocol.frames import decoder
 
 

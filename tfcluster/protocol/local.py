@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfcluster.light_dataclasses import Struct
+from tfcluster.base.light_dataclasses import Struct
 from tfcluster.protocol.frames import decoder
 from tfcluster.protocol.requests import EnvironmentSpec
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.record.events import integer, number, read_ends, text
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths, runs

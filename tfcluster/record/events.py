@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tfcluster.errors import ResourceError
+from tfcluster.base.errors import ResourceError
 from tfcluster.protocol.wire import loads
 from tfcluster.record.files import open_private, replace_json
 from tfcluster.record.paths import RunPaths

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from tfcluster.description_json import from_plain, to_plain
-from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import Description
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.plan.description_json import from_plain, to_plain
+from tfcluster.plan.model import Description
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.paths import RunPaths
 

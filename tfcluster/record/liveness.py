@@ -16,12 +16,12 @@ from enum import Enum
 from pathlib import Path
 
 from tfcluster.agent import proc
-from tfcluster.errors import ActiveRunError, ExitCode, ResourceError
-from tfcluster.light_dataclasses import as_dict, dataclass, replace
+from tfcluster.base.errors import ActiveRunError, ExitCode, ResourceError
+from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import ELSEWHERE, RunPaths
 from tfcluster.record.run_status import LauncherView, RunView
-from tfcluster.states import RunState, TaskState
 
 SILENCE_S = 30.0
 """After this long without a heartbeat, a launcher on another host may be dead."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfcluster.light_dataclasses import replace
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.record import events
 from tfcluster.record.continuation import successor
 from tfcluster.record.files import read_json

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from queue import Queue
 from typing import Any
 
-from tfcluster.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.record import events
 from tfcluster.record.events import (
     Event,

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tfcluster.errors import ConfigError, Problem, ResourceError
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.state_folder import state_path
-from tfcluster.task_id import TaskId
+from tfcluster.base.errors import ConfigError, Problem, ResourceError
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.state_folder import state_path
+from tfcluster.base.task_id import TaskId
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from tfcluster.light_dataclasses import replace
+from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.events import (
     Json,
     facts,
@@ -30,7 +31,6 @@ from tfcluster.record.run_status import (
     ServingView,
     TaskView,
 )
-from tfcluster.states import RunState, TaskState
 
 _State = TypeVar("_State", RunState, TaskState)
 

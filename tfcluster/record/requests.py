@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from tfcluster.errors import ResourceError
+from tfcluster.base.errors import ResourceError
 from tfcluster.protocol.commands import Command, decode
 from tfcluster.protocol.frames import ProtocolError, encode
 from tfcluster.protocol.wire import parse

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfcluster.errors import ActiveRunError, ResourceError
-from tfcluster.light_dataclasses import as_dict, dataclass
+from tfcluster.base.errors import ActiveRunError, ResourceError
+from tfcluster.base.light_dataclasses import as_dict, dataclass
 from tfcluster.record.files import read_json
 from tfcluster.record.liveness import Lock, identity, try_lock
 from tfcluster.record.paths import RunPaths, names_dir, valid_name

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from tfcluster.light_dataclasses import as_dict, dataclass, field
-from tfcluster.states import RunState, TaskState
-from tfcluster.vocabulary import FORMAT_VERSION
+from tfcluster.base.light_dataclasses import as_dict, dataclass, field
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.base.states import TaskState
 from tfcluster.record.events import integer, number, text
 from tfcluster.record.metrics import Metrics, Sample
 from tfcluster.record.run_status import RunView
-from tfcluster.states import TaskState
 
 _NOW = ("starting", "running", "stopping")
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tfcluster.base.states import RunState
 from tfcluster.console.text import byte_size, duration, plural
 from tfcluster.console.views.failures import how_it_ended
 from tfcluster.record.metrics import Sample
@@ -25,7 +26,6 @@ from tfcluster.report.html import (
     lines,
     table,
 )
-from tfcluster.states import RunState
 
 _MOST_METRICS = 12
 _MOST_TASKS = 1000

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.model import Runtime, Strategy
+from tfcluster.base.vocabulary import RANKED_TYPES
+from tfcluster.plan.model import Runtime, Strategy
 from tfcluster.runtime.errors import ContextError, NoRankError
 from tfcluster.runtime.process_identity import (
     ALONE,
@@ -20,7 +21,6 @@ from tfcluster.runtime.process_identity import (
     rank_info_among,
     rank_info_from,
 )
-from tfcluster.vocabulary import RANKED_TYPES
 
 _SERVING_TYPES = ("ps", "data")
 _OUTSIDE_TYPES = ("evaluator", "data")

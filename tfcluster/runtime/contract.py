@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from tfcluster import versions
+from tfcluster.base import versions
 from tfcluster.runtime.errors import CollectiveError
 
 _T = TypeVar("_T")

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from tfcluster.model import Strategy
+from tfcluster.base.vocabulary import RANKED_TYPES
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime.collective import CollectiveError, Group, Signature
 from tfcluster.runtime.collective.collectives import meet
 from tfcluster.runtime.collective.peer_monitor import PeerMonitor
@@ -28,7 +29,6 @@ from tfcluster.runtime.telemetry.exit_status import cause
 from tfcluster.runtime.telemetry.rank_claim import agent_answers, claim
 from tfcluster.runtime.telemetry.stack_dump import program_line
 from tfcluster.runtime.telemetry.tracer import tracer
-from tfcluster.vocabulary import RANKED_TYPES
 
 _FOREVER_S = 20 * 86400.0
 """No timeout: nearly the maximum that poll(2) accepts."""

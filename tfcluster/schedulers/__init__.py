@@ -11,10 +11,10 @@ import pkgutil
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tfcluster.errors import ConfigError, Problem
+from tfcluster.base.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from tfcluster.model import Description
+    from tfcluster.plan.model import Description
     from tfcluster.schedulers.base import BatchScheduler, Scheduler
 
 GROUP = "tfcluster.schedulers"

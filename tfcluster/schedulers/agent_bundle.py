@@ -17,10 +17,10 @@ import threading
 from functools import lru_cache
 from pathlib import Path
 
-from tfcluster.errors import StartError
-from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Host, Interpreter
+from tfcluster.base.errors import StartError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.starting import AgentChannel
 
 # Reads up to the first NUL, byte by byte so that it reads nothing beyond. Exits when
@@ -51,16 +51,9 @@ SHIPPED = (
     "agent",
     "doctor/__init__.py",
     "doctor/probe.py",
-    "import_variables.py",
-    "isolated_import.py",
-    "light_dataclasses.py",
-    "model.py",
-    "task_id.py",
-    "vocabulary.py",
-    "peer_filter.py",
-    "plain_data.py",
-    "process_title.py",
-    "versions.py",
+    "base",
+    "plan/__init__.py",
+    "plan/model.py",
     "runtime",
     "protocol",
 )

@@ -18,9 +18,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tfcluster.errors import ExitCode
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Allocation, Description, Host
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.model import Allocation, Description, Host
 from tfcluster.schedulers.options import Mistake, OptionTable
 from tfcluster.schedulers.starting import Starter
 

@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 
 HANDSHAKE_S = 10.0
 AT_ONCE = 8

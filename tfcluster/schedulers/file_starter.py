@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from tfcluster.errors import StartError
-from tfcluster.model import Host, Interpreter
+from tfcluster.base.errors import StartError
+from tfcluster.base.state_folder import state_path
+from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.connect_back import Caller, CallerReception
 from tfcluster.schedulers.job_hosts import (
@@ -34,7 +35,6 @@ from tfcluster.schedulers.process_channel import (
     ProcessChannel,
 )
 from tfcluster.schedulers.starting import AgentChannel
-from tfcluster.state_folder import state_path
 
 START_S = 60.0
 """How long a process on another host may take to connect."""

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tfcluster.errors import ConfigError, Problem, StartError
-from tfcluster.host_patterns import host_name_problem
-from tfcluster.model import Description, Host
+from tfcluster.base.errors import ConfigError, Problem, StartError
+from tfcluster.plan.host_patterns import host_name_problem
+from tfcluster.plan.model import Description, Host
 from tfcluster.schedulers.base import asker
 
 ASK_S = 60.0

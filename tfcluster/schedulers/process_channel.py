@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TypeVar
 
-from tfcluster.errors import StartError
-from tfcluster.isolated_import import module_argv
-from tfcluster.model import Host
+from tfcluster.base.errors import StartError
+from tfcluster.base.isolated_import import module_argv
+from tfcluster.plan.model import Host
 from tfcluster.schedulers.starting import is_readable
 
 READ_BYTES = 1 << 18

@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from tfcluster import __version__
-from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import Description
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.base.vocabulary import TASK_TYPES
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import BatchScheduler, LauncherCommand, Scheduler
 from tfcluster.schedulers.options import Mistake
-from tfcluster.vocabulary import TASK_TYPES
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 

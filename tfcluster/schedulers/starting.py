@@ -10,7 +10,7 @@ import select
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from tfcluster.model import Host
+from tfcluster.plan.model import Host
 
 
 class AgentChannel(Protocol):

@@ -14,12 +14,14 @@ from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
-from tfcluster.errors import ExitCode
 from tfcluster.launcher.interrupts import Interrupt, interrupts
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.record.continuation import first, successor
@@ -29,7 +31,6 @@ from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError, asker
-from tfcluster.states import RunState, TaskState
 from tfcluster.submit.job import QueuedJob, forget_secrets
 from tfcluster.submit.job_status import (
     SETTLING_S,
@@ -40,7 +41,6 @@ from tfcluster.submit.job_status import (
     still_there,
     waiting,
 )
-from tfcluster.task_id import TaskId
 
 LOOK_S = 0.5
 ASK_S = 2.0

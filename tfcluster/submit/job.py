@@ -19,14 +19,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfcluster.description_json import from_plain, to_plain
-from tfcluster.errors import StartError
-from tfcluster.isolated_import import PACKAGE_ROOT
+from tfcluster.base.errors import StartError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.launcher.launch import prepare
 from tfcluster.launcher.secrets import read_secrets
-from tfcluster.light_dataclasses import dataclass, replace
-from tfcluster.model import Description, Secret
-from tfcluster.plan_document import task_parts
+from tfcluster.plan.description_json import from_plain, to_plain
+from tfcluster.plan.document import task_parts
+from tfcluster.plan.model import Description, Secret
 from tfcluster.record.files import open_private, read_json, replace_json, write_all
 from tfcluster.record.launched import save_launched
 from tfcluster.record.paths import RunPaths, create_run, state_dir

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tfcluster.base.errors import ExitCode, TfclusterError
+from tfcluster.base.states import RunState
 from tfcluster.console.output import say
-from tfcluster.errors import ExitCode, TfclusterError
 from tfcluster.launcher.launch import check
 from tfcluster.launcher.run_end import call_on_end
 from tfcluster.record.continuation import latest, link, was_requeued
@@ -15,7 +16,6 @@ from tfcluster.record.events import read_events
 from tfcluster.record.files import read_json, replace_json
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, create_run
-from tfcluster.states import RunState
 from tfcluster.submit.job import JobInput, forget_secrets, read_job_input
 from tfcluster.submit.job_status import settle
 

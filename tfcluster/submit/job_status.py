@@ -12,9 +12,10 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 
+from tfcluster.base.errors import ContactLostError, ExitCode, ResourceError
+from tfcluster.base.light_dataclasses import as_dict, replace
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.text import duration
-from tfcluster.errors import ContactLostError, ExitCode, ResourceError
-from tfcluster.light_dataclasses import as_dict, replace
 from tfcluster.record.continuation import first, successor, was_requeued
 from tfcluster.record.events import Writer
 from tfcluster.record.files import read_json
@@ -25,7 +26,6 @@ from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
 from tfcluster.schedulers import batch_scheduler
 from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError, asker
-from tfcluster.states import RunState, TaskState
 from tfcluster.submit.job import INPUT, QueuedJob, find_job, forget_secrets
 
 ASK_S = 10.0

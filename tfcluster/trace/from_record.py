@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tfcluster.states import TaskState
+from tfcluster.base.states import TaskState
 from tfcluster.trace.spans import Item, Moment, Span
 
 Events = Sequence[Mapping[str, Any]]

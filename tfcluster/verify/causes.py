@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfcluster.model import Runtime, Strategy
+from tfcluster.plan.model import Runtime, Strategy
 from tfcluster.verify.compare import Difference
 from tfcluster.verify.recorded import Recorded
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfcluster.agent.file_names import ENVIRONMENT, NEVER, is_excluded
-from tfcluster.errors import ConfigError, Problem, ResourceError
+from tfcluster.base.errors import ConfigError, Problem, ResourceError
 from tfcluster.record.files import open_private
 
 PREFIX = "tfcluster-verify-"

@@ -7,10 +7,10 @@ import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
-from tfcluster.model import Strategy
+from tfcluster.base.vocabulary import FORMAT_VERSION
+from tfcluster.plan.model import Strategy
 from tfcluster.verify.compare import Comparison, Difference
 from tfcluster.verify.noise import Tolerance
-from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents import checks as documents

@@ -12,22 +12,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.fuzz.target import Target
-from tests.planning.descriptions import describe
-from tests.planning.descriptions import hosts as some_hosts
+from tests.plan.descriptions import describe
+from tests.plan.descriptions import hosts as some_hosts
 from tests.protocol.kinds import example, examples
-from tfcluster import __version__, exit_causes
+from tfcluster import __version__
 from tfcluster.agent import channel, events, loop
 from tfcluster.agent.console_lines import ConsoleQueue
-from tfcluster.compose import compose
 from tfcluster.console.screen import Screen
+from tfcluster.launcher import exit_causes, progress, task_messages
 from tfcluster.launcher import hosts as launcher_hosts
-from tfcluster.launcher import progress, task_messages
 from tfcluster.launcher.agent_connection import Reception
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.task_files import TraceFiles
-from tfcluster.placement import place
+from tfcluster.plan.compose import compose
+from tfcluster.plan.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 from tfcluster.record.events import Writer

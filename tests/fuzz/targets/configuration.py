@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from tests.config.files import ENVIRON, SMALLEST, write
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import text_of
+from tfcluster.base.errors import ConfigError
 from tfcluster.config import from_command, load, starter
-from tfcluster.errors import ConfigError
 from tfcluster.schedulers import names
 
 

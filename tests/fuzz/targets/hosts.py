@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster import host_patterns
-from tfcluster.errors import ConfigError, StartError
-from tfcluster.host_patterns import HostlistError
+from tfcluster.base.errors import ConfigError, StartError
+from tfcluster.plan import host_patterns
+from tfcluster.plan.host_patterns import HostlistError
 from tfcluster.schedulers import job_hosts, sge
 from tfcluster.schedulers.sge import GPU_VARIABLES, HostfileError
 from tfcluster.schedulers.slurm import srun, variables

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of
-from tests.planning.descriptions import describe
-from tfcluster import description_json
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import ConfigError, ContactLostError, StartError
 from tfcluster.console.views import failures, status
-from tfcluster.errors import ConfigError, ContactLostError, StartError
+from tfcluster.plan import description_json
 from tfcluster.record import continuation, events, launched, load_run, logs
 from tfcluster.record.paths import RunPaths, create_run
 from tfcluster.submit import job

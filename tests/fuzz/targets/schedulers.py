@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster import durations
+from tfcluster.base import durations
 from tfcluster.schedulers import sge, slurm
 from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerError
 from tfcluster.schedulers.sge import qmaster

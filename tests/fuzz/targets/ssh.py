@@ -9,9 +9,10 @@ from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster.errors import ContactLostError, HostError
-from tfcluster.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import SavedSettings, config, known_hosts, route
+from tfcluster.base.errors import ContactLostError, HostError
+from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.schedulers.ssh import config, known_hosts, route
+from tfcluster.schedulers.ssh.settings import SavedSettings
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 

@@ -21,9 +21,9 @@ from tests.runtime.partition.traced_ops import (
     public,
     tensors,
 )
+from tfcluster.base.versions import NEWEST, numbers
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.rules.all import RULES, WHOLE
-from tfcluster.versions import NEWEST, numbers
 
 # Keras warns of some of the arguments.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfcluster.base.versions import NEWEST, numbers
 from tfcluster.runtime.partition import tf_functions
 from tfcluster.runtime.partition.functions import called_function
 from tfcluster.runtime.partition.rules.all import RULES, is_known, why_whole
 from tfcluster.runtime.tensor_types import ProtocolBuffer
-from tfcluster.versions import NEWEST, numbers
 
 ROWS = 6
 IS_NEWEST = numbers(keras.__version__) >= NEWEST["keras"]

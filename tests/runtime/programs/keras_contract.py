@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer
 
 from tests.runtime.programs import checks
-from tfcluster import versions
+from tfcluster.base import versions
 from tfcluster.runtime import contract, tf_internals, tf_patches
 from tfcluster.runtime.context import context_from
 from tfcluster.runtime.errors import CollectiveError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
 from tests.schedulers.standins import (
     LAUNCHER,
     directives,
@@ -18,8 +18,8 @@ from tests.schedulers.standins import (
     saying,
 )
 from tests.schedulers.test_file_starter import read_frames
-from tfcluster.errors import ConfigError, ExitCode, StartError
-from tfcluster.model import Description, Host, TaskGroup
+from tfcluster.base.errors import ConfigError, ExitCode, StartError
+from tfcluster.plan.model import Description, Host, TaskGroup
 from tfcluster.schedulers.base import (
     CommandAnswer,
     JobPhase,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
 from tfcluster import schedulers
-from tfcluster.errors import ConfigError, StartError
+from tfcluster.base.errors import ConfigError, StartError
 from tfcluster.schedulers.job_hosts import gpus_given, is_one_of, own_names
 from tfcluster.schedulers.sge import GPU_VARIABLES, SCHEDULER
 

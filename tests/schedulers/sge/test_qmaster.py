@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.planning.descriptions import describe
-from tfcluster.errors import ExitCode
-from tfcluster.model import Description
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import ExitCode
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.sge import SCHEDULER
 from tfcluster.schedulers.sge.qmaster import JobFacts, parse_job, parse_notice
 

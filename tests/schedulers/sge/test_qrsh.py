@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.time_limits import allow_s
-from tests.planning.descriptions import describe
-from tfcluster.errors import StartError
-from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.model import Host, TaskGroup
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import StartError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.plan.model import Host, TaskGroup
 from tfcluster.schedulers.job_hosts import parse_gpus
 from tfcluster.schedulers.sge import GPU_VARIABLES, SCHEDULER, ask_gpus
 from tfcluster.schedulers.sge.qrsh import QrshChannel, qrsh_argv, shielded

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
 from tfcluster import __version__
-from tfcluster.errors import ConfigError
-from tfcluster.model import Description
+from tfcluster.base.errors import ConfigError
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import CommandAnswer, LauncherCommand, SchedulerError
 from tfcluster.schedulers.script import job_script
 from tfcluster.schedulers.sge import SCHEDULER

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import ExitCode
+from tfcluster.base.errors import ExitCode
 from tfcluster.schedulers.slurm.controller import (
     Controller,
     parse_ended,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe
+from tests.plan.descriptions import describe
 from tfcluster import __version__
-from tfcluster.durations import time_limit_s
-from tfcluster.errors import ConfigError
-from tfcluster.model import Description, Restart, Results, TaskGroup
+from tfcluster.base.durations import time_limit_s
+from tfcluster.base.errors import ConfigError
+from tfcluster.plan.model import Description, Restart, Results, TaskGroup
 from tfcluster.schedulers.base import LauncherCommand
 from tfcluster.schedulers.script import job_script
 from tfcluster.schedulers.slurm import SCHEDULER

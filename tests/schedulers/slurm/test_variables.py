@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.errors import ConfigError, StartError
+from tfcluster.base.errors import ConfigError, StartError
 from tfcluster.schedulers.slurm.variables import (
     SlurmNode,
     counts,

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.waiting import eventually
 from tests.schedulers.ssh.conftest import Site
 from tests.schedulers.ssh.server import USER
-from tfcluster.model import HostEntry, Ssh
+from tfcluster.plan.model import HostEntry, Ssh
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import parse
 from tfcluster.schedulers.ssh.connect import SshConnections, open_session

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import ExitCode, HostError
+from tfcluster.base.errors import ExitCode, HostError
 from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
 from tfcluster.schedulers.ssh.known_hosts import KnownKey

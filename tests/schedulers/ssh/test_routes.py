@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import HostError
-from tfcluster.model import HostEntry, Ssh
+from tfcluster.base.errors import HostError
+from tfcluster.plan.model import HostEntry, Ssh
 from tfcluster.schedulers.ssh.config import Options, lookup, parse
 from tfcluster.schedulers.ssh.route import Route, Sources, key_name, route
 

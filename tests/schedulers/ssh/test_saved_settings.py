@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe
-from tfcluster.errors import ContactLostError
-from tfcluster.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import SCHEDULER, SavedSettings
+from tests.plan.descriptions import describe
+from tfcluster.base.errors import ContactLostError
+from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.schedulers.ssh import SCHEDULER
+from tfcluster.schedulers.ssh.settings import SavedSettings
 
 
 def _described() -> Any:

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
+from tfcluster.base.states import TaskState
 from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise, sanitise_word, settle
 from tfcluster.console.text import duration, fold_tasks, is_rank, table
-from tfcluster.host_patterns import fold
+from tfcluster.plan.host_patterns import fold
 from tfcluster.record.run_status import FailureView, RunView, TaskView
-from tfcluster.states import TaskState
 
 _TAIL_LINES = 20
 _TRACEBACK = "Traceback (most recent call last):"

@@ -10,7 +10,7 @@ from typing import Any
 from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import plural, table
-from tfcluster.host_patterns import fold
+from tfcluster.plan.host_patterns import fold
 
 Json = Mapping[str, Any]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tfcluster.base.states import TaskState
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import clock, fold_tasks, is_rank, plural
 from tfcluster.console.views.status import epoch_text, loss_text, step_text
-from tfcluster.host_patterns import fold
+from tfcluster.plan.host_patterns import fold
 from tfcluster.record.run_status import HostView, RunView, TaskView
-from tfcluster.states import TaskState
 
 _NAMED = 3
 _WAIT_WORTH_NAMING = 0.05

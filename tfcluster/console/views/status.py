@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from tfcluster.base.states import RunState
 from tfcluster.console.display import PLAIN, Style
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import byte_size, clock, duration, table, times
 from tfcluster.console.views.failures import failure, how_it_ended
 from tfcluster.console.views.results import result_summary
 from tfcluster.record.run_status import FitView, RunView, ServingView, TaskView
-from tfcluster.states import RunState
 
 _LOSS = "loss"
 

@@ -1,6 +1,6 @@
 """Sends Python objects between ranks, as plain data, which is never executed.
 
-``tfcluster.plain_data`` lists the supported types.
+``tfcluster.base.plain_data`` lists the supported types.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfcluster import plain_data
+from tfcluster.base import plain_data
 from tfcluster.runtime.collective import Signature
 from tfcluster.runtime.collective.collectives import allgather_bytes, broadcast_bytes
 from tfcluster.runtime.process_group import exchanged, rank, size
@@ -24,13 +24,13 @@ def broadcast_object(
 ) -> Any:
     """The object of rank ``root_rank``; the other ranks' objects are ignored.
 
-    ``tfcluster.plain_data.PLAIN`` lists the supported types. Instances of subclasses
-    come back as their base class, and arrays as new arrays of the same shape and dtype.
-    ``name`` must be equal on all ranks; ``session`` is ignored. Raises TypeError on all
-    ranks if the object cannot be sent, ValueError if there is no such rank or this
-    process is not in ``process_set``, CollectiveMismatchError on all ranks if they call
-    something else, and another CollectiveError before ``init`` or if a rank is lost or
-    late.
+    ``tfcluster.base.plain_data.PLAIN`` lists the supported types. Instances of their
+    subclasses come back as their base class, and arrays as new arrays of the same shape
+    and dtype. ``name`` must be equal on all ranks; ``session`` is ignored. Raises
+    TypeError on all ranks if the object cannot be sent, ValueError if there is no such
+    rank or this process is not in ``process_set``, CollectiveMismatchError on all ranks
+    if they call something else, and another CollectiveError before ``init`` or if a
+    rank is lost or late.
     Follows ``broadcast_object`` of horovod/tensorflow/functions.py, but without
     pickles: received data is never executed.
     """

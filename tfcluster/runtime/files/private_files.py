@@ -12,7 +12,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.files import order
 from tfcluster.runtime.files.changes import Changes

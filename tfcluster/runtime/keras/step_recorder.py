@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.keras import internals, patches

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.scripts.analysis import analyse
 from tfcluster.runtime.scripts.run_script import Script, import_folder

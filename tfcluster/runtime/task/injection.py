@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tfcluster import versions
-from tfcluster.model import Strategy
+from tfcluster.base import versions
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime.context import Context
 from tfcluster.runtime.contract import HandlerPlace
 from tfcluster.runtime.errors import CollectiveError

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from tfcluster.base.vocabulary import RANKED_TYPES
 from tfcluster.runtime import process_group
 from tfcluster.runtime.errors import ContextError
 from tfcluster.runtime.tf1.cluster_formats import OLD_NAMES, jobs_of
 from tfcluster.runtime.tf1_types import Server
-from tfcluster.vocabulary import RANKED_TYPES
 
 tf1 = tf.compat.v1
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NoReturn
 
-from tfcluster.import_variables import concerns_imports
+from tfcluster.runtime.warm.import_variables import concerns_imports
 from tfcluster.runtime.warm.start_state import StartState, native_environ
 
 _ALL_AT_ONCE = ("keras", "tensorflow")

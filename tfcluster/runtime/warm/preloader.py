@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from tfcluster.import_variables import is_read_early
-from tfcluster.isolated_import import module_argv
-from tfcluster.process_title import set_title
+from tfcluster.base.isolated_import import module_argv
+from tfcluster.base.process_title import set_title
+from tfcluster.base.versions import imported_too_old
 from tfcluster.protocol import local
 from tfcluster.protocol.frames import encode
 from tfcluster.protocol.wire import Decoder
@@ -37,8 +37,8 @@ from tfcluster.runtime.warm.hidden_modules import (
     settings_file,
     shadowed_module,
 )
+from tfcluster.runtime.warm.import_variables import is_read_early
 from tfcluster.runtime.warm.wrapper import below_wrapper
-from tfcluster.versions import imported_too_old
 
 _FDS_OF_A_FORK = 2
 """The task's output and its events socket."""

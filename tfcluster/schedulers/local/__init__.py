@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfcluster.model import Allocation, Description, Host
+from tfcluster.plan.model import Allocation, Description, Host
 from tfcluster.schedulers.base import Scheduler
 from tfcluster.schedulers.process_channel import OwnHostStarter
 

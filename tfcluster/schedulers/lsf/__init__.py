@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
-from tfcluster.model import Allocation, Description
+from tfcluster.base.errors import ConfigError, ExitCode, Problem, StartError
+from tfcluster.plan.model import Allocation, Description
 from tfcluster.schedulers.base import (
     Ask,
     BatchScheduler,

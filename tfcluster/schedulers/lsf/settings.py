@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from tfcluster.durations import time_limit_s
-from tfcluster.model import Description
+from tfcluster.base.durations import time_limit_s
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import LauncherCommand, gpus_of_all, setting
 from tfcluster.schedulers.options import (
     ENVIRONMENT,

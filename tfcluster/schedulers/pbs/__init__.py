@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfcluster.durations import time_limit_s
-from tfcluster.errors import ExitCode, StartError
-from tfcluster.model import Allocation, Description
+from tfcluster.base.durations import time_limit_s
+from tfcluster.base.errors import ExitCode, StartError
+from tfcluster.plan.model import Allocation, Description
 from tfcluster.protocol.wire import loads
 from tfcluster.schedulers.base import (
     Ask,

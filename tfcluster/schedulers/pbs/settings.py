@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tfcluster.durations import clock, time_limit_s
-from tfcluster.model import Description
+from tfcluster.base.durations import clock, time_limit_s
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import LauncherCommand, setting
 from tfcluster.schedulers.options import (
     ARRAY,

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.errors import ConfigError, ExitCode, Problem, StartError
-from tfcluster.model import Allocation, Description, Host, Interpreter
+from tfcluster.base.errors import ConfigError, ExitCode, Problem, StartError
+from tfcluster.plan.model import Allocation, Description, Host, Interpreter
 from tfcluster.schedulers import process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
 from tfcluster.schedulers.base import BatchScheduler, gpus_of_all, placeholders

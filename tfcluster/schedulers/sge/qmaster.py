@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tfcluster.errors import StartError
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.errors import StartError
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.schedulers.base import output_of
 
 ASK_S = 3.0

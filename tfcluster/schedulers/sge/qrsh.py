@@ -11,7 +11,7 @@ import select
 import shlex
 from collections.abc import Sequence
 
-from tfcluster.errors import StartError
+from tfcluster.base.errors import StartError
 from tfcluster.schedulers.process_channel import ProcessChannel
 
 START_S = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tfcluster.light_dataclasses import replace
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.schedulers.base import (
     Ask,
     CommandAnswer,

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import Description
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import LauncherCommand, setting
 from tfcluster.schedulers.options import (
     ARRAY,

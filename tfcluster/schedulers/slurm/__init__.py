@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 
-from tfcluster.errors import ExitCode, StartError
-from tfcluster.model import Allocation, Description, Host
+from tfcluster.base.errors import ExitCode, StartError
+from tfcluster.plan.model import Allocation, Description, Host
 from tfcluster.schedulers.base import (
     BatchScheduler,
     Requeuing,

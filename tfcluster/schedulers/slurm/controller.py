@@ -11,8 +11,8 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfcluster.errors import ExitCode
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.schedulers.base import (
     Ask,
     JobPhase,

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tfcluster.light_dataclasses import replace
-from tfcluster.model import Allocation, Description, Host
-from tfcluster.placement import place
+from tfcluster.base.light_dataclasses import replace
+from tfcluster.plan.model import Allocation, Description, Host
+from tfcluster.plan.placement import place
 from tfcluster.schedulers.base import setting
 from tfcluster.schedulers.options import Mistake, set_twice
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from math import ceil
 
-from tfcluster.durations import time_limit_s
-from tfcluster.errors import ConfigError, Problem
-from tfcluster.model import Description
+from tfcluster.base.durations import time_limit_s
+from tfcluster.base.errors import ConfigError, Problem
+from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import LauncherCommand
 from tfcluster.schedulers.options import ARRAY, FOLLOWS, NOTHING, OptionTable
 from tfcluster.schedulers.script import require_plain

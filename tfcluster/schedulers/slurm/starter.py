@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from tfcluster.model import Host, Interpreter
+from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
 from tfcluster.schedulers.connect_back import Caller, CallerReception
 from tfcluster.schedulers.process_channel import (

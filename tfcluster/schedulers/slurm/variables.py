@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tfcluster.errors import ConfigError, Problem, StartError
-from tfcluster.host_patterns import HostlistError, expand, fold, host_name_problem
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.errors import ConfigError, Problem, StartError
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.host_patterns import HostlistError, expand, fold, host_name_problem
 
 # sbatch(1), SLURM_TASKS_PER_NODE: "2(x3),1" is 2, 2, 2 and 1.
 _COUNTS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")

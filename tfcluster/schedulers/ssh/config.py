@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from tfcluster.errors import HostError
+from tfcluster.base.errors import HostError
 
 Options = Mapping[str, tuple[str, ...]]
 """Lower-case keyword -> values. Most keywords have one value: the joined arguments."""

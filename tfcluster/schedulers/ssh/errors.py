@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tfcluster.errors import HostError, StartError, TfclusterError
+from tfcluster.base.errors import HostError, StartError, TfclusterError
 from tfcluster.schedulers.agent_bundle import OWN_WORDS
 from tfcluster.schedulers.ssh.known_hosts import KnownKey, fingerprint
 from tfcluster.schedulers.ssh.route import Route, key_name

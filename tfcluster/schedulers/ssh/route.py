@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.errors import HostError
-from tfcluster.host_patterns import host_name_problem
-from tfcluster.model import HostEntry, Ssh
+from tfcluster.base.errors import HostError
+from tfcluster.plan.host_patterns import host_name_problem
+from tfcluster.plan.model import HostEntry, Ssh
 from tfcluster.schedulers.ssh.config import Directive, Options, lookup
 
 MAX_JUMPS = 8

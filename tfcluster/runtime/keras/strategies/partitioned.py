@@ -17,7 +17,7 @@ from typing import Concatenate, ParamSpec
 import keras
 import tensorflow as tf
 
-from tfcluster.model import Runtime
+from tfcluster.plan.model import Runtime
 from tfcluster.runtime import tf_internals, tf_patches
 from tfcluster.runtime.collective import CollectiveError
 from tfcluster.runtime.collective.rounding import Rounding

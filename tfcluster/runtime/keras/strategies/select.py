@@ -11,7 +11,7 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 
-from tfcluster.model import Strategy
+from tfcluster.plan.model import Strategy
 from tfcluster.runtime import process_group
 from tfcluster.runtime.collective import CollectiveError, Group
 from tfcluster.runtime.collective.transports.hierarchical import HostTransport

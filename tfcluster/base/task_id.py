@@ -6,8 +6,8 @@ time.
 
 from __future__ import annotations
 
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.vocabulary import RANKED_TYPES, TASK_TYPES
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.vocabulary import RANKED_TYPES, TASK_TYPES
 
 
 @dataclass(frozen=True, slots=True)

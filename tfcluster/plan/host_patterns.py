@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from tfcluster.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass
 
 MAX_NAME_LENGTH = 253
 """RFC 1035: the longest name that DNS can carry."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Runtime, Strategy
-from tfcluster.placement import Place
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.model import Runtime, Strategy
+from tfcluster.plan.placement import Place
 
 AUTO, HOST, TENSORFLOW = "auto", "host", "tensorflow"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.durations import duration_text, parse_duration
+from tfcluster.base.durations import duration_text, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tfcluster import program
-from tfcluster.isolated_import import PACKAGE_ROOT, module_argv
-from tfcluster.light_dataclasses import as_dict, dataclass, replace
-from tfcluster.model import Description, Interpreter, Runtime, Strategy
-from tfcluster.placement import Place
-from tfcluster.program import Program
-from tfcluster.task_id import TaskId
-from tfcluster.transport_choice import AUTO, TENSORFLOW, chosen_transport
-from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
+from tfcluster.base.isolated_import import PACKAGE_ROOT, module_argv
+from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
+from tfcluster.plan import program
+from tfcluster.plan.model import Description, Interpreter, Runtime, Strategy
+from tfcluster.plan.placement import Place
+from tfcluster.plan.program import Program
+from tfcluster.plan.transport_choice import AUTO, TENSORFLOW, chosen_transport
 
 if TYPE_CHECKING:
     from tfcluster.documents.plan import TaskEntry
 
 
-from tfcluster.errors import StartError
+from tfcluster.base.errors import StartError
 
 BOOTSTRAP = "tfcluster.runtime.task.bootstrap"
 WARM = "tfcluster.runtime.warm.preloader"

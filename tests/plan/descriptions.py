@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tfcluster.model import (
+from tfcluster.plan.model import (
     Allocation,
     Description,
     Host,

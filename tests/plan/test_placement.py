@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.planning.descriptions import describe, hosts
-from tfcluster.errors import StartError
-from tfcluster.model import Allocation, Description, TaskGroup
-from tfcluster.placement import place, place_again, share_machines
+from tests.plan.descriptions import describe, hosts
+from tfcluster.base.errors import StartError
+from tfcluster.plan.model import Allocation, Description, TaskGroup
+from tfcluster.plan.placement import place, place_again, share_machines
 
 
 def where(description: Description, allocation: Allocation) -> dict[str, str]:
@@ -137,7 +137,7 @@ def test_wanted_gpus_come_first() -> None:
 
 
 def test_the_schedulers_own_names_of_gpus_are_kept() -> None:
-    from tfcluster.model import Host
+    from tfcluster.plan.model import Host
 
     host = Host(name="h", address="h", gpus=("GPU-aa", "GPU-bb"))
     found = gpus(describe({"worker": 2}), Allocation(hosts=(host,)))

@@ -11,9 +11,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tfcluster.light_dataclasses import dataclass, field
-from tfcluster.task_id import TaskId
-from tfcluster.vocabulary import TASK_TYPES
+from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import TASK_TYPES
 
 Interpreter = tuple[str, ...]
 """How Python is started: a path or a name, or a command whose last word is one."""
@@ -328,3 +328,15 @@ def host_names(entries: Sequence[HostEntry]) -> tuple[str, ...]:
 def numbered(count: int | None) -> tuple[str, ...] | None:
     """The devices 0, 1, ... of a host with ``count`` GPUs; None: unknown."""
     return None if count is None else tuple(map(str, range(count)))
+
+
+def pattern_problem(pattern: str) -> str | None:
+    """What is wrong with a pattern of results, as the end of a sentence; or None."""
+    if pattern.startswith(("/", "~")):
+        return "is not below the workdir"
+    parts = pattern.removesuffix("/").split("/")
+    if ".." in parts:
+        return "leads out of the workdir"
+    if "\0" in pattern or any(part in ("", ".") for part in parts):
+        return "matches nothing"
+    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from tfcluster.light_dataclasses import as_dict, fields
+from tfcluster.base.light_dataclasses import as_dict, fields
 
 
 def to_plain(value: object) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from tfcluster import plain_data
+from tfcluster.base import plain_data
 
 KEYS = some.one_of(some.text(), some.integers(), some.booleans(), some.none())
 LEAVES = some.one_of(

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tfcluster.peer_filter import INSTRUCTION, admits, compact, parse, program
+from tfcluster.base.peer_filter import INSTRUCTION, admits, compact, parse, program
 
 if TYPE_CHECKING:
-    from tfcluster.peer_filter import Network
+    from tfcluster.base.peer_filter import Network
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 ADDRESSES = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6))

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.planning.descriptions import describe
-from tfcluster.compose import ALLOW_GROWTH, TaskSpec, compose, tell_gpus
-from tfcluster.model import (
+from tests.plan.descriptions import describe
+from tfcluster.plan.compose import ALLOW_GROWTH, TaskSpec, compose, tell_gpus
+from tfcluster.plan.model import (
     Allocation,
     Description,
     Host,
     Runtime,
     Strategy,
 )
-from tfcluster.placement import place, share_machines
-from tfcluster.transport_choice import Choice, chosen_transport
+from tfcluster.plan.placement import place, share_machines
+from tfcluster.plan.transport_choice import Choice, chosen_transport
 
 AUTO = Runtime()
 

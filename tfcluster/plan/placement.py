@@ -10,11 +10,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
-from tfcluster.errors import StartError
-from tfcluster.light_dataclasses import dataclass, replace
-from tfcluster.model import Allocation, Description, Host
-from tfcluster.task_id import TaskId
-from tfcluster.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
+from tfcluster.base.errors import StartError
+from tfcluster.base.light_dataclasses import dataclass, replace
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
+from tfcluster.plan.model import Allocation, Description, Host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from tfcluster.light_dataclasses import dataclass
-from tfcluster.model import Interpreter
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.plan.model import Interpreter
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 # python(1): flags may be joined (-uB); the last letter of a word may take a value,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.time_limits import allow_s
-from tfcluster.host_patterns import (
+from tfcluster.plan.host_patterns import (
     HostlistError,
     expand,
     fold,

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.planning.descriptions import describe, hosts
-from tfcluster.compose import (
+from tests.plan.descriptions import describe, hosts
+from tfcluster.base.errors import StartError
+from tfcluster.base.isolated_import import PACKAGE_ROOT
+from tfcluster.base.task_id import TaskId
+from tfcluster.plan.compose import (
     MAX_ENV_STRING_BYTES,
     TaskSpec,
     cluster,
@@ -18,11 +21,15 @@ from tfcluster.compose import (
     provisional_cluster,
     warm_specs,
 )
-from tfcluster.errors import StartError
-from tfcluster.isolated_import import PACKAGE_ROOT
-from tfcluster.model import Allocation, Description, Host, Runtime, Strategy, TaskGroup
-from tfcluster.placement import place
-from tfcluster.task_id import TaskId
+from tfcluster.plan.model import (
+    Allocation,
+    Description,
+    Host,
+    Runtime,
+    Strategy,
+    TaskGroup,
+)
+from tfcluster.plan.placement import place
 
 
 def specs_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tfcluster.crash import save_crash
+from tfcluster.record.crash import save_crash
 
 
 def test_only_the_newest_stay(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.compose import Cluster, TaskSpec, task_json
-from tfcluster.model import Allocation, Description, Requirements, Secret
+from tfcluster.base.task_id import TaskId
+from tfcluster.base.vocabulary import FORMAT_VERSION
+from tfcluster.plan.compose import Cluster, TaskSpec, task_json
+from tfcluster.plan.model import Allocation, Description, Requirements, Secret
+from tfcluster.plan.transport_choice import Choice, chosen_transport
 from tfcluster.protocol.wire import WORKDIR
-from tfcluster.task_id import TaskId
-from tfcluster.transport_choice import Choice, chosen_transport
-from tfcluster.vocabulary import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from tfcluster.documents.plan import (

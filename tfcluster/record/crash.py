@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tfcluster import __version__
-from tfcluster.errors import ResourceError, TfclusterError
+from tfcluster.base.errors import ResourceError, TfclusterError
 from tfcluster.record.files import open_private, write_all
 from tfcluster.record.paths import state_dir
 
