@@ -12,6 +12,7 @@ each by its own ``test_keras_THEME.py``.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -70,64 +71,58 @@ IN_DEFAULT_TIER = {
         *("strategies_of_clusters", "parameter_servers", "two_replicas"),
         *("errors_that_a_loop_catches", "one_replica"),
     ],
+    "per_worker": ["per_worker"],
     "states": [],
     "step_metrics": ["as_in_the_guide"],
 }
-"""Cases by theme. Themes that are not named here run all of their cases."""
+"""Cases by theme."""
 IN_TEST_ALL = {
     "callbacks": [
-        *("averages_swapped_in", "backed_up", "early_stopping"),
-        *("folders_that_others_do_not_see", "goes_on_from_a_checkpoint"),
-        *("slots_assigned", "stopped_by_nan"),
+        *("backed_up", "early_stopping", "folders_that_others_do_not_see"),
+        *("goes_on_from_a_checkpoint", "slots_assigned"),
     ],
     "changed_gradients": [
         *("applied_in_a_conditional", "clipped_by_global_norm_in_a_graph"),
-        *("penalty_of_gradients", "step_that_clips"),
     ],
     "coupled_rows": [
-        *("adversary", "clipped_gradients_of_a_graph", "function_under_an_eager_tape"),
-        *("missing_targets", "shuffled_rows", "similarities"),
-        "sum_of_ragged_and_sparse",
+        *("adversary", "function_under_an_eager_tape", "missing_targets"),
+        *("similarities", "sum_of_ragged_and_sparse"),
     ],
     "inputs": [
-        *("augmented_for_a_loop", "batches_of_one", "cached_in_files", "endless"),
-        *("sources", "without_a_fixed_order"),
+        *("batches_of_one", "cached_in_files", "endless", "sources"),
+        "without_a_fixed_order",
     ],
     "loops": [
-        *("gan", "on_batch", "session_of_tensorflow_1", "several_batches_in_a_step"),
-        *("tape_compiled_by_xla", "tape_on_ragged_rows"),
-        *("tape_that_draws_for_batches_of_two_sizes", "tape_that_gathers"),
+        *("gan", "on_batch", "session_of_tensorflow_1", "tape_compiled_by_xla"),
+        *("tape_on_ragged_rows", "tape_that_draws_for_batches_of_two_sizes"),
     ],
     "losses": [
-        *("computed_by_the_model", "masked_sum", "mean_by_weights", "sample_weights"),
-        "similarity",
+        *("computed_by_the_model", "masked_sum", "sample_weights", "similarity"),
     ],
     "metrics": [
-        *("functions_of_a_batch", "metrics", "read_by_callbacks"),
+        *("metrics", "read_by_callbacks"),
     ],
     "models": [
-        *("attention", "compiled_by_xla", "dropout", "embedding", "lstm_masked"),
-        *("own_train_step", "positions_of_any_length", "segments"),
+        *("compiled_by_xla", "dropout", "embedding", "lstm_masked"),
+        *("own_train_step", "positions_of_any_length"),
     ],
     "optimizers": [
-        *("accumulated", "averaged_weights", "clipped", "mixed_precision", "others"),
-        "overflow",
+        *("accumulated", "averaged_weights", "clipped", "mixed_precision"),
     ],
     "own_layers": [
-        *("added_losses", "attention_over_the_batch", "changed_backwards"),
-        *("queue_in_variables", "states_of_rows", "transformer_layer"),
+        *("added_losses", "queue_in_variables", "states_of_rows", "transformer_layer"),
     ],
     "own_loops": [
-        *("eagerly_with_an_unused_weight", "experimental_strategies"),
-        *("learned_classes", "loss_averaged_by_an_eager_step", "momentum_by_the_loss"),
-        *("noise_of_numpy", "noise_of_numpy_in_a_step", "rate_by_the_loss_eagerly"),
-        *("variable_without_an_optimizer", "weights_by_the_loss"),
+        *("experimental_strategies", "learned_classes", "noise_of_numpy_in_a_step"),
+        *("loss_averaged_by_an_eager_step", "rate_by_the_loss_eagerly"),
+        "variable_without_an_optimizer",
     ],
+    "per_worker": ["per_worker_weights"],
     "states": [
         *("kept_by_recurrent_layers", "kept_in_a_loop"),
     ],
     "step_metrics": [
-        *("adversaries", "looked_at_batch_by_batch", "only_some", "resets_itself"),
+        *("adversaries", "looked_at_batch_by_batch", "only_some"),
     ],
 }
 """More cases by theme, for ``make test-all``. All others are exhaustive: one of these
@@ -173,7 +168,7 @@ def sizes_of(theme: str, case: str, place: int) -> tuple[int, ...]:
 
 
 def tier_of(theme: str, case: str) -> Tier:
-    if theme not in IN_DEFAULT_TIER or case in IN_DEFAULT_TIER[theme]:
+    if case in IN_DEFAULT_TIER[theme]:
         return Tier.DEFAULT
     return Tier.SLOW if case in IN_TEST_ALL.get(theme, ()) else Tier.EXHAUSTIVE
 
@@ -223,6 +218,11 @@ def _job_of(theme: str, size: int, tier: Tier) -> str:
     return f"{tier.value}-{theme}-{size}"
 
 
+def _per_worker_jobs(case: str, size: int) -> tuple[str, str]:
+    """The jobs of a case in one process, and on the ranks. Batches differ by size."""
+    return f"{case}-1-of-{size}", f"{case}-{size}"
+
+
 @dataclass(frozen=True)
 class Compared:
     """The results of one case from one process and from each of ``size`` ranks."""
@@ -245,7 +245,7 @@ class Outcomes:
         """The results of a case on ``size`` ranks."""
         if case in CASES:
             return self._compared(case, job_of(case, 1), job_of(case, size), size)
-        return self._compared(case, f"per_worker-1-{size}", f"per_worker-{size}", size)
+        return self._compared(case, *_per_worker_jobs(case, size), size)
 
     def alone(self, case: str) -> Values:
         """The results of a case in one process, which runs only this case."""
@@ -301,13 +301,13 @@ def outcomes_in(folder: Path) -> Outcomes:
                     jobs.append(_job(folder, name, size, f"cases/{theme}.py", chosen))
     for case, (theme, _) in CASES.items():
         jobs.append(_job(folder, f"only-{case}", 1, f"cases/{theme}.py", (case,)))
-    for size in SIZES:
+    script = "cases/per_worker.py"
+    for size, case in itertools.product(SIZES, PER_WORKER_CASES):
         parts = {"PARTS": str(size)}
-        name = f"per_worker-1-{size}"
-        jobs.append(_job(folder, name, 1, "cases/per_worker.py", (), parts))
-        name = f"per_worker-{size}"
+        alone, job = _per_worker_jobs(case, size)
+        jobs.append(_job(folder, alone, 1, script, (case,), parts))
         parts |= PER_WORKER
-        jobs.append(_job(folder, name, size, "cases/per_worker.py", (), parts))
+        jobs.append(_job(folder, job, size, script, (case,), parts))
     digits = (str(ROOT / "examples" / "digits.py"), "--epochs", "3")
     for size in (1, 3):
         jobs.append(_job(folder, f"digits-{size}", size, "final_weights.py", digits))

@@ -83,6 +83,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return Found(folder)
 
 
+@pytest.mark.slow
 def test_a_cluster_has_three_forms(found: Found) -> None:
     (forms,) = found.of("alone", "forms", size=1)
     assert set(forms) == {"ClusterSpec", "ClusterDef", "dict", "ServerDef"}
@@ -117,6 +118,7 @@ def test_from_yaml_and_back(tmp_path: Path) -> None:
     assert {job: len(found) for job, found in jobs.items()} == tasks
 
 
+@pytest.mark.slow
 def test_tf_config_reads_as_in_tensorflow(found: Found) -> None:
     (rows,) = found.of("alone", "resolver", size=1)
     assert len(rows) == len(CONFIGS)
@@ -126,6 +128,7 @@ def test_tf_config_reads_as_in_tensorflow(found: Found) -> None:
         assert ours == theirs
 
 
+@pytest.mark.slow
 def test_only_the_chief_writes_files(found: Found) -> None:
     chief, worker = (rank["files"] for rank in found.of("collective", "fit"))
     # Files that the chief has saved also appear under the worker's own names.
@@ -151,6 +154,7 @@ def test_slots_of_a_parallel_environment_become_hosts(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_data_service_job_serves_all_ranks(found: Found) -> None:
     (parts,) = found.of("alone", "service", size=1)
     in_turn = [number for part in parts["in turn"] for number in part]
@@ -160,6 +164,7 @@ def test_one_data_service_job_serves_all_ranks(found: Found) -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
     # test_local_sgd.py tests intervals, bytes, and weights between averagings.
     local, collective = (found.of(job, "fit") for job in ("local", "collective"))
@@ -168,6 +173,7 @@ def test_averaged_every_step_equals_the_mean_of_gradients(found: Found) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
     # A step sees the whole batch, on every rank.
     shared, other = [rank["seen"] for rank in found.of("collective", "fit")]
@@ -190,6 +196,7 @@ def test_ranks_shuffle_by_seeds_of_their_own(found: Found) -> None:
     assert ranks[0]["split"] == ranks[1]["split"]
 
 
+@pytest.mark.slow
 def test_the_api_works_without_a_strategy(found: Found) -> None:
     ranks = found.of("pieces", "pieces")
     assert not any(rank["strategy"] for rank in ranks)

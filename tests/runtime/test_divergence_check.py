@@ -42,7 +42,11 @@ def test_a_rank_that_takes_fewer_steps_is_named(
     ("what", "text"),
     [
         ("assigns last", "last/kernel differs between rank"),
-        ("sets a rate last", "the adam/learning_rate is 0.1 on rank 0 and 0.05 on"),
+        pytest.param(
+            "sets a rate last",
+            "the adam/learning_rate is 0.1 on rank 0 and 0.05 on",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_differs_at_the_end_is_an_error(
@@ -56,6 +60,8 @@ def test_what_differs_at_the_end_is_an_error(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("what", ["exits", "in a function"])
+@pytest.mark.parametrize(
+    "what", ["exits", pytest.param("in a function", marks=pytest.mark.slow)]
+)
 def test_programs_that_end_alike_end_well(jobs: Mapping[str, Ranks], what: str) -> None:
     assert jobs[what].exit_codes == [0, 0], jobs[what].outputs

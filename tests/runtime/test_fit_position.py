@@ -13,7 +13,7 @@ from tests.runtime.harness import told
 
 PROGRAM = Path(__file__).parent / "programs" / "fit_position.py"
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

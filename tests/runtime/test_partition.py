@@ -15,7 +15,10 @@ from tests.kit.ranks import Job, run_jobs
 
 FOLDER = Path(__file__).parent / "partition"
 LIMIT_S = 600
-SLOW = ("op_coverage", "op_coverage_layers", "loops_that_take_batches")
+LONG = ("op_coverage", "op_coverage_layers", "loops_that_take_batches")
+RARE = ("boxes", "images", "lists", "scatters", "sparse", "strings")
+"""Families of ops that few models use."""
+SLOW = (*LONG, *(f"rules_{family}" for family in RARE))
 
 
 def _files() -> list[Any]:

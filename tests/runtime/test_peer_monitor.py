@@ -110,7 +110,11 @@ def with_groups(
 # --- ranks that are late --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+SLOW_2, SLOW_3, SLOW_4 = (pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4))
+MORE_SIZES = pytest.mark.parametrize("size", [SLOW_2, 3, SLOW_4])
+
+
+@MORE_SIZES
 def test_a_rank_that_does_not_come_is_named_once_and_shows_its_stacks(
     size: int,
 ) -> None:
@@ -213,7 +217,7 @@ def test_a_rank_that_never_connects_is_named() -> None:
 # --- ranks that leave -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@MORE_SIZES
 def test_one_exchange_more_than_the_others(size: int) -> None:
     def act(group: Group) -> None:
         meet(group, Signature("step"))
@@ -228,7 +232,7 @@ def test_one_exchange_more_than_the_others(size: int) -> None:
     assert "(in exchange 2: one more)" in str(lonely)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@MORE_SIZES
 def test_why_a_program_has_ended_is_passed_on(size: int) -> None:
     def act(group: Group) -> None:
         meet(group, Signature("step"))
@@ -299,7 +303,7 @@ def test_an_exchange_that_is_interrupted_too_early_is_interrupted_again() -> Non
     assert isinstance(waiting, PeerLostError)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, SLOW_3])
 def test_what_breaks_an_exchange_off_ends_it_for_all(size: int) -> None:
     def act(group: Group) -> None:
         with group.exchange(Signature("step")):
@@ -343,7 +347,7 @@ def test_a_rank_that_has_given_up_is_not_named_as_late() -> None:
 # --- ranks that differ ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, SLOW_3])
 @pytest.mark.parametrize("what", ["barrier", "broadcast from rank 1"])
 def test_a_difference_reaches_every_rank_with_the_same_words(
     size: int, what: str
@@ -362,7 +366,7 @@ def test_a_difference_reaches_every_rank_with_the_same_words(
 # --- processes ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@MORE_SIZES
 @pytest.mark.parametrize("length", [10, 3_000_000])
 def test_a_killed_rank_is_named_by_all_within_a_second(size: int, length: int) -> None:
     with processes(size, length) as ranks:
@@ -378,7 +382,7 @@ def test_a_killed_rank_is_named_by_all_within_a_second(size: int, length: int) -
             ), text
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, SLOW_3])
 def test_a_rank_that_is_killed_before_it_exchanges_is_named(size: int) -> None:
     """The others wait for its connection for exchanges, which never comes."""
     victim = size - 1

@@ -14,11 +14,9 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
 SHARDS = 4
 SOME = ("fit", "clips", "loop", "masked_loss")
-OTHERS = (
-    *("own_step", "eagerly", "accumulates", "adversaries", "on_batch"),
-    *("loop_with_noise", "layer_that_draws", "half_precision", "stateful", "attention"),
-)
+OTHERS = ("own_step", "accumulates", "layer_that_draws", "half_precision", "attention")
 MORE = (
+    *("eagerly", "adversaries", "on_batch", "loop_with_noise", "stateful"),
     *("own_loss", "sharp", "loop_of_adversaries", "undivided_loop"),
     *("scaled_by_the_loss", "kept_loss", "applied_by_its_loss", "step_that_draws"),
     *("built_by_its_first_step", "loop_that_sums", "loop_of_similarities"),
@@ -86,6 +84,7 @@ def test_the_bits_are_those_of_one_rank(
         assert_same_bits(rank, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "case"), CASES)
 def test_it_trains_what_a_program_without_shards_trains(
     found: Written, group: str, case: str

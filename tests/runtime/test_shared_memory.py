@@ -14,8 +14,8 @@ from tests.kit.ranks import PROGRAMS, ROOT, held_addresses
 EXCHANGES = 150
 HOST_KEYS = [
     ["a", "a"],
-    ["a", "a", "a", "a"],
-    ["a", "b", "a", "b"],
+    pytest.param(["a", "a", "a", "a"], marks=pytest.mark.slow),
+    pytest.param(["a", "b", "a", "b"], marks=pytest.mark.slow),
     ["a", "a", "a", "b", ""],
 ]
 

@@ -95,7 +95,7 @@ def found() -> Any:
     return json.loads(done.stdout)
 
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(150)]
 
 SECOND = [
     1,

@@ -119,9 +119,10 @@ def trained_by(train: Train, rows: int) -> list[Any]:
     return train(rows)
 
 
-@pytest.mark.parametrize("rows", [96, 100], ids=["fixed", "varying"])
+@pytest.mark.parametrize(
+    ("rows", "size"), [(96, 3), (100, 2)], ids=["fixed", "varying"]
+)
 @pytest.mark.parametrize("train", LOOPS)
-@pytest.mark.parametrize("size", [2, 3])
 def test_batches_of_a_loop_are_divided(train: Train, rows: int, size: int) -> None:
     whole = trained_by(train, rows)
     with simulated_ranks(size, strict=True) as hook:
