@@ -1,18 +1,19 @@
-"""Expands the ``hosts:`` list to one entry per host, and checks the names.
+"""Expands the ``hosts:`` list to single hosts, and checks the names.
 
 Resolves no name and contacts no host.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field, replace
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import HostItem
 from tfcluster.config.tree import Mark, Path, Scalar, find, shown
 from tfcluster.plan.host_patterns import HostlistError, expand, host_name_problem
-from tfcluster.plan.model import HostEntry
+from tfcluster.plan.model import Host
 
 MAX_HOSTS = 100_000
 
@@ -25,25 +26,30 @@ class _Seen:
     addresses: dict[tuple[str, int | None], str] = field(default_factory=dict)
 
 
-def host_entries(
-    items: Sequence[HostItem], findings: Findings
-) -> tuple[HostEntry, ...]:
-    """One entry per host, in the order of the list; problems go to ``findings``."""
+def listed_hosts(items: Sequence[HostItem], findings: Findings) -> tuple[Host, ...]:
+    """The hosts in the order of the list; problems go to ``findings``.
+
+    Of hosts with the same name, each one's unique name contains its port.
+    """
     seen = _Seen()
-    entries: list[HostEntry] = []
+    hosts: list[Host] = []
     for index, item in enumerate(items):
-        entries.extend(
-            _expanded(item, findings.item(("hosts",), index), findings, seen)
-        )
-        if len(entries) > MAX_HOSTS:
+        hosts.extend(_expanded(item, findings.item(("hosts",), index), findings, seen))
+        if len(hosts) > MAX_HOSTS:
             findings.error(("hosts",), f"more than {MAX_HOSTS} hosts")
             break
-    return tuple(entries)
+    count = Counter(host.name for host in hosts)
+    return tuple(
+        replace(host, name=f"{host.name}:{host.port}", hostname=host.name)
+        if host.port and count[host.name] > 1
+        else host
+        for host in hosts
+    )
 
 
 def _expanded(
     item: HostItem, path: Path, findings: Findings, seen: _Seen
-) -> Iterator[HostEntry]:
+) -> Iterator[Host]:
     node = find(findings.root, (*path, "host")).node
     try:
         names = expand(item.host)
@@ -58,10 +64,10 @@ def _expanded(
             findings.report.error(node.mark, f"{name[:60]!r} {problem}", _hint(name))
             return
         _check_repeats(name, item, node.mark, findings, seen)
-        yield HostEntry(
-            host=name,
+        yield Host(
+            name=name,
             slots=item.slots,
-            gpus=item.gpus,
+            gpus=None if item.gpus is None else tuple(map(str, range(item.gpus))),
             address=item.address,
             user=item.user,
             port=item.port,

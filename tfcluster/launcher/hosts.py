@@ -119,7 +119,7 @@ class Hosts:
         except TfclusterError as error:
             self._post(Unopened(host.name, error, began_s))
         else:
-            connected_s, name = time.time(), host.address or host.name
+            connected_s, name = time.time(), host.reached_by
             is_known = host.address is not None and is_address(host.address)
             resolved = () if is_known else resolve(name)
             begun_s = began_s, connected_s, time.time()

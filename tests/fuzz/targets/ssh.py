@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.base.errors import ContactLostError, HostError
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh import config, known_hosts, route
 from tfcluster.schedulers.ssh.settings import SavedSettings
 
@@ -38,7 +38,7 @@ def _route(directives: tuple[config.Directive, ...], host: str) -> route.Route:
         home=Path("/home/ann"),
         me="ann",
     )
-    return route.route(HostEntry(host=host), sources)
+    return route.route(Host(name=host), sources)
 
 
 def _check(found: route.Route, depth: int) -> None:
@@ -123,9 +123,9 @@ TARGETS = (
         "ssh-saved",
         _saved,
         lambda: bytes_of(
-            '{"hosts":[{"host":"a","slots":1}],"ssh":'
+            '{"hosts":[{"name":"a","slots":1}],"ssh":'
             '{"user":null,"identity_file":"/x","config_file":null,"known_hosts":null}'
-            ',"python":"p","timeout_given":true}'
+            ',"python":["p"],"timeout_given":true}'
         ),
         (ContactLostError, ValueError, RecursionError),
     ),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.plan.descriptions import describe
 from tfcluster.base.errors import ContactLostError
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh import SCHEDULER
 from tfcluster.schedulers.ssh.settings import SavedSettings
 
@@ -20,9 +20,17 @@ def _described() -> Any:
         {"worker": 2},
         backend="ssh",
         hosts=(
-            HostEntry(host="a", port=7, user="u", slots=2, gpus=1, python=("/p", "x")),
-            HostEntry(host="a", port=8),
-            HostEntry(host="b", address="10.0.0.2"),
+            Host(
+                name="a:7",
+                hostname="a",
+                port=7,
+                user="u",
+                slots=2,
+                gpus=("0",),
+                python=("/p", "x"),
+            ),
+            Host(name="a:8", hostname="a", port=8),
+            Host(name="b", address="10.0.0.2"),
         ),
         ssh=Ssh(identity_file=Path("/k"), config_file=Path("/dev/null")),
         origins={"ssh.connect_timeout": "x:1:1"},
@@ -35,8 +43,7 @@ def test_hosts_and_routes_come_back(tmp_path: Path) -> None:
     found = json.loads(json.dumps(backend.remember(description)))
     hosts, starter = backend.return_to(found, env)
     assert hosts == backend.allocate(description, env).hosts
-    assert starter.routes == backend.starter(description, env).routes
-    assert [host.name for host in hosts] == ["a:7", "a:8", "b"]
+    assert starter.sources == backend.starter(description, env).sources
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.plan.model import (
-    Allocation,
-    Description,
-    Host,
-    listed_hosts,
-)
+from tfcluster.plan.model import Allocation, Description, Host
 from tfcluster.schedulers.base import Remembering, Scheduler
 from tfcluster.schedulers.ssh.settings import SavedSettings
 
@@ -45,7 +40,7 @@ class SshScheduler(Scheduler, Remembering):
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         del env  # missing hosts are reported when they are connected to
-        return Allocation(hosts=listed_hosts(description.hosts))
+        return Allocation(hosts=description.hosts)
 
     def starter(self, description: Description, env: Mapping[str, str]) -> SshStarter:
         """Raises HostError if ssh_config cannot be read or used."""
@@ -66,7 +61,7 @@ class SshScheduler(Scheduler, Remembering):
         from tfcluster.schedulers.ssh.starter import ssh_starter
 
         memory = SavedSettings.from_json(found)
-        return listed_hosts(memory.hosts), ssh_starter(memory, env)
+        return memory.hosts, ssh_starter(memory, env)
 
 
 SCHEDULER = SshScheduler()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tfcluster.base.errors import HostError
 from tfcluster.plan.host_patterns import host_name_problem
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh.config import Directive, Options, lookup
 
 MAX_JUMPS = 8
@@ -76,10 +76,10 @@ class _HopSpec:
     port: int | None = None
 
 
-def route(entry: HostEntry, sources: Sources) -> Route:
+def route(host: Host, sources: Sources) -> Route:
     """The route to a host. Raises HostError for invalid or unsupported settings."""
     hop = _HopSpec(
-        entry.host, entry.user or sources.ssh.user, entry.port or sources.ssh.port
+        host.own_name, host.user or sources.ssh.user, host.port or sources.ssh.port
     )
     return _route(hop, sources, before=None, depth=0)
 

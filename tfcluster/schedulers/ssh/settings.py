@@ -8,14 +8,14 @@ from typing import Any
 from tfcluster.base.errors import ContactLostError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.plan.description_json import from_plain, to_plain
-from tfcluster.plan.model import Description, HostEntry, Interpreter, Ssh
+from tfcluster.plan.model import Description, Host, Interpreter, Ssh
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSettings:
     """The part of a Description from which routes are made."""
 
-    hosts: tuple[HostEntry, ...]
+    hosts: tuple[Host, ...]
     ssh: Ssh
     python: Interpreter
     timeout_given: bool

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from tfcluster.agent import proc
 from tfcluster.base.errors import HostError, StartError
-from tfcluster.plan.model import Host, HostEntry, Interpreter, host_names
+from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import Directive, parse
 from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
-from tfcluster.schedulers.ssh.route import Route, Sources, route
+from tfcluster.schedulers.ssh.route import Sources, route
 from tfcluster.schedulers.ssh.settings import SavedSettings
 from tfcluster.schedulers.starting import ANSWER_S
 
@@ -33,18 +33,14 @@ _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 @dataclass(frozen=True, slots=True)
 class SshStarter:
-    """Starts agents over SSH; ``routes`` has the routes of listed hosts."""
+    """Starts agents over SSH, on hosts that are listed or that a scheduler names."""
 
-    routes: Mapping[str, Route]
     sources: Sources
-    """The sources for the routes of hosts that a scheduler has named."""
     python: Interpreter
     connections: SshConnections
 
     def start_agent(self, host: Host) -> SshChannel:
-        way = self.routes.get(host.name) or route(
-            HostEntry(host=host.name), self.sources
-        )
+        way = route(host, self.sources)
         python = host.python or self.python
         line = _command(host.name, python)
         transport = self.connections.open(way)
@@ -62,18 +58,16 @@ class SshStarter:
 
     def answers(self, host: Host) -> bool:
         """Whether the host answers; False behind a jump host, which would answer."""
-        way = self.routes.get(host.name)
-        return way is not None and answers(way, ANSWER_S)
+        return answers(route(host, self.sources), ANSWER_S)
 
 
 def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
+    """Raises HostError if ssh_config cannot be read or used."""
     proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
     sources = _sources(memory, env)
-    routes = {
-        name: route(entry, sources)
-        for name, entry in zip(host_names(memory.hosts), memory.hosts, strict=True)
-    }
-    return SshStarter(routes, sources, memory.python, SshConnections())
+    for host in memory.hosts:
+        route(host, sources)  # an error is reported before anything starts
+    return SshStarter(sources, memory.python, SshConnections())
 
 
 def _command(host: str, python: Interpreter) -> bytes:
