@@ -176,7 +176,7 @@ class _Examination:
                     report.host,
                     way_in=message.way_in,
                     local=message.addresses,
-                    resolved=resolve(report.host.name),
+                    resolved=resolve(report.host.own_name),
                     alone=self._alone,
                 )
             case messages.Held((port, *_)):
