@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.descriptions import describe
-from tfcluster.plan.compose import ALLOW_GROWTH, TaskSpec, compose, tell_gpus
+from tfcluster.plan.compose import ALLOW_GROWTH, TaskSpec, compose, place_specs
 from tfcluster.plan.model import (
     Allocation,
     Description,
@@ -88,8 +88,7 @@ def test_all_ranks_are_told_or_none() -> None:
     # The hosts turn out to be one machine with one GPU.
     machines = {"a": "a", "b": "a"}
     places = share_machines(wanted, [spec.place for spec in specs], machines)
-    again = tuple(s.at(p) for s, p in zip(specs, places, strict=True))
-    assert told(tell_gpus(AUTO, again, machines)) == [False, False]
+    assert told(place_specs(AUTO, specs, places, machines)) == [False, False]
 
 
 def growing(specs: tuple[TaskSpec, ...]) -> list[str | None]:
@@ -112,8 +111,7 @@ def test_tasks_that_share_a_gpu_take_its_memory_in_parts() -> None:
             for spec in specs
         ]
         places = share_machines(wanted, found, machines)
-        again = tuple(s.at(p) for s, p in zip(specs, places, strict=True))
-        assert growing(tell_gpus(AUTO, again, machines)) == expected
+        assert growing(place_specs(AUTO, specs, places, machines)) == expected
 
 
 def test_the_users_own_choice_of_gpu_memory_is_kept() -> None:

@@ -114,6 +114,8 @@ class Host:
     """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
     python: Interpreter | None = None
     """The host's own interpreter; None: the Description's interpreter."""
+    prepared_python: Interpreter | None = None
+    """The interpreter for tasks since the host was prepared; None: ``python``."""
 
     @property
     def own_name(self) -> str:

@@ -36,6 +36,14 @@ class Place:
     """The host's index among the hosts that have a training task of this local rank."""
     cross_size: int = 0
 
+    def gpus_of_machine(self, machines: Mapping[str, str]) -> list[tuple[str, str]]:
+        """The task's GPUs, each with the name of its machine.
+
+        ``machines`` maps every name of a machine with several names to one of them.
+        """
+        machine = machines.get(self.host.name, self.host.name)
+        return [(machine, gpu) for gpu in self.gpus or ()]
+
 
 def place(description: Description, allocation: Allocation) -> tuple[Place, ...]:
     """A place for every task, in listing order.

@@ -47,11 +47,10 @@ def chosen_transport(
             return Choice(HOST, f"{place.task} has no GPU")
     owners: dict[tuple[str, str], Place] = {}
     for place in ranks:
-        host = (machines or {}).get(place.host.name, place.host.name)
-        for gpu in place.gpus or ():
-            other = owners.setdefault((host, gpu), place)
+        for gpu in place.gpus_of_machine(machines or {}):
+            other = owners.setdefault(gpu, place)
             if other is not place:
-                shared = f"share GPU {gpu} of {place.host.name}"
+                shared = f"share GPU {gpu[1]} of {place.host.name}"
                 return Choice(HOST, f"{other.task} and {place.task} {shared}")
     if any(place.gpus is None for place in ranks):
         return Choice(AUTO, "the GPUs of the hosts are not known yet")
