@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import hmac
-import json
 from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster.base.errors import ContactLostError, HostError
+from tfcluster.base.errors import HostError
 from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh import config, known_hosts, route
-from tfcluster.schedulers.ssh.settings import SavedSettings
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 
@@ -63,13 +61,6 @@ def _known_hosts(data: bytes) -> None:
             assert known_hosts.fingerprint(key.blob).startswith("SHA256:")
 
 
-def _saved(data: bytes) -> None:
-    found = json.loads(data)
-    if not isinstance(found, dict):
-        raise ValueError("a record that is no object is not read")
-    SavedSettings.from_json(found)
-
-
 def _hashed(name: str) -> str:
     salt = bytes(20)
     digest = hmac.digest(salt, name.encode(), "sha1")
@@ -118,15 +109,5 @@ TARGETS = (
         ),
         (),
         (b"|1|", b"@revoked ", b"*a", b"?", _KEY.encode(), b" ssh-rsa "),
-    ),
-    Target(
-        "ssh-saved",
-        _saved,
-        lambda: bytes_of(
-            '{"hosts":[{"name":"a","slots":1}],"ssh":'
-            '{"user":null,"identity_file":"/x","config_file":null,"known_hosts":null}'
-            ',"python":["p"],"timeout_given":true}'
-        ),
-        (ContactLostError, ValueError, RecursionError),
     ),
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tfcluster.agent import proc
 from tfcluster.base.errors import HostError, StartError
-from tfcluster.plan.model import Host, Interpreter
+from tfcluster.plan.model import Description, Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.channel import SshChannel
@@ -22,7 +22,6 @@ from tfcluster.schedulers.ssh.config import Directive, parse
 from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Sources, route
-from tfcluster.schedulers.ssh.settings import SavedSettings
 from tfcluster.schedulers.starting import ANSWER_S
 
 _FILES_PER_HOST = 4
@@ -61,13 +60,13 @@ class SshStarter:
         return answers(route(host, self.sources), ANSWER_S)
 
 
-def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
+def ssh_starter(description: Description, env: Mapping[str, str]) -> SshStarter:
     """Raises HostError if ssh_config cannot be read or used."""
-    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
-    sources = _sources(memory, env)
-    for host in memory.hosts:
+    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(description.hosts))
+    sources = _sources(description, env)
+    for host in description.hosts:
         route(host, sources)  # an error is reported before anything starts
-    return SshStarter(sources, memory.python, SshConnections())
+    return SshStarter(sources, description.python, SshConnections())
 
 
 def _command(host: str, python: Interpreter) -> bytes:
@@ -77,17 +76,19 @@ def _command(host: str, python: Interpreter) -> bytes:
         raise StartError(f"{host}: {error}") from error
 
 
-def _sources(memory: SavedSettings, env: Mapping[str, str]) -> Sources:
+def _sources(description: Description, env: Mapping[str, str]) -> Sources:
     account = pwd.getpwuid(os.getuid())
     home = Path(env.get("HOME") or account.pw_dir)
-    given = memory.ssh.config_file
-    files = (given,) if given else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    config_file = description.ssh.config_file
+    files = (
+        (config_file,) if config_file else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    )
     return Sources(
         directives=tuple(
             directive for path in files for directive in _directives(path, home)
         ),
-        ssh=memory.ssh,
-        timeout_given=memory.timeout_given,
+        ssh=description.ssh,
+        timeout_given="ssh.connect_timeout" in description.origins,
         home=home,
         me=account.pw_name,
     )
