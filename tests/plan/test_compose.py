@@ -17,7 +17,6 @@ from tfcluster.plan.compose import (
     cluster,
     cluster_of,
     compose,
-    device_filters,
     provisional_cluster,
     warm_specs,
 )
@@ -221,24 +220,23 @@ def test_what_tasks_share_is_made_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "strategy", "has_ps", "expected"),
+    ("task", "strategy", "ps", "expected"),
     [
-        (
-            "worker:1",
-            Strategy.PARAMETER_SERVER,
-            True,
-            ["/job:ps", "/job:worker/task:1"],
-        ),
-        ("chief:0", Strategy.REPLICATED, True, ["/job:ps", "/job:chief/task:0"]),
-        ("ps:0", Strategy.PARAMETER_SERVER, True, []),
-        ("worker:1", Strategy.COLLECTIVE, False, []),
-        ("worker:1", Strategy.NONE, True, ["/job:ps", "/job:worker/task:1"]),
-        ("ps:0", Strategy.NONE, True, []),
-        ("evaluator:0", Strategy.NONE, True, []),
-        ("worker:1", Strategy.NONE, False, []),
+        ("worker:1", Strategy.PARAMETER_SERVER, 1, ["/job:ps", "/job:worker/task:1"]),
+        ("chief:0", Strategy.REPLICATED, 1, ["/job:ps", "/job:chief/task:0"]),
+        ("ps:0", Strategy.PARAMETER_SERVER, 1, []),
+        ("worker:1", Strategy.COLLECTIVE, 0, []),
+        ("worker:1", Strategy.NONE, 1, ["/job:ps", "/job:worker/task:1"]),
+        ("ps:0", Strategy.NONE, 1, []),
+        ("evaluator:0", Strategy.NONE, 1, []),
+        ("worker:1", Strategy.NONE, 0, []),
     ],
 )
 def test_device_filters(
-    task: str, strategy: Strategy, has_ps: bool, expected: list[str]
+    task: str, strategy: Strategy, ps: int, expected: list[str]
 ) -> None:
-    assert device_filters(TaskId.parse(task), strategy, has_ps=has_ps) == expected
+    tasks: dict[str, int | TaskGroup] = {"chief": 1, "worker": 2, "evaluator": 1}
+    if ps:
+        tasks["ps"] = ps
+    specs = specs_of(describe(tasks, runtime=Runtime(strategy=strategy)))
+    assert specs[task].device_filters == expected

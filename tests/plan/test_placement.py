@@ -253,3 +253,15 @@ def test_a_machine_under_two_names_has_its_gpus_once() -> None:
     places = place(cluster, hosts(1, 1, gpus=2))
     with pytest.raises(StartError, match="h1: its tasks need 4 GPUs, but it has 2"):
         share_machines(cluster, places, {"h1": "h1", "h2": "h1"})
+
+
+def test_no_gpus_are_wanted_where_they_are_unknown() -> None:
+    found = gpus(describe({"worker": TaskGroup(gpus=0)}), hosts(None))
+    assert found == {"worker:0": ()}
+
+
+def test_a_gpu_of_another_task_is_taken_on_its_own_host_only() -> None:
+    cluster = describe({"worker": 3, "evaluator": TaskGroup(gpus=1)})
+    places = place(cluster, hosts(2, 2, gpus=2))
+    _, found = place_again(cluster, places, {"h1", "h2"})
+    assert [each.gpus for each in found] == [("0",), ("1",), ("1",), ("0",)]

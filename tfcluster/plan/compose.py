@@ -59,7 +59,11 @@ class TaskSpec:
     shared_env: Mapping[str, str]
     """Variables that all tasks of the type have in common; one object for all."""
     sees_only_ps: bool
-    """Whether training tasks see the devices of ps tasks and their own ones only."""
+    """Whether it sees no devices but those of ps tasks and its own.
+
+    Workers that share parameter servers do not need to see each other, and a missing
+    worker cannot hold up a worker that does not see it.
+    """
     has_own_gpu: bool = False
     """Whether each rank has a GPU to itself, and may reduce gradients there."""
     shares_gpu: bool = False
@@ -113,7 +117,10 @@ class TaskSpec:
 
     @property
     def device_filters(self) -> list[str]:
-        return device_filters(self.task, self.strategy, has_ps=self.sees_only_ps)
+        """The device filters of its server or session; empty: it sees all devices."""
+        if not self.sees_only_ps:
+            return []
+        return ["/job:ps", f"/job:{self.task.type}/task:{self.task.index}"]
 
     @property
     def own_env(self) -> dict[str, str]:
@@ -218,7 +225,8 @@ def _spec(
     strategy = Strategy.NONE if kind == "evaluator" else runtime.strategy
     # With built-in servers as workers, the chief's graph spans all tasks, so it must
     # see all of their devices.
-    driven = any(groups[kind].server for kind in RANKED_TYPES if kind in groups)
+    driven = any(groups[ranked].server for ranked in RANKED_TYPES if ranked in groups)
+    with_ps = "ps" in groups and kind in RANKED_TYPES and not driven
     return TaskSpec(
         place=place,
         program=parsed,
@@ -228,7 +236,7 @@ def _spec(
         server=server,
         strategy=strategy,
         shared_env=_shared_env(description, kind, strategy),
-        sees_only_ps="ps" in groups and not driven,
+        sees_only_ps=with_ps and strategy in _BETWEEN_GRAPHS,
     )
 
 
@@ -336,15 +344,3 @@ def cluster(addresses: Sequence[tuple[TaskId, str]]) -> Cluster:
             jobs.setdefault(task.type, []).append(address)
     text = json.dumps(jobs, separators=(",", ":"))
     return Cluster({kind: tuple(listed) for kind, listed in jobs.items()}, text)
-
-
-def device_filters(task: TaskId, strategy: Strategy, *, has_ps: bool) -> list[str]:
-    """The device filters of a task's server or session; empty: it sees all devices.
-
-    Workers that share parameter servers do not need to see each other, and a missing
-    worker cannot hold up a worker that does not see it.
-    """
-    independent = strategy in _BETWEEN_GRAPHS
-    if not has_ps or not independent or not task.ranked:
-        return []
-    return ["/job:ps", f"/job:{task.type}/task:{task.index}"]

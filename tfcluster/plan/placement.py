@@ -86,12 +86,10 @@ def place_again(
     number of workers. Raises StartError if there are too few GPUs.
     """
     left = [placed for placed in places if placed.host.name in hosts]
-    training = [placed for placed in left if placed.task.ranked]
-    workers = len(training) - ("chief" in description.tasks)
-    slots = Counter(placed.host.name for placed in training)
-    used_hosts = {placed.host.name: placed.host for placed in training}
-    free = [replace(host, slots=slots[name]) for name, host in used_hosts.items()]
-    return _place_training(description, left, free, workers)
+    workers = sum(p.task.ranked for p in left) - ("chief" in description.tasks)
+    slots = Counter(placed.host.name for placed in left)
+    full = {p.host.name: replace(p.host, slots=slots[p.host.name]) for p in left}
+    return place_anew(description, left, [*full.values()], workers)
 
 
 def place_anew(
@@ -102,53 +100,37 @@ def place_anew(
 ) -> tuple[Description, tuple[Place, ...]]:
     """The same cluster with this number of ``workers`` on ``hosts``.
 
-    The training tasks are placed as at a launch, in the slots that other tasks leave;
-    the other tasks keep their places. Also returns the Description with the new number.
-    Raises StartError if there are too few slots or GPUs.
+    The training tasks are placed as at a launch, with the slots and GPUs that other
+    tasks leave; the other tasks keep their places. Also returns the Description with
+    the new number. Raises StartError if there are too few slots or GPUs.
     """
-    names = {host.name for host in hosts}
-    left = [placed for placed in places if placed.host.name in names]
-    others = Counter(placed.host.name for placed in left if not placed.task.ranked)
-    free = [
-        host
-        if host.slots is None
-        else replace(host, slots=max(0, host.slots - others[host.name]))
-        for host in hosts
-    ]
-    return _place_training(description, left, free, workers)
-
-
-def _place_training(
-    description: Description,
-    places: Sequence[Place],
-    free: Sequence[Host],
-    workers: int,
-) -> tuple[Description, tuple[Place, ...]]:
-    """Place the training tasks on ``free``, whose slots are free for them.
-
-    The other tasks keep their places and their GPUs.
-    """
-    others = [placed for placed in places if not placed.task.ranked]
+    whole = {host.name: host for host in hosts}
+    left = [placed for placed in places if placed.host.name in whole]
+    whole |= {placed.host.name: placed.host for placed in left}
+    others = [placed for placed in left if not placed.task.ranked]
+    free = tuple(_without(host, others) for host in hosts)
     tasks = dict(description.tasks)
     if workers:
         tasks["worker"] = replace(tasks["worker"], count=workers)
     else:
         del tasks["worker"]
-    taken = {gpu for placed in others for gpu in placed.gpus or ()}
-    hosts = tuple(
-        replace(
-            host, gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken)
-        )
-        for host in free
-    )
     changed = replace(description, tasks=tasks)
     ranked = {kind: tasks[kind] for kind in RANKED_TYPES if kind in tasks}
-    training = place(replace(changed, tasks=ranked), Allocation(hosts=hosts))
-    whole = {host.name: host for host in free}
-    whole |= {placed.host.name: placed.host for placed in places}
+    training = place(replace(changed, tasks=ranked), Allocation(hosts=free))
     return changed, (
         *(replace(placed, host=whole[placed.host.name]) for placed in training),
         *others,
+    )
+
+
+def _without(host: Host, places: Sequence[Place]) -> Host:
+    """The host without the slots and GPUs of these tasks, as far as they are there."""
+    here = [placed for placed in places if placed.host.name == host.name]
+    taken = {gpu for placed in here for gpu in placed.gpus or ()}
+    return replace(
+        host,
+        slots=None if host.slots is None else max(0, host.slots - len(here)),
+        gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken),
     )
 
 
@@ -248,7 +230,7 @@ def _with_all_gpus(places: Sequence[Place]) -> Host:
 
 def _gpu_shares(
     host: Host,
-    tasks: Iterable[TaskId],
+    tasks: Sequence[TaskId],
     description: Description,
     more_gpus: str | None,
 ) -> dict[TaskId, Gpus]:
@@ -258,51 +240,47 @@ def _gpu_shares(
     share GPUs in turn if there are fewer GPUs than tasks. Built-in servers get none
     unless configured.
     """
-    shares: dict[TaskId, Gpus] = {}
-    fixed: list[tuple[TaskId, int]] = []
-    even: list[TaskId] = []
-    groups = description.tasks
+    fixed: dict[TaskId, int] = {}
     for task in tasks:
-        wanted = groups[task.type].gpus
-        if task.type in BUILT_IN_SERVERS and not wanted:
-            shares[task] = ()
-        elif wanted is not None:
-            fixed.append((task, wanted))
-        else:
-            even.append(task)
-    needed = sum(wanted for _, wanted in fixed)
+        wanted = description.tasks[task.type].gpus
+        if wanted is not None or task.type in BUILT_IN_SERVERS:
+            fixed[task] = wanted or 0
+    even = [task for task in tasks if task not in fixed]
+    needed = sum(fixed.values())
     if host.gpus is None:
         if needed:
             raise StartError(
                 f"{host.name}: its tasks need {needed} GPUs, but its GPUs are unknown",
                 hint=more_gpus or "give the host 'gpus: N' under 'hosts'",
             )
-        return shares | dict.fromkeys(even, None)
+        return {task: () if task in fixed else None for task in tasks}
     if needed > len(host.gpus):
+        written = _written(description, [task for task in fixed if fixed[task]])
         raise StartError(
             f"{host.name}: its tasks need {needed} GPUs, but it has {len(host.gpus)}",
-            hint=f"lower 'gpus'{_written(description, fixed)} or place fewer tasks "
-            "there",
+            hint=f"lower 'gpus'{written} or place fewer tasks there",
         )
-    free = list(host.gpus)
-    for task, wanted in fixed:
-        shares[task], free = tuple(free[:wanted]), free[wanted:]
-    for index, task in enumerate(even):
-        if not host.gpus:
-            shares[task] = None
-        elif not free:
-            shares[task] = ()
-        elif len(free) < len(even):
-            shares[task] = (free[index % len(free)],)
-        else:
-            low = index * len(free) // len(even)
-            high = (index + 1) * len(free) // len(even)
-            shares[task] = tuple(free[low:high])
-    return shares
+    gpus = iter(host.gpus)
+    shares: dict[TaskId, Gpus] = {
+        task: tuple(islice(gpus, wanted)) for task, wanted in fixed.items()
+    }
+    if not host.gpus:
+        return shares | dict.fromkeys(even, None)
+    return shares | dict(zip(even, _even_shares([*gpus], len(even)), strict=True))
 
 
-def _written(description: Description, tasks: Iterable[tuple[TaskId, object]]) -> str:
+def _even_shares(gpus: Sequence[str], tasks: int) -> list[tuple[str, ...]]:
+    count = len(gpus)
+    if 0 < count < tasks:
+        return [(gpus[index % count],) for index in range(tasks)]
+    return [
+        tuple(gpus[index * count // tasks : (index + 1) * count // tasks])
+        for index in range(tasks)
+    ]
+
+
+def _written(description: Description, tasks: Iterable[TaskId]) -> str:
     """Where the configuration sets these tasks' number of GPUs, for a message."""
-    keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task, _ in tasks)
+    keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task in tasks)
     places = [description.origins[key] for key in keys if key in description.origins]
     return f" ({', '.join(places)})" if places else ""
