@@ -13,8 +13,8 @@ from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.task_id import TaskId
 from tfcluster.plan.compose import (
     MAX_ENV_STRING_BYTES,
+    Cluster,
     TaskSpec,
-    cluster,
     cluster_of,
     compose,
     provisional_cluster,
@@ -57,7 +57,7 @@ def test_tf_config_has_the_cluster_in_host_order_and_integer_indices() -> None:
 
 
 def test_the_evaluator_stands_outside_the_cluster_but_knows_it() -> None:
-    found = cluster([(TaskId("chief", 0), "h:1")])
+    found = Cluster({"chief": ("h:1",)})
     config = json.loads(found.tf_config(TaskId("evaluator", 0)))
     assert "evaluator" not in config["cluster"]
     assert config["task"] == {"type": "evaluator", "index": 0}
@@ -70,17 +70,16 @@ def test_ipv6_addresses_are_bracketed() -> None:
 
 
 def test_a_tf_config_that_the_kernel_would_refuse_is_refused_before() -> None:
-    def addresses(count: int) -> list[tuple[TaskId, str]]:
-        return [
-            (TaskId("worker", i), f"node{i:05}.example.org:{i}") for i in range(count)
-        ]
+    def cluster(workers: int) -> Cluster:
+        addresses = (f"node{i:05}.example.org:{i}" for i in range(workers))
+        return Cluster({"worker": tuple(addresses)})
 
-    fits = cluster(addresses(4000))
+    fits = cluster(4000)
     fits.require_fit([TaskId("worker", 3999)])
     text = fits.tf_config(TaskId("worker", 3999))
     assert len(text) < MAX_ENV_STRING_BYTES
     with pytest.raises(StartError, match="131072") as caught:
-        cluster(addresses(5000)).require_fit([TaskId("worker", 0)])
+        cluster(5000).require_fit([TaskId("worker", 0)])
     assert caught.value.hint
 
 

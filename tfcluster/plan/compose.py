@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.isolated_import import PACKAGE_ROOT, module_argv
@@ -280,13 +281,12 @@ def address(place: Place, port: int | None) -> str:
 
 def cluster_of(specs: Sequence[TaskSpec], ports: Mapping[TaskId, int]) -> Cluster:
     """The ClusterSpec of all tasks; a task without an entry in ``ports`` gets none."""
-    return cluster(
-        [
-            (spec.task, address(spec.place, ports.get(spec.task)))
-            for spec in specs
-            if spec.needs_port
-        ]
-    )
+    jobs: dict[str, list[str]] = {}
+    for spec in specs:
+        if spec.task.type in _IN_CLUSTER:
+            listed = jobs.setdefault(spec.task.type, [])
+            listed.append(address(spec.place, ports.get(spec.task)))
+    return Cluster({kind: tuple(listed) for kind, listed in jobs.items()})
 
 
 def provisional_cluster(specs: Sequence[TaskSpec]) -> Cluster:
@@ -311,17 +311,21 @@ _BETWEEN_GRAPHS = (Strategy.PARAMETER_SERVER, Strategy.REPLICATED, Strategy.NONE
 decides, and TensorFlow's own strategies set their own filters."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cluster:
-    """The ``cluster`` part of TF_CONFIG: addresses by job, as data and as JSON."""
+    """The ``cluster`` part of TF_CONFIG."""
 
     jobs: Mapping[str, tuple[str, ...]]
-    text: str
+    """Addresses by task type."""
+
+    @cached_property
+    def _text(self) -> str:
+        return json.dumps(self.jobs, separators=(",", ":"))
 
     def tf_config(self, task: TaskId) -> str:
         """The TF_CONFIG of one task, as JSON."""
         return (
-            f'{{"cluster":{self.text},'
+            f'{{"cluster":{self._text},'
             f'"task":{{"type":"{task.type}","index":{task.index}}}}}'
         )
 
@@ -334,13 +338,3 @@ class Cluster:
                 f"most {MAX_ENV_STRING_BYTES} in one environment variable",
                 hint="use fewer tasks or shorter host names (or IP addresses)",
             )
-
-
-def cluster(addresses: Sequence[tuple[TaskId, str]]) -> Cluster:
-    """The cluster of these tasks; ``addresses`` are ``host:port`` in listing order."""
-    jobs: dict[str, list[str]] = {}
-    for task, address in addresses:
-        if task.type in _IN_CLUSTER:
-            jobs.setdefault(task.type, []).append(address)
-    text = json.dumps(jobs, separators=(",", ":"))
-    return Cluster({kind: tuple(listed) for kind, listed in jobs.items()}, text)
