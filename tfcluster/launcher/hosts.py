@@ -443,9 +443,9 @@ class Hosts:
     def _is_alone(self) -> bool:
         return len(self._contacts) == 1
 
-    def addresses(self) -> dict[str, str]:
-        """The address at which other hosts reach each host."""
-        return self.facts.addresses(alone=self._is_alone)
+    def located(self, hosts: Sequence[Host]) -> dict[str, Host]:
+        """The hosts, by name, with what their agents have said about them."""
+        return self.facts.located(hosts, alone=self._is_alone)
 
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, held by its host's agent."""

@@ -62,8 +62,6 @@ class Job:
     """The workdir's files, if they are copied to hosts that do not share them."""
     left_out: Mapping[TaskId, TaskSpec] = field(default_factory=dict)
     """The tasks that the run continues without, as they were before."""
-    machines: Mapping[str, str] = field(default_factory=dict)
-    """Host names that share a machine -> one name of that machine."""
     pythons: Mapping[str, Interpreter] = field(default_factory=dict)
     """Host -> the interpreter there, if the host's preparation has changed it."""
 
@@ -84,9 +82,7 @@ class Job:
     def _at(self, places: Sequence[Place], description: Description) -> Job:
         """The job of this description with its tasks at these places."""
         prepared = [_prepared(p, self.pythons.get(p.host.name)) for p in places]
-        specs = place_specs(
-            description.runtime, self.specs.values(), prepared, self.machines
-        )
+        specs = place_specs(description.runtime, self.specs.values(), prepared)
         by_task = {spec.task: spec for spec in specs}
         return replace(self, description=description, specs=by_task)
 
@@ -110,33 +106,18 @@ class Job:
         used = {spec.place.host.name for spec in self.specs.values()}
         return tuple(host for host in self.allocation.hosts if host.name in used)
 
-    def located(
-        self,
-        addresses: Mapping[str, str],
-        gpus: Mapping[str, tuple[str, ...]],
-        machines: Mapping[str, str],
-    ) -> Job:
-        """The same job with the addresses and GPUs that its hosts have reported.
+    def located(self, hosts: Mapping[str, Host]) -> Job:
+        """The same job with what its hosts, by name, have reported.
 
         Configured GPUs take precedence; reported ones are divided among the tasks.
         Raises StartError if a machine has too few GPUs.
         """
-
-        def at(host: Host) -> Host:
-            devices = gpus.get(host.name) if host.gpus is None else host.gpus
-            address = addresses.get(host.name, host.address)
-            return replace(host, address=address, gpus=devices)
-
-        places = [spec.place for spec in self.specs.values()]
-        placed = share_machines(
-            self.description,
-            [replace(place, host=at(place.host)) for place in places],
-            machines,
-            self.allocation.more_gpus,
-        )
-        hosts = tuple(map(at, self.allocation.hosts))
-        allocation = replace(self.allocation, hosts=hosts)
-        located = replace(self, allocation=allocation, machines=machines)
+        before = [spec.place for spec in self.specs.values()]
+        places = [replace(place, host=hosts[place.host.name]) for place in before]
+        more_gpus = self.allocation.more_gpus
+        placed = share_machines(self.description, places, more_gpus)
+        known = tuple(hosts[host.name] for host in self.allocation.hosts)
+        located = replace(self, allocation=replace(self.allocation, hosts=known))
         return located._at(placed, self.description)
 
     def plan(self) -> Plan:
@@ -187,8 +168,6 @@ class Job:
         """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
         description, again = place_again(self.description, places, hosts)
-        if self.machines:
-            again = share_machines(description, again, self.machines)
         fewer = self._at(again, description)
         gone = {task: s for task, s in self.specs.items() if task not in fewer.specs}
         return replace(fewer, left_out={**self.left_out, **gone})
@@ -197,7 +176,7 @@ class Job:
     def transport(self) -> Choice:
         """The transport between the ranks, as far as we know it."""
         places = [spec.place for spec in self.specs.values()]
-        return chosen_transport(self.description.runtime, places, self.machines)
+        return chosen_transport(self.description.runtime, places)
 
     def resized(self, hosts: Sequence[Host], workers: int) -> Job:
         """The job with this number of workers on ``hosts``, some of them perhaps new.
@@ -208,8 +187,6 @@ class Job:
         whole = [used.get(host.name, host) for host in hosts]
         places = [spec.place for spec in self.specs.values()]
         description, again = place_anew(self.description, places, whole, workers)
-        if self.machines:
-            again = share_machines(description, again, self.machines)
         changed = self._at(again, description)
         everything = {**self.left_out, **self.specs}
         by_name = {host.name: host for host in whole}

@@ -178,30 +178,25 @@ def compose(
 
 
 def place_specs(
-    runtime: Runtime,
-    examples: Iterable[TaskSpec],
-    places: Sequence[Place],
-    machines: Mapping[str, str] | None = None,
+    runtime: Runtime, examples: Iterable[TaskSpec], places: Sequence[Place]
 ) -> tuple[TaskSpec, ...]:
     """The tasks at these places; each is like the example of its type.
 
-    ``machines`` is as for ``chosen_transport``. All ranks are told the same about
-    whether ``transport: auto`` may be ``tensorflow``. Tasks that share a GPU take its
-    memory as they need it.
+    All ranks are told the same about whether ``transport: auto`` may be ``tensorflow``.
+    Tasks that share a GPU take its memory as they need it.
     """
     by_type = {spec.task.type: spec for spec in examples}
-    choice = chosen_transport(runtime, places, machines)
+    choice = chosen_transport(runtime, places)
     own = runtime.transport == AUTO and choice.transport == TENSORFLOW
-    gpus = [placed.gpus_of_machine(machines or {}) for placed in places]
-    users = Counter(gpu for gpus_of_task in gpus for gpu in gpus_of_task)
+    users = Counter(gpu for placed in places for gpu in placed.gpus_of_machine)
     return tuple(
         replace(
             by_type[placed.task.type],
             place=placed,
             has_own_gpu=own and placed.rank is not None,
-            shares_gpu=any(users[gpu] > 1 for gpu in gpus_of_task),
+            shares_gpu=any(users[gpu] > 1 for gpu in placed.gpus_of_machine),
         )
-        for placed, gpus_of_task in zip(places, gpus, strict=True)
+        for placed in places
     )
 
 

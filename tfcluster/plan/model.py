@@ -114,12 +114,20 @@ class Host:
     """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
     python: Interpreter | None = None
     """The host's own interpreter; None: the Description's interpreter."""
+    cpus: int | None = None
+    """The number of cores; None: unknown."""
+    machine: str | None = None
+    """The first name of its machine, if several hosts are one machine."""
     prepared_python: Interpreter | None = None
     """The interpreter for tasks since the host was prepared; None: ``python``."""
 
     @property
     def own_name(self) -> str:
         return self.hostname or self.name
+
+    @property
+    def machine_name(self) -> str:
+        return self.machine or self.name
 
     @property
     def reached_by(self) -> str:

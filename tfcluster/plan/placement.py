@@ -6,7 +6,7 @@ Knows nothing about how hosts are allocated or how tasks are started.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -36,13 +36,10 @@ class Place:
     """The host's index among the hosts that have a training task of this local rank."""
     cross_size: int = 0
 
-    def gpus_of_machine(self, machines: Mapping[str, str]) -> list[tuple[str, str]]:
-        """The task's GPUs, each with the name of its machine.
-
-        ``machines`` maps every name of a machine with several names to one of them.
-        """
-        machine = machines.get(self.host.name, self.host.name)
-        return [(machine, gpu) for gpu in self.gpus or ()]
+    @property
+    def gpus_of_machine(self) -> list[tuple[str, str]]:
+        """The task's GPUs, each with the name of its machine."""
+        return [(self.host.machine_name, gpu) for gpu in self.gpus or ()]
 
 
 def place(description: Description, allocation: Allocation) -> tuple[Place, ...]:
@@ -73,7 +70,7 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
         Place(task=task, host=host_of[task], rank=rank_of.get(task), size=len(ranked))
         for task in tasks
     ]
-    return share_machines(description, places, {}, allocation.more_gpus)
+    return share_machines(description, places, allocation.more_gpus)
 
 
 def place_again(
@@ -125,13 +122,13 @@ def place_anew(
 
 def _without(host: Host, places: Sequence[Place]) -> Host:
     """The host without the slots and GPUs of these tasks, as far as they are there."""
-    here = [placed for placed in places if placed.host.name == host.name]
-    taken = {gpu for placed in here for gpu in placed.gpus or ()}
-    return replace(
-        host,
-        slots=None if host.slots is None else max(0, host.slots - len(here)),
-        gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken),
+    used = sum(placed.host.name == host.name for placed in places)
+    taken = {gpu for placed in places for gpu in placed.gpus_of_machine}
+    gpus = host.gpus and tuple(
+        gpu for gpu in host.gpus if (host.machine_name, gpu) not in taken
     )
+    slots = None if host.slots is None else max(0, host.slots - used)
+    return replace(host, slots=slots, gpus=gpus)
 
 
 def _fill(tasks: int, hosts: Sequence[Host], taken: Sequence[int]) -> list[int]:
@@ -182,20 +179,17 @@ def _too_few_slots(description: Description, allocation: Allocation) -> StartErr
 def share_machines(
     description: Description,
     places: Sequence[Place],
-    machines: Mapping[str, str],
     more_gpus: str | None = None,
 ) -> tuple[Place, ...]:
     """The same places, with GPU shares, local ranks and cross ranks by machine.
 
     Only running agents can say which GPUs a host has, and whether two host names are
-    one machine. ``machines`` maps every name of such a machine to one of its names,
-    ``more_gpus`` is as in ``Allocation``.
-    Raises StartError if there are too few GPUs.
+    one machine. ``more_gpus`` is as in ``Allocation``. Raises StartError if there are
+    too few GPUs.
     """
     by_machine: dict[str, list[Place]] = {}
     for placed in places:
-        name = machines.get(placed.host.name, placed.host.name)
-        by_machine.setdefault(name, []).append(placed)
+        by_machine.setdefault(placed.host.machine_name, []).append(placed)
     peers: Counter[int | None] = Counter()
     """Local rank -> number of machines that have a training task of this local rank."""
     shared: dict[TaskId, Place] = {}
