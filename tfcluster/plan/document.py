@@ -119,11 +119,10 @@ def plan_lines(
     """The output of ``plan --json`` in pieces; each task has its full ``tf_config``."""
     head = {key: value for key, value in document.items() if key != "tasks"}
     yield json.dumps(head)[:-1] + ', "tasks": ['
-    # Encoding is the main cost, so one encoder serves all tasks.
-    encode = json.JSONEncoder().encode
     comma = "\n"
     for entry, task in zip(document["tasks"], tasks, strict=True):
-        yield f'{comma}{encode(entry)[:-1]}, "tf_config": {cluster.tf_config(task)}}}'
+        tf_config = cluster.tf_config(task)
+        yield f'{comma}{json.dumps(entry)[:-1]}, "tf_config": {tf_config}}}'
         comma = ",\n"
     yield "]}\n"
 
