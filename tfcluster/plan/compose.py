@@ -77,8 +77,7 @@ class TaskSpec:
     @property
     def python(self) -> Interpreter:
         """The interpreter; empty if the command is not known to be Python."""
-        host = self.place.host
-        own = (host.prepared_python or host.python) if self.on_host_python else None
+        own = self.place.host.task_python if self.on_host_python else None
         return own or self.program.python
 
     @property

@@ -230,25 +230,18 @@ def host_name_problem(text: str) -> str | None:
     labels = text.removesuffix(".").split(".")
     if not all(map(_LABEL.fullmatch, labels)):
         return "is not a host name"
-    if all(label.isdecimal() for label in labels) and not _is_ipv4(text):
+    if all(label.isdecimal() for label in labels) and not _is_ip(text, 4):
         return "is not an IPv4 address"
     return None
 
 
 def _is_ipv6(text: str) -> bool:
     address, percent, scope = text.partition("%")
-    if percent and not _SCOPE.fullmatch(scope):
-        return False
-    try:
-        ipaddress.IPv6Address(address)
-    except ValueError:
-        return False
-    return True
+    return _is_ip(address, 6) and (not percent or bool(_SCOPE.fullmatch(scope)))
 
 
-def _is_ipv4(text: str) -> bool:
+def _is_ip(text: str, version: int) -> bool:
     try:
-        ipaddress.IPv4Address(text)
+        return ipaddress.ip_address(text).version == version
     except ValueError:
         return False
-    return True

@@ -119,11 +119,16 @@ class Host:
     machine: str | None = None
     """The first name of its machine, if several hosts are one machine."""
     prepared_python: Interpreter | None = None
-    """The interpreter for tasks since the host was prepared; None: ``python``."""
+    """The interpreter that its preparation has made or found; None: ``python``."""
 
     @property
     def own_name(self) -> str:
         return self.hostname or self.name
+
+    @property
+    def task_python(self) -> Interpreter | None:
+        """The host's interpreter for tasks; None: the Description's interpreter."""
+        return self.prepared_python or self.python
 
     @property
     def machine_name(self) -> str:

@@ -35,6 +35,8 @@ class SshStarter:
     """Starts agents over SSH, on hosts that are listed or that a scheduler names."""
 
     sources: Sources
+    listed: frozenset[str]
+    """The hosts of the configuration: they stay ours, whatever a scheduler does."""
     python: Interpreter
     connections: SshConnections
 
@@ -57,7 +59,7 @@ class SshStarter:
 
     def answers(self, host: Host) -> bool:
         """Whether the host answers; False behind a jump host, which would answer."""
-        return answers(route(host, self.sources), ANSWER_S)
+        return host.name in self.listed and answers(route(host, self.sources), ANSWER_S)
 
 
 def ssh_starter(description: Description, env: Mapping[str, str]) -> SshStarter:
@@ -66,7 +68,8 @@ def ssh_starter(description: Description, env: Mapping[str, str]) -> SshStarter:
     sources = _sources(description, env)
     for host in description.hosts:
         route(host, sources)  # an error is reported before anything starts
-    return SshStarter(sources, description.python, SshConnections())
+    listed = frozenset(host.name for host in description.hosts)
+    return SshStarter(sources, listed, description.python, SshConnections())
 
 
 def _command(host: str, python: Interpreter) -> bytes:
