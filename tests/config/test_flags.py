@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.files import SMALLEST, loaded
 from tfcluster.config import Loaded, command_stem, from_command
-from tfcluster.plan.model import HostEntry, Strategy, TaskGroup
+from tfcluster.plan.model import Host, Strategy, TaskGroup
 
 
 def _loaded(
@@ -53,7 +53,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     assert description.runtime.strategy is Strategy.PARAMETER_SERVER
     assert description.runtime.synchronous
     assert description.backend == "ssh"
-    assert [entry.host for entry in description.hosts] == ["a", "n1", "n2"]
+    assert [host.name for host in description.hosts] == ["a", "n1", "n2"]
     assert (description.name, description.named) == ("other", True)
     assert description.command == ("python", "other.py", "--x")
 
@@ -133,12 +133,12 @@ def test_flags_with_parameter_servers_and_hosts(tmp_path: Path) -> None:
     description = _loaded(tmp_path, ps=1, hosts=hosts, name="x").description
     assert description.backend == "ssh"
     assert description.hosts == (
-        HostEntry(host="a"),
-        HostEntry(host="b", slots=4),
-        HostEntry(host="n1", slots=2),
-        HostEntry(host="n2", slots=2),
-        HostEntry(host="::1", slots=3),
-        HostEntry(host="::2"),
+        Host(name="a"),
+        Host(name="b", slots=4),
+        Host(name="n1", slots=2),
+        Host(name="n2", slots=2),
+        Host(name="::1", slots=3),
+        Host(name="::2"),
     )
     assert description.tasks["ps"] == TaskGroup(count=1)
     assert description.runtime.strategy is Strategy.PARAMETER_SERVER

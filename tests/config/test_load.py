@@ -14,7 +14,7 @@ from tfcluster.base.errors import ConfigError
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.config import load
 from tfcluster.plan.model import (
-    HostEntry,
+    Host,
     PortRange,
     Restart,
     Runtime,
@@ -88,13 +88,13 @@ def test_every_key_of_the_contract(tmp_path: Path) -> None:
     )
     assert description.tasks["ps"] == TaskGroup(count=1)
     assert description.runtime == Runtime(strategy=Strategy.PARAMETER_SERVER)
-    assert [entry.host for entry in description.hosts] == [
+    assert [host.name for host in description.hosts] == [
         *("node1", "node2", "node3", "node4", "gpu7", "gpu8")
     ]
-    assert description.hosts[-1] == HostEntry(
-        host="gpu8",
+    assert description.hosts[-1] == Host(
+        name="gpu8",
         slots=4,
-        gpus=4,
+        gpus=("0", "1", "2", "3"),
         address="10.0.0.7",
         user="a",
         port=22,
@@ -419,7 +419,7 @@ def test_the_time_grows_with_the_hosts_and_no_faster(item: str, tmp_path: Path) 
             description = load(path, environ={}).description
             took_s.append(time.process_time() - began)
         assert len(description.hosts) == count
-        assert description.hosts[-1].host == f"node{count - 1}"
+        assert description.hosts[-1].name == f"node{count - 1}"
         return min(took_s)
 
     load(write(tmp_path, SMALLEST, "first.yaml"), environ={})
@@ -460,3 +460,14 @@ def test_the_time_of_a_job_may_be_a_duration(
     text = f"{SMALLEST}slurm: {{time: {written}, mem: 16GB}}\n"
     slurm = SlurmSettings(**loaded(tmp_path, text).description.sections["slurm"])
     assert (slurm.time, slurm.mem) == (expected, "16G")
+
+
+def test_hosts_with_one_name_are_told_apart_by_their_ports(tmp_path: Path) -> None:
+    hosts = "[{host: a, port: 7}, {host: a, port: 8}, {host: b, port: 9}]"
+    path = write(tmp_path, f"{SMALLEST}backend: ssh\nhosts: {hosts}\n")
+    described = load(path, environ={}).description.hosts
+    assert [(host.name, host.own_name) for host in described] == [
+        ("a:7", "a"),
+        ("a:8", "a"),
+        ("b", "b"),
+    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.plan.descriptions import describe, hosts
 from tfcluster.launcher.host_facts import choose_address, crowding, resolve, threads_env
 from tfcluster.plan.compose import TaskSpec, compose
-from tfcluster.plan.model import Host
+from tfcluster.plan.model import Allocation, Host
 from tfcluster.plan.placement import place
 from tfcluster.protocol.wire import INTRA_OP_THREADS
 
@@ -56,9 +58,12 @@ def test_names_that_mean_nothing() -> None:
     assert resolve("does-not-exist.invalid") == ()
 
 
-def specs(workers: int, *slots: int) -> tuple[TaskSpec, ...]:
+def specs(
+    workers: int, slots: tuple[int, ...], cpus: dict[str, int]
+) -> tuple[TaskSpec, ...]:
     description = describe({"worker": workers, "ps": 1})
-    places = place(description, hosts(*slots))
+    known = [replace(h, cpus=cpus.get(h.name)) for h in hosts(*slots).hosts]
+    places = place(description, Allocation(hosts=tuple(known)))
     return compose(description, places, lambda program: False)
 
 
@@ -78,13 +83,13 @@ def specs(workers: int, *slots: int) -> tuple[TaskSpec, ...]:
 def test_all_ranks_have_the_threads_of_the_smallest_share(
     workers: int, slots: tuple[int, ...], cpus: dict[str, int], expected: str | None
 ) -> None:
-    found = threads_env(specs(workers, *slots), cpus)
+    found = threads_env(specs(workers, slots, cpus))
     assert found == ({} if expected is None else {INTRA_OP_THREADS: expected})
 
 
 def test_one_note_is_made_of_more_ranks_than_cores() -> None:
-    assert crowding(specs(4, 2, 3), {"h1": 2, "h2": 2}) is None
-    assert crowding(specs(4, 2, 3), {}) is None
-    note = crowding(specs(4, 2, 3), {"h1": 1, "h2": 1})
+    assert crowding(specs(4, (2, 3), {"h1": 2, "h2": 2})) is None
+    assert crowding(specs(4, (2, 3), {})) is None
+    note = crowding(specs(4, (2, 3), {"h1": 1, "h2": 1}))
     assert note is not None
     assert "2 ranks share 1 core of h1, and alike on 1 other host: each" in note

@@ -67,7 +67,7 @@ def test_a_new_host_gets_as_many_as_the_others_or_its_slots() -> None:
     assert spread(more) == {"h1": 2, "h2": 2, "h3": 2}
     assert isinstance(more, Wanted)
     assert more.new == ("h3",)
-    assert [e.host for e in more.job.description.hosts] == ["h3"], "it is remembered"
+    assert [e.name for e in more.job.description.hosts] == ["h3"], "it is remembered"
     slots = asked(job(), "h3", slots=1)
     assert spread(slots) == {"h1": 2, "h2": 2, "h3": 1}
 

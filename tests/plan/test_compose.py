@@ -13,11 +13,10 @@ from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.task_id import TaskId
 from tfcluster.plan.compose import (
     MAX_ENV_STRING_BYTES,
+    Cluster,
     TaskSpec,
-    cluster,
     cluster_of,
     compose,
-    device_filters,
     provisional_cluster,
     warm_specs,
 )
@@ -58,7 +57,7 @@ def test_tf_config_has_the_cluster_in_host_order_and_integer_indices() -> None:
 
 
 def test_the_evaluator_stands_outside_the_cluster_but_knows_it() -> None:
-    found = cluster([(TaskId("chief", 0), "h:1")])
+    found = Cluster({"chief": ("h:1",)})
     config = json.loads(found.tf_config(TaskId("evaluator", 0)))
     assert "evaluator" not in config["cluster"]
     assert config["task"] == {"type": "evaluator", "index": 0}
@@ -71,17 +70,16 @@ def test_ipv6_addresses_are_bracketed() -> None:
 
 
 def test_a_tf_config_that_the_kernel_would_refuse_is_refused_before() -> None:
-    def addresses(count: int) -> list[tuple[TaskId, str]]:
-        return [
-            (TaskId("worker", i), f"node{i:05}.example.org:{i}") for i in range(count)
-        ]
+    def cluster(workers: int) -> Cluster:
+        addresses = (f"node{i:05}.example.org:{i}" for i in range(workers))
+        return Cluster({"worker": tuple(addresses)})
 
-    fits = cluster(addresses(4000))
+    fits = cluster(4000)
     fits.require_fit([TaskId("worker", 3999)])
     text = fits.tf_config(TaskId("worker", 3999))
     assert len(text) < MAX_ENV_STRING_BYTES
     with pytest.raises(StartError, match="131072") as caught:
-        cluster(addresses(5000)).require_fit([TaskId("worker", 0)])
+        cluster(5000).require_fit([TaskId("worker", 0)])
     assert caught.value.hint
 
 
@@ -221,24 +219,23 @@ def test_what_tasks_share_is_made_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "strategy", "has_ps", "expected"),
+    ("task", "strategy", "ps", "expected"),
     [
-        (
-            "worker:1",
-            Strategy.PARAMETER_SERVER,
-            True,
-            ["/job:ps", "/job:worker/task:1"],
-        ),
-        ("chief:0", Strategy.REPLICATED, True, ["/job:ps", "/job:chief/task:0"]),
-        ("ps:0", Strategy.PARAMETER_SERVER, True, []),
-        ("worker:1", Strategy.COLLECTIVE, False, []),
-        ("worker:1", Strategy.NONE, True, ["/job:ps", "/job:worker/task:1"]),
-        ("ps:0", Strategy.NONE, True, []),
-        ("evaluator:0", Strategy.NONE, True, []),
-        ("worker:1", Strategy.NONE, False, []),
+        ("worker:1", Strategy.PARAMETER_SERVER, 1, ["/job:ps", "/job:worker/task:1"]),
+        ("chief:0", Strategy.REPLICATED, 1, ["/job:ps", "/job:chief/task:0"]),
+        ("ps:0", Strategy.PARAMETER_SERVER, 1, []),
+        ("worker:1", Strategy.COLLECTIVE, 0, []),
+        ("worker:1", Strategy.NONE, 1, ["/job:ps", "/job:worker/task:1"]),
+        ("ps:0", Strategy.NONE, 1, []),
+        ("evaluator:0", Strategy.NONE, 1, []),
+        ("worker:1", Strategy.NONE, 0, []),
     ],
 )
 def test_device_filters(
-    task: str, strategy: Strategy, has_ps: bool, expected: list[str]
+    task: str, strategy: Strategy, ps: int, expected: list[str]
 ) -> None:
-    assert device_filters(TaskId.parse(task), strategy, has_ps=has_ps) == expected
+    tasks: dict[str, int | TaskGroup] = {"chief": 1, "worker": 2, "evaluator": 1}
+    if ps:
+        tasks["ps"] = ps
+    specs = specs_of(describe(tasks, runtime=Runtime(strategy=strategy)))
+    assert specs[task].device_filters == expected

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -49,54 +45,6 @@ def test_expand(text: str, names: list[str]) -> None:
 def test_expand_keeps_every_node_of_a_many_dimensional_list() -> None:
     names = expand("r[1-2]n[1-4]")
     assert names == [f"r{rack}n{node}" for rack in (1, 2) for node in (1, 2, 3, 4)]
-
-
-# The output of `scontrol show hostnames` of Slurm 22.05.8.
-SLURM_ORDER = {
-    "r[0-1]n[0-1]c[0-1]": ("r0n0c0 r0n0c1 r1n0c0 r1n0c1 r0n1c0 r0n1c1 r1n1c0 r1n1c1"),
-    "a[1-2]b[1-2]c[1-2]d[1-2]": (
-        "a1b1c1d1 a1b1c1d2 a2b1c1d1 a2b1c1d2 a1b2c1d1 a1b2c1d2 a2b2c1d1 a2b2c1d2 "
-        "a1b1c2d1 a1b1c2d2 a2b1c2d1 a2b1c2d2 a1b2c2d1 a1b2c2d2 a2b2c2d1 a2b2c2d2"
-    ),
-    "a[1-2]b[3,1]c[01-02]": (
-        "a1b3c01 a1b3c02 a2b3c01 a2b3c02 a1b1c01 a1b1c02 a2b1c01 a2b1c02"
-    ),
-    "a[1-2][3-4][5-6]": "a135 a136 a235 a236 a145 a146 a245 a246",
-    "r[1-2]n[1-3],x": "r1n1 r1n2 r1n3 r2n1 r2n2 r2n3 x",
-    "n[3,1-2],n1": "n3 n1 n2 n1",
-}
-
-
-@pytest.mark.parametrize("text", SLURM_ORDER)
-def test_the_order_of_slurm(text: str) -> None:
-    assert expand(text, slurm_order=True) == SLURM_ORDER[text].split()
-
-
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm is not here")
-@pytest.mark.parametrize("text", [*SLURM_ORDER, "rack[0-1]n[0-1]c[0-2]"])
-def test_scontrol_gives_the_same_order(text: str, tmp_path: Path) -> None:
-    conf = tmp_path / "slurm.conf"
-    conf.write_text(
-        "ClusterName=x\nSlurmctldHost=localhost\nSlurmUser=root\n"
-        "NodeName=localhost\nPartitionName=p Nodes=localhost\n"
-    )
-    said = subprocess.run(
-        ["scontrol", "show", "hostnames", text],
-        env={"PATH": os.environ["PATH"], "SLURM_CONF": str(conf)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert expand(text, slurm_order=True) == said.stdout.split()
-
-
-@given(st.from_regex(r"[a-c](\[[0-9]-9(,3)?\][xy]?){0,4}", fullmatch=True))
-def test_the_orders_differ_in_nothing_else(text: str) -> None:
-    in_order = expand(text, limit=100_000)
-    of_slurm = expand(text, limit=100_000, slurm_order=True)
-    assert sorted(in_order) == sorted(of_slurm)
-    if text.count("[") < 3:
-        assert in_order == of_slurm
 
 
 @pytest.mark.parametrize(

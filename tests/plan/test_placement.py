@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.plan.descriptions import describe, hosts
 from tfcluster.base.errors import StartError
 from tfcluster.plan.model import Allocation, Description, TaskGroup
-from tfcluster.plan.placement import place, place_again, share_machines
+from tfcluster.plan.placement import Place, place, place_again, share_machines
 
 
 def where(description: Description, allocation: Allocation) -> dict[str, str]:
@@ -218,13 +219,22 @@ def test_gpus_that_become_known_later_are_shared_out_alike() -> None:
         replace(each, host=other.host)
         for each, other in zip(unknown, known, strict=True)
     ]
-    assert share_machines(cluster, asked, {}) == known
+    assert share_machines(cluster, asked) == known
+
+
+def on_one_machine(places: Sequence[Place], *names: str) -> list[Place]:
+    return [
+        replace(each, host=replace(each.host, machine=names[0]))
+        if each.host.name in names
+        else each
+        for each in places
+    ]
 
 
 def test_a_machine_under_two_names_is_one() -> None:
     cluster = describe({"worker": 5})
     places = place(cluster, hosts(2, 1, 2, gpus=2))
-    found = share_machines(cluster, places, {"h1": "h1", "h3": "h1"})
+    found = share_machines(cluster, on_one_machine(places, "h1", "h3"))
     assert [(p.host.name, p.gpus) for p in found] == [
         ("h1", ("0",)),
         ("h1", ("1",)),
@@ -252,4 +262,16 @@ def test_a_machine_under_two_names_has_its_gpus_once() -> None:
     cluster = describe({"worker": TaskGroup(count=2, gpus=2)})
     places = place(cluster, hosts(1, 1, gpus=2))
     with pytest.raises(StartError, match="h1: its tasks need 4 GPUs, but it has 2"):
-        share_machines(cluster, places, {"h1": "h1", "h2": "h1"})
+        share_machines(cluster, on_one_machine(places, "h1", "h2"))
+
+
+def test_no_gpus_are_wanted_where_they_are_unknown() -> None:
+    found = gpus(describe({"worker": TaskGroup(gpus=0)}), hosts(None))
+    assert found == {"worker:0": ()}
+
+
+def test_a_gpu_of_another_task_is_taken_on_its_own_host_only() -> None:
+    cluster = describe({"worker": 3, "evaluator": TaskGroup(gpus=1)})
+    places = place(cluster, hosts(2, 2, gpus=2))
+    _, found = place_again(cluster, places, {"h1", "h2"})
+    assert [each.gpus for each in found] == [("0",), ("1",), ("1",), ("0",)]

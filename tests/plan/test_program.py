@@ -42,9 +42,8 @@ def test_python_commands(
     parsed = parse(words, PY)
     assert parsed.argv == (*PY, *words[1:])
     assert parsed.python == PY
-    assert parsed.program == (program or ())
+    assert parsed.arguments == (("run", *program) if program else ())
     assert parsed.options == (options or ())
-    assert parsed.injectable == (program is not None)
 
 
 def test_python3_is_the_same_word_as_python() -> None:
@@ -61,7 +60,7 @@ def test_other_commands_stay_as_they_are() -> None:
     assert parse(["bash", "-c", "python a.py"], PY) == Program(
         argv=("bash", "-c", "python a.py")
     )
-    assert not parse(["pythonista", "a.py"], PY).injectable
+    assert not parse(["pythonista", "a.py"], PY).arguments
 
 
 def test_a_warm_interpreter_takes_only_programs_without_interpreter_options() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.descriptions import describe
-from tfcluster.plan.compose import ALLOW_GROWTH, TaskSpec, compose, tell_gpus
+from tfcluster.plan.compose import ALLOW_GROWTH, TaskSpec, compose, place_specs
 from tfcluster.plan.model import (
     Allocation,
     Description,
@@ -86,10 +86,10 @@ def test_all_ranks_are_told_or_none() -> None:
     assert told(specs) == [True, True]
     assert all(spec.own_env["TFCLUSTER_OWN_GPUS"] == "1" for spec in specs)
     # The hosts turn out to be one machine with one GPU.
-    machines = {"a": "a", "b": "a"}
-    places = share_machines(wanted, [spec.place for spec in specs], machines)
-    again = tuple(s.at(p) for s, p in zip(specs, places, strict=True))
-    assert told(tell_gpus(AUTO, again, machines)) == [False, False]
+    places = [spec.place for spec in specs]
+    same = [replace(p, host=replace(p.host, machine="a")) for p in places]
+    shared = share_machines(wanted, same)
+    assert told(place_specs(AUTO, specs, shared)) == [False, False]
 
 
 def growing(specs: tuple[TaskSpec, ...]) -> list[str | None]:
@@ -102,18 +102,16 @@ def test_tasks_that_share_a_gpu_take_its_memory_in_parts() -> None:
     assert [spec.place.host.name for spec in specs] == ["a", "a", "b"]
     assert growing(specs) == ["true", "true", None]
     # The hosts turn out to be one machine with two GPUs; a GPU more, and none share.
-    machines = {"a": "a", "b": "a"}
     for gpus, expected in (
         (("0", "1"), ["true", None, "true"]),
         (("0", "1", "2"), [None, None, None]),
     ):
         found = [
-            replace(spec.place, host=replace(spec.place.host, gpus=gpus))
+            replace(spec.place, host=replace(spec.place.host, gpus=gpus, machine="a"))
             for spec in specs
         ]
-        places = share_machines(wanted, found, machines)
-        again = tuple(s.at(p) for s, p in zip(specs, places, strict=True))
-        assert growing(tell_gpus(AUTO, again, machines)) == expected
+        places = share_machines(wanted, found)
+        assert growing(place_specs(AUTO, specs, places)) == expected
 
 
 def test_the_users_own_choice_of_gpu_memory_is_kept() -> None:

@@ -12,7 +12,7 @@ from tests.plan.descriptions import describe
 from tfcluster.base.errors import StartError
 from tfcluster.plan.model import (
     Description,
-    HostEntry,
+    Host,
     PortRange,
     Runtime,
     Secret,
@@ -36,7 +36,7 @@ def full() -> Description:
         backend="slurm",
         command=("python", "-c", "print('\n')"),
         env={"OMP_NUM_THREADS": "1"},
-        hosts=(HostEntry(host="a", slots=2), HostEntry(host="b", port=22)),
+        hosts=(Host(name="a", slots=2), Host(name="b", port=22)),
         slurm={"nodes": 4, "options": ["--account=x"]},
         ports=PortRange(40000, 41000),
         runtime=Runtime(strategy=Strategy.NONE, bucket_mb=1, sync_seconds=0.5),

@@ -16,9 +16,9 @@ def parse_duration(text: str) -> float | None:
 
 def duration_text(seconds: float) -> str:
     """``seconds`` in the largest unit that needs no fraction, or else in seconds."""
-    for unit, each in reversed(SECONDS.items()):
-        if seconds >= each and seconds % each == 0:
-            return f"{seconds / each:.0f}{unit}"
+    for unit, unit_s in reversed(SECONDS.items()):
+        if seconds >= unit_s and seconds % unit_s == 0:
+            return f"{seconds / unit_s:.0f}{unit}"
     return f"{seconds:g}s"
 
 

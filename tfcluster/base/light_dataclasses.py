@@ -45,8 +45,8 @@ else:
             if name not in own or name == "__hash__":
                 setattr(cls, name, method)
         inherited = getattr(cls, "_defaults", {})
-        given = {name: own[name] for name in names if name in own}
-        cls._defaults = {**inherited, **given}
+        defaults = {name: own[name] for name in names if name in own}
+        cls._defaults = {**inherited, **defaults}
         cls.__match_args__ = () if kw_only else names
         cls.__light_fields__ = {name: name not in cls._defaults for name in names}
         cls.__dataclass_fields__ = _RealFields()
@@ -59,8 +59,8 @@ else:
         if len(fields) < len(names):
             for name, value in self._defaults.items():
                 if name not in fields:
-                    made = isinstance(value, _Made)
-                    fields[name] = value.factory() if made else value
+                    is_made = isinstance(value, _Made)
+                    fields[name] = value.factory() if is_made else value
         if fields.keys() != names.keys() or len(values) + len(named) > len(names):
             name = type(self).__name__
             raise TypeError(f"{name}({', '.join(names)}), not {fields}")

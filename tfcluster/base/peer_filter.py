@@ -45,33 +45,35 @@ def compact(addresses: Iterable[str]) -> tuple[str, ...]:
     """
     from ipaddress import ip_network
 
-    known = set()
+    parsed = set()
     for text in addresses:
         try:
-            known.add(_address(text))
+            parsed.add(_address(text))
         except ValueError:
             continue
     for widths in _WIDTHS:
-        found = {
-            str(ip_network((each, widths[each.version == 6]), strict=False))
-            for each in known
+        networks = {
+            str(ip_network((address, widths[address.version == 6]), strict=False))
+            for address in parsed
         }
-        if len(found) <= MOST_NETWORKS - len(_LOOPBACK):
+        if len(networks) <= MOST_NETWORKS - len(_LOOPBACK):
             break
-    return (*_LOOPBACK, *sorted(found))
+    return (*_LOOPBACK, *sorted(networks))
 
 
 def parse(text: str) -> tuple[Network, ...]:
     """Networks in CIDR form, separated by commas. Raises ValueError for other text."""
     from ipaddress import ip_network
 
-    return tuple(ip_network(each) for each in text.split(",") if each)
+    return tuple(ip_network(network) for network in text.split(",") if network)
 
 
 def admits(networks: Iterable[Network], address: str) -> bool:
     """Whether an IP address, or an IPv4 address in IPv6 form, is in a network."""
-    found = _address(address)
-    return any(found.version == each.version and found in each for each in networks)
+    parsed = _address(address)
+    return any(
+        parsed.version == network.version and parsed in network for network in networks
+    )
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
@@ -81,8 +83,8 @@ def _address(text: str) -> IPv4Address | IPv6Address:
     """
     from ipaddress import ip_address
 
-    found = ip_address(text.partition("%")[0])
-    return getattr(found, "ipv4_mapped", None) or found
+    address = ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def program(networks: Iterable[Network], count: int) -> bytes:
@@ -109,15 +111,15 @@ def program(networks: Iterable[Network], count: int) -> bytes:
         refuse,
     ]
     code = [
-        (_GO, 0, 0, len(code) - at - 1) if each == _ADMIT else each
-        for at, each in enumerate(code)
+        (_GO, 0, 0, len(code) - at - 1) if instruction == _ADMIT else instruction
+        for at, instruction in enumerate(code)
     ]
     code += [
         (_LOAD_WORD, 0, 0, _RANDOM),
         (_MODULO, 0, 0, count),
         (_RETURN_LOADED, 0, 0, 0),
     ]
-    return b"".join(INSTRUCTION.pack(*each) for each in code)
+    return b"".join(INSTRUCTION.pack(*instruction) for instruction in code)
 
 
 def _admit(start: int, address: bytes, mask: bytes) -> Iterator[Instruction]:

@@ -48,11 +48,11 @@ def unknown(package: str, version: str | None) -> str | None:
 
 def imported_unknown() -> list[str]:
     """What to say about untested versions that this process has imported."""
-    found = (unknown(package, imported(package)) for package in _TITLES)
-    return [text for text in found if text]
+    warnings = (unknown(package, imported(package)) for package in _TITLES)
+    return [*filter(None, warnings)]
 
 
-def known(package: str) -> str:
+def supported_range(package: str) -> str:
     """The range of versions that are known to work: ``3.7 to 3.15``."""
     return f"{_text(OLDEST[package])} to {_text(NEWEST[package])}"
 

@@ -270,7 +270,7 @@ def _setup_requirements(description: Description) -> ProbedRequirements:
 def _setup_answer(reports: Mapping[str, HostAnswers], description: Description) -> int:
     ready = {n: r for n, r in reports.items() if r.error is None}
     rows = [
-        (name, shlex.join(report.python or report.host.python or description.python))
+        (name, shlex.join(report.host.task_python or description.python))
         for name, report in ready.items()
     ]
     cells = [[sanitise_word(cell) for cell in row] for row in rows]

@@ -110,7 +110,7 @@ def _run(
             spec.python,
             _MODULE,
             *(str(file), str(ranks), *program),
-            options=spec.options,
+            options=spec.program.options,
         )
         process = subprocess.Popen(
             argv, cwd=spec.cwd, env=dict(environ), stdout=_STDERR

@@ -27,13 +27,12 @@ from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Description, pattern_problem
 from tfcluster.protocol.commands import Fetch
 from tfcluster.record.files import read_json
-from tfcluster.record.launched import launched
+from tfcluster.record.launched import resized
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.replay import results_view
 from tfcluster.record.run_status import ResultsView, RunView
-from tfcluster.schedulers.base import Remembering
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
@@ -56,7 +55,7 @@ def fetch(
     ``words`` is ``[RUN] [PATTERN...]``. Raises TfclusterError.
     """
     paths, patterns = _split(words, environ)
-    description = launched(paths)
+    description = resized(paths)
     view = read_run(paths, now_s=time.time())
     configured = description.results
     if not patterns and configured is None:
@@ -217,8 +216,8 @@ def _afterwards(
     from tfcluster.launcher.results import event_fields
 
     chosen = _hosts(read_json(paths.plan) or {}, every=every)
-    backend, known = schedulers.get(description.backend), read_json(paths.hosts)
-    if not isinstance(backend, Remembering) or known is None:
+    backend = schedulers.get(description.backend)
+    if not backend.lists_hosts:
         sync, root = description.sync, description.workdir
         folder = root if sync is None else sync.folder
         raise HostError(
@@ -227,8 +226,8 @@ def _afterwards(
             hint=f"the files were in {folder} there; if you can log in, copy them with "
             "scp or rsync",
         )
-    hosts, starter = backend.return_to(known, environ)
-    by_name = {host.name: host for host in hosts}
+    starter = backend.starter(description, environ)
+    by_name = {host.name: host for host in description.hosts}
     found = fetch_late(
         description,
         [by_name[name] for name in chosen if name in by_name],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -322,8 +321,7 @@ def _show_plan(
         *shared_files(description, prepared.specs),
     ):
         _say(warning)
-    cores = {"localhost": len(os.sched_getaffinity(0))}
-    if scheduler.here and (note := crowding(prepared.specs, cores)):
+    if note := crowding(prepared.specs):
         _say(note)
     if display.quiet and not as_json:
         return 0

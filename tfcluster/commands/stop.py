@@ -22,12 +22,11 @@ from tfcluster.launcher.cleanup import sweep_all
 from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.record.continuation import latest
-from tfcluster.record.files import read_json
+from tfcluster.record.launched import resized
 from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.run_status import LauncherView, RunView
-from tfcluster.schedulers.base import Remembering
 from tfcluster.schedulers.process_channel import OwnHostStarter
 from tfcluster.schedulers.starting import Starter
 from tfcluster.submit.job import find_job
@@ -211,14 +210,13 @@ def _sweep(
 ) -> None:
     say(f"the launcher of {view.run} is gone: {view.reason}")
     backend = schedulers.get(view.backend) if view.backend else None
-    remembered = read_json(paths.hosts)
     starter: Starter
     if backend is None or backend.here:
         hosts, starter = [Host(name="localhost")], OwnHostStarter()
-    elif isinstance(backend, Remembering) and remembered is not None:
-        used = {task.host for task in view.tasks}
-        all_hosts, starter = backend.return_to(remembered, environ)
-        hosts = [host for host in all_hosts if host.name in used]
+    elif backend.lists_hosts:
+        used, description = {task.host for task in view.tasks}, resized(paths)
+        starter = backend.starter(description, environ)
+        hosts = [host for host in description.hosts if host.name in used]
     else:
         say(
             "its agents stop everything when their lease ends; check the hosts yourself"

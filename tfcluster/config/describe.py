@@ -23,7 +23,7 @@ from tfcluster.config.commands import (
     wrapper_problem,
 )
 from tfcluster.config.diagnostics import Findings, Report
-from tfcluster.config.hosts import host_entries
+from tfcluster.config.hosts import listed_hosts
 from tfcluster.config.models import ClusterSection, SecretSource, TaskSection
 from tfcluster.config.requirements import Bundle, RequirementsError, bundle
 from tfcluster.config.rules import groups, strategy
@@ -322,13 +322,13 @@ class _Describer:
             min=task.min,
         )
 
-    def _hosts(self) -> tuple[model.HostEntry, ...]:
-        entries = host_entries(self._cluster.hosts, self._findings)
-        if all(entry.python is None for entry in entries):
-            return entries
+    def _hosts(self) -> tuple[model.Host, ...]:
+        hosts = listed_hosts(self._cluster.hosts, self._findings)
+        if all(host.python is None for host in hosts):
+            return hosts
         return tuple(
-            replace(entry, python=self._python(("hosts",), entry.python))
-            for entry in entries
+            replace(host, python=self._python(("hosts",), host.python))
+            for host in hosts
         )
 
     def _ssh(self) -> model.Ssh:
@@ -358,13 +358,13 @@ def check_ports(description: model.Description, findings: Findings) -> None:
         return
     size = len(description.ports)
     tasks = sum(1 for task in description.task_ids() if task.type != "evaluator")
-    slots = [entry.slots for entry in description.hosts]
+    slots = [host.slots for host in description.hosts]
     scheduler = schedulers.get(description.backend)
     if scheduler.here:
         where, room = "this host", size
     elif scheduler.lists_hosts and slots:
         where = "1 host" if len(slots) == 1 else f"{len(slots)} hosts"
-        room = sum(size if each is None else min(size, each) for each in slots)
+        room = sum(size if count is None else min(size, count) for count in slots)
         if None not in slots and sum(filter(None, slots)) < tasks:
             return  # There are too few slots, too, which placement reports.
     else:

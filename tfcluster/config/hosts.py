@@ -1,49 +1,47 @@
-"""Expands the ``hosts:`` list to one entry per host, and checks the names.
+"""Expands the ``hosts:`` list to single hosts, and checks the names.
 
 Resolves no name and contacts no host.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import HostItem
 from tfcluster.config.tree import Mark, Path, Scalar, find, shown
 from tfcluster.plan.host_patterns import HostlistError, expand, host_name_problem
-from tfcluster.plan.model import HostEntry
+from tfcluster.plan.model import Host
 
 MAX_HOSTS = 100_000
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The names and addresses listed so far, with their places."""
+def listed_hosts(items: Sequence[HostItem], findings: Findings) -> tuple[Host, ...]:
+    """The hosts in the order of the list; problems go to ``findings``.
 
-    names: dict[tuple[str, int | None], Mark] = field(default_factory=dict)
-    addresses: dict[tuple[str, int | None], str] = field(default_factory=dict)
-
-
-def host_entries(
-    items: Sequence[HostItem], findings: Findings
-) -> tuple[HostEntry, ...]:
-    """One entry per host, in the order of the list; problems go to ``findings``."""
-    seen = _Seen()
-    entries: list[HostEntry] = []
+    Of hosts with the same name, each one's unique name contains its port.
+    """
+    listed: list[tuple[Host, Mark]] = []
     for index, item in enumerate(items):
-        entries.extend(
-            _expanded(item, findings.item(("hosts",), index), findings, seen)
-        )
-        if len(entries) > MAX_HOSTS:
+        listed.extend(_expanded(item, findings.item(("hosts",), index), findings))
+        if len(listed) > MAX_HOSTS:
             findings.error(("hosts",), f"more than {MAX_HOSTS} hosts")
             break
-    return tuple(entries)
+    _check_repeats(listed, findings)
+    count = Counter(host.name for host, _ in listed)
+    return tuple(
+        replace(host, name=f"{host.name}:{host.port}", hostname=host.name)
+        if host.port and count[host.name] > 1
+        else host
+        for host, _ in listed
+    )
 
 
 def _expanded(
-    item: HostItem, path: Path, findings: Findings, seen: _Seen
-) -> Iterator[HostEntry]:
+    item: HostItem, path: Path, findings: Findings
+) -> Iterator[tuple[Host, Mark]]:
     node = find(findings.root, (*path, "host")).node
     try:
         names = expand(item.host)
@@ -53,20 +51,21 @@ def _expanded(
         return
     if item.address is not None and not _one_address(item, names, path, findings):
         return
+    gpus = None if item.gpus is None else tuple(map(str, range(item.gpus)))
     for name in names:
         if problem := host_name_problem(name):
             findings.report.error(node.mark, f"{name[:60]!r} {problem}", _hint(name))
             return
-        _check_repeats(name, item, node.mark, findings, seen)
-        yield HostEntry(
-            host=name,
+        host = Host(
+            name=name,
             slots=item.slots,
-            gpus=item.gpus,
+            gpus=gpus,
             address=item.address,
             user=item.user,
             port=item.port,
             python=item.python,
         )
+        yield host, node.mark
 
 
 def _hint(name: str) -> str | None:
@@ -90,20 +89,19 @@ def _one_address(
     return True
 
 
-def _check_repeats(
-    name: str, item: HostItem, mark: Mark, findings: Findings, seen: _Seen
-) -> None:
-    known = (name, item.port)
-    if known in seen.names:
-        first = seen.names[known]
-        where = f"{first.line}:{first.column}" if first.line else str(first)
-        message = f"{name!r} is already listed at {where}"
-        hint = f"for several tasks on a host write {{host: {name}, slots: 2}}"
-        findings.report.error(mark, message, hint)
-        return
-    seen.names[known] = mark
-    address = (item.address or name, item.port)
-    other = seen.addresses.setdefault(address, name)
-    if other != name:
-        message = f"{other} and {name} are the same machine: {address[0]}"
-        findings.report.warn(mark, message, "it runs the tasks of both")
+def _check_repeats(listed: Sequence[tuple[Host, Mark]], findings: Findings) -> None:
+    marks: dict[tuple[str, int | None], Mark] = {}
+    names: dict[tuple[str, int | None], str] = {}
+    """The name of each address and port."""
+    for host, mark in listed:
+        if (first := marks.get((host.name, host.port))) is not None:
+            where = f"{first.line}:{first.column}" if first.line else str(first)
+            message = f"{host.name!r} is already listed at {where}"
+            hint = f"for several tasks on a host write {{host: {host.name}, slots: 2}}"
+            findings.report.error(mark, message, hint)
+            continue
+        marks[host.name, host.port] = mark
+        other = names.setdefault((host.reached_by, host.port), host.name)
+        if other != host.name:
+            message = f"{other} and {host.name} are the same machine: {host.reached_by}"
+            findings.report.warn(mark, message, "it runs the tasks of both")

@@ -10,6 +10,7 @@ from typing import Any
 
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.isolated_import import module_argv
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.doctor.probe import MARK
 from tfcluster.launcher.agent_connection import Closed, Received, Unopened
 from tfcluster.launcher.brief_contacts import BriefContacts, Item, greeting_s
@@ -66,8 +67,6 @@ class HostAnswers:
     """Whether the error is that the host cannot be reached or is not trusted."""
     address: str = ""
     port: int | None = None
-    python: Interpreter | None = None
-    """The interpreter after the preparation; None: as configured."""
     prepared: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     clock_error_s: float | None = None
@@ -176,7 +175,7 @@ class _Examination:
                     report.host,
                     way_in=message.way_in,
                     local=message.addresses,
-                    resolved=resolve(report.host.name),
+                    resolved=resolve(report.host.own_name),
                     alone=self._alone,
                 )
             case messages.Held((port, *_)):
@@ -191,7 +190,8 @@ class _Examination:
             case messages.Prepared():
                 report.prepared = True
                 own = self._requirements.own_python
-                report.python = own(report.host, message)
+                python = own(report.host, message)
+                report.host = replace(report.host, prepared_python=python)
             case messages.Unprepared(tail=tail):
                 cause = self._requirements.unprepared(message)
                 report.error = "\n    ".join([cause, *tail])
@@ -228,7 +228,7 @@ class _Examination:
             "scripts": requirements.scripts,
             "imports": requirements.imports,
         }
-        python = report.python or report.host.python or requirements.python
+        python = report.host.task_python or requirements.python
         argv = module_argv(
             python, _PROBE, json.dumps(wanted), root=self._packages[name]
         )

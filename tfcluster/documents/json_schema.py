@@ -54,12 +54,13 @@ def _schema(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     """The schema of any type; those of objects are added to ``parts`` by name."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        found = _schema(arguments[0], parts)
-        for more in arguments[1:]:
-            text = isinstance(more, str)
-            key, value = ("description", more) if text else ("pattern", more.expression)
-            found = {**found, key: value}
-        return found
+        schema = _schema(arguments[0], parts)
+        for note in arguments[1:]:
+            if isinstance(note, Pattern):
+                schema = {**schema, "pattern": note.expression}
+            else:
+                schema = {**schema, "description": note}
+        return schema
     if is_typeddict(kind):
         if kind.__name__ not in parts:
             _object(kind, parts)
@@ -68,7 +69,7 @@ def _schema(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
         only = {"const": arguments[0]}
         return only if len(arguments) == 1 else {"enum": list(arguments)}
     if origin in (Union, UnionType):
-        return _any_of([_schema(each, parts) for each in arguments])
+        return _any_of([_schema(choice, parts) for choice in arguments])
     if origin is list:
         return {"type": "array", "items": _schema(arguments[0], parts)}
     if origin is dict:
@@ -91,8 +92,9 @@ def _any_of(choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _object(kind: type, parts: dict[str, Any]) -> None:
     about = re.sub("`+", "`", kind.__doc__ or "")
-    parts[kind.__name__] = found = {"description": about, "type": "object"}
+    schema: dict[str, Any] = {"description": about, "type": "object"}
+    parts[kind.__name__] = schema
     hints = get_type_hints(kind, include_extras=True)
     required: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]  # of each TypedDict
-    found["required"] = [key for key in hints if key in required]  # type: ignore[assignment]
-    found["properties"] = {key: _schema(hint, parts) for key, hint in hints.items()}  # type: ignore[assignment]
+    schema["required"] = [key for key in hints if key in required]
+    schema["properties"] = {key: _schema(hint, parts) for key, hint in hints.items()}

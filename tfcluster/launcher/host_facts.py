@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tfcluster.base.isolated_import import PACKAGE_ROOT
-from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.base.peer_filter import compact
 from tfcluster.console.text import plural
 from tfcluster.plan.compose import TaskSpec
@@ -67,12 +66,24 @@ class HostFacts:
     def _items(self) -> list[tuple[str, _Facts]]:
         return [(name, facts) for name, facts in self._facts.items() if facts]
 
-    def addresses(self, *, alone: bool) -> dict[str, str]:
-        """The address at which other hosts reach each host."""
-        return {
-            name: facts.address if alone else facts.reachable or facts.address
-            for name, facts in self._items()
-        }
+    def located(self, hosts: Iterable[Host], *, alone: bool) -> dict[str, Host]:
+        """The hosts, by name, with what their agents have said about them.
+
+        Their addresses are those at which other hosts reach them, unless ``alone``.
+        """
+        machines = self._machines()
+        located = {host.name: host for host in hosts}
+        for name, facts in self._items():
+            if (host := located.get(name)) is not None:
+                shared = facts.reachable or facts.address
+                located[name] = replace(
+                    host,
+                    address=facts.address if alone else shared,
+                    gpus=facts.hello.gpus if host.gpus is None else host.gpus,
+                    cpus=facts.hello.cpus,
+                    machine=machines.get(name),
+                )
+        return located
 
     def peers(self) -> tuple[str, ...]:
         """The networks that the hosts of the run are in, as in ``peer_filter``."""
@@ -82,15 +93,7 @@ class HostFacts:
             addresses += (*facts.resolved, facts.address, facts.reachable)
         return compact(addresses)
 
-    def cpus(self) -> dict[str, int]:
-        """The number of each host's cores."""
-        return {name: facts.hello.cpus for name, facts in self._items()}
-
-    def gpus(self) -> dict[str, tuple[str, ...]]:
-        """The GPUs that each host reports."""
-        return {name: facts.hello.gpus for name, facts in self._items()}
-
-    def machines(self) -> dict[str, str]:
+    def _machines(self) -> dict[str, str]:
         """Host names that share a machine -> the first name of that machine."""
         names: dict[tuple[str, ...], list[str]] = {}
         for name, facts in self._items():
@@ -121,10 +124,13 @@ def _machine_of(hello: Hello) -> tuple[str, ...]:
     return (hello.boot_id, hello.network, *sorted(hello.addresses))
 
 
-def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
-    """One line per machine; ``machines`` maps each name of a machine to its first."""
-    for first in dict.fromkeys(machines.values()):
-        names = [name for name, its in machines.items() if its == first]
+def machine_warnings(hosts: Iterable[Host]) -> Iterator[str]:
+    """One line per machine that several hosts are."""
+    by_machine: dict[str, list[str]] = {}
+    for host in hosts:
+        if host.machine is not None:
+            by_machine.setdefault(host.machine, []).append(host.name)
+    for first, names in by_machine.items():
         listed = f"{', '.join(names[:-1])} and {names[-1]}"
         yield (
             f"warning: {listed} are the same machine; its GPUs and local ranks are "
@@ -184,9 +190,7 @@ def resolve(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def threads_env(
-    specs: Iterable[TaskSpec], cpus: Mapping[str, int]
-) -> dict[str, str | None]:
+def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
     """The number of threads in which each rank computes an operation.
 
     All ranks have the same number, because the bits of a product depend on it, and all
@@ -194,7 +198,7 @@ def threads_env(
     cores of a host are unknown.
     """
     shares = [
-        cpus.get(spec.place.host.name, 0) / spec.place.local_size
+        (spec.place.host.cpus or 0) / spec.place.local_size
         for spec in specs
         if spec.place.rank is not None
     ]
@@ -204,20 +208,20 @@ def threads_env(
     return {INTRA_OP_THREADS: str(max(1, int(min(shares))))}
 
 
-def crowding(specs: Iterable[TaskSpec], cpus: Mapping[str, int]) -> str | None:
+def crowding(specs: Iterable[TaskSpec]) -> str | None:
     """A note if hosts have more ranks than cores; None if none has."""
-    ranks = Counter(
-        (spec.place.host.name, spec.place.local_size)
+    crowded = {
+        spec.place.host.name: (spec.place.local_size, spec.place.host.cpus)
         for spec in specs
         if spec.place.rank is not None
-    )
-    crowded = [(host, size) for host, size in ranks if 0 < cpus.get(host, 0) < size]
+        and 0 < (spec.place.host.cpus or 0) < spec.place.local_size
+    }
     if not crowded:
         return None
-    host, size = crowded[0]
+    host, (size, cpus) = next(iter(crowded.items()))
     others = plural(len(crowded) - 1, "other host")
-    more = f", and alike on {others}" if crowded[1:] else ""
-    cores = plural(cpus[host], "core")
+    more = f", and alike on {others}" if len(crowded) > 1 else ""
+    cores = plural(cpus or 0, "core")
     return (
         f"note: {plural(size, 'rank')} share {cores} of {host}{more}: each has "
         "one thread for an operation, and more ranks than cores are not faster"

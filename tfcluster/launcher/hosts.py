@@ -119,7 +119,7 @@ class Hosts:
         except TfclusterError as error:
             self._post(Unopened(host.name, error, began_s))
         else:
-            connected_s, name = time.time(), host.address or host.name
+            connected_s, name = time.time(), host.reached_by
             is_known = host.address is not None and is_address(host.address)
             resolved = () if is_known else resolve(name)
             begun_s = began_s, connected_s, time.time()
@@ -443,9 +443,9 @@ class Hosts:
     def _is_alone(self) -> bool:
         return len(self._contacts) == 1
 
-    def addresses(self) -> dict[str, str]:
-        """The address at which other hosts reach each host."""
-        return self.facts.addresses(alone=self._is_alone)
+    def located(self, hosts: Sequence[Host]) -> dict[str, Host]:
+        """The hosts, by name, with what their agents have said about them."""
+        return self.facts.located(hosts, alone=self._is_alone)
 
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, held by its host's agent."""

@@ -27,7 +27,7 @@ from tfcluster.plan.compose import (
     TaskSpec,
     address,
     compose,
-    tell_gpus,
+    place_specs,
 )
 from tfcluster.plan.model import Allocation, Description, Host, Interpreter, Strategy
 from tfcluster.plan.placement import Place, place_again, place_anew, share_machines
@@ -62,8 +62,6 @@ class Job:
     """The workdir's files, if they are copied to hosts that do not share them."""
     left_out: Mapping[TaskId, TaskSpec] = field(default_factory=dict)
     """The tasks that the run continues without, as they were before."""
-    machines: Mapping[str, str] = field(default_factory=dict)
-    """Host names that share a machine -> one name of that machine."""
     pythons: Mapping[str, Interpreter] = field(default_factory=dict)
     """Host -> the interpreter there, if the host's preparation has changed it."""
 
@@ -73,18 +71,20 @@ class Job:
 
     def with_python(self, host: str, python: Interpreter) -> Job:
         """The same job with this interpreter for a leading ``python`` on a host."""
-        return self._with_pythons({**self.pythons, host: python})
-
-    def _with_pythons(self, pythons: Mapping[str, Interpreter]) -> Job:
-        usual = {self.description.python, *self.pythons.values()}
         specs = {
-            task: spec.under(pythons[spec.place.host.name])
-            if spec.place.host.name in pythons
-            and (spec.python in usual or spec.python == spec.place.host.python)
+            task: replace(spec, place=_prepared(spec.place, python))
+            if spec.place.host.name == host
             else spec
             for task, spec in self.specs.items()
         }
-        return replace(self, specs=specs, pythons=pythons)
+        return replace(self, specs=specs, pythons={**self.pythons, host: python})
+
+    def _at(self, places: Sequence[Place], description: Description) -> Job:
+        """The job of this description with its tasks at these places."""
+        prepared = [_prepared(p, self.pythons.get(p.host.name)) for p in places]
+        specs = place_specs(description.runtime, self.specs.values(), prepared)
+        by_task = {spec.task: spec for spec in specs}
+        return replace(self, description=description, specs=by_task)
 
     def log(self, task: TaskId) -> str:
         return str(self.logs / task.log_name)
@@ -106,36 +106,19 @@ class Job:
         used = {spec.place.host.name for spec in self.specs.values()}
         return tuple(host for host in self.allocation.hosts if host.name in used)
 
-    def located(
-        self,
-        addresses: Mapping[str, str],
-        gpus: Mapping[str, tuple[str, ...]],
-        machines: Mapping[str, str],
-    ) -> Job:
-        """The same job with the addresses and GPUs that its hosts have reported.
+    def located(self, hosts: Mapping[str, Host]) -> Job:
+        """The same job with what its hosts, by name, have reported.
 
         Configured GPUs take precedence; reported ones are divided among the tasks.
         Raises StartError if a machine has too few GPUs.
         """
-
-        def at(host: Host) -> Host:
-            devices = gpus.get(host.name) if host.gpus is None else host.gpus
-            address = addresses.get(host.name, host.address)
-            return replace(host, address=address, gpus=devices)
-
         before = [spec.place for spec in self.specs.values()]
-        places = [replace(place, host=at(place.host)) for place in before]
-        specs = {
-            place.task: self.specs[place.task].at(place)
-            for place in share_machines(
-                self.description, places, machines, self.allocation.more_gpus
-            )
-        }
-        specs = self._with_gpus(specs, machines)
-        hosts = tuple(map(at, self.allocation.hosts))
-        allocation = replace(self.allocation, hosts=hosts)
-        located = replace(self, specs=specs, allocation=allocation, machines=machines)
-        return located._with_pythons(self.pythons)
+        places = [replace(place, host=hosts[place.host.name]) for place in before]
+        more_gpus = self.allocation.more_gpus
+        placed = share_machines(self.description, places, more_gpus)
+        known = tuple(hosts[host.name] for host in self.allocation.hosts)
+        located = replace(self, allocation=replace(self.allocation, hosts=known))
+        return located._at(placed, self.description)
 
     def plan(self) -> Plan:
         """What the lifecycle needs to know about this run."""
@@ -185,31 +168,15 @@ class Job:
         """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
         description, again = place_again(self.description, places, hosts)
-        if self.machines:
-            again = share_machines(description, again, self.machines)
-        specs = {spec.task: spec for spec in task_specs(description, again)}
-        specs = self._with_gpus(specs, self.machines)
-        gone = {task: s for task, s in self.specs.items() if task not in specs}
-        fewer = replace(
-            self,
-            description=description,
-            specs=specs,
-            left_out={**self.left_out, **gone},
-        )
-        return fewer._with_pythons(self.pythons)
-
-    def _with_gpus(
-        self, specs: Mapping[TaskId, TaskSpec], machines: Mapping[str, str]
-    ) -> dict[TaskId, TaskSpec]:
-        runtime = self.description.runtime
-        changed = tell_gpus(runtime, [*specs.values()], machines)
-        return {spec.task: spec for spec in changed}
+        fewer = self._at(again, description)
+        gone = {task: s for task, s in self.specs.items() if task not in fewer.specs}
+        return replace(fewer, left_out={**self.left_out, **gone})
 
     @property
     def transport(self) -> Choice:
         """The transport between the ranks, as far as we know it."""
         places = [spec.place for spec in self.specs.values()]
-        return chosen_transport(self.description.runtime, places, self.machines)
+        return chosen_transport(self.description.runtime, places)
 
     def resized(self, hosts: Sequence[Host], workers: int) -> Job:
         """The job with this number of workers on ``hosts``, some of them perhaps new.
@@ -220,21 +187,15 @@ class Job:
         whole = [used.get(host.name, host) for host in hosts]
         places = [spec.place for spec in self.specs.values()]
         description, again = place_anew(self.description, places, whole, workers)
-        if self.machines:
-            again = share_machines(description, again, self.machines)
-        specs = {spec.task: spec for spec in task_specs(description, again)}
+        changed = self._at(again, description)
         everything = {**self.left_out, **self.specs}
-        gone = {task: s for task, s in everything.items() if task not in specs}
         by_name = {host.name: host for host in whole}
         before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
-        changed = replace(
-            self,
-            description=description,
-            specs=specs,
-            left_out=gone,
+        return replace(
+            changed,
+            left_out={t: s for t, s in everything.items() if t not in changed.specs},
             allocation=replace(self.allocation, hosts=(*before, *by_name.values())),
         )
-        return changed._with_pythons(self.pythons)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""
@@ -271,6 +232,11 @@ class Job:
         """Whether the script may itself listen on its port: it only gets TF_CONFIG."""
         spec = self.specs[task]
         return spec.strategy is Strategy.NONE and spec.needs_port and not spec.server
+
+
+def _prepared(place: Place, python: Interpreter | None) -> Place:
+    """The place with this interpreter for tasks; None: that of the host."""
+    return replace(place, host=replace(place.host, prepared_python=python))
 
 
 def task_specs(

@@ -51,13 +51,13 @@ from tfcluster.plan.transport_choice import Choice
 from tfcluster.record.continuation import Earlier, earlier, find_waiting, link
 from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
-from tfcluster.record.launched import save_launched
+from tfcluster.record.launched import save_launched, save_resized
 from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.metrics import MetricsWriter, most_of_series
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
 from tfcluster.record.run_locks import hold_name
 from tfcluster.record.run_status import RunView
-from tfcluster.schedulers.base import BatchScheduler, Remembering, Requeuing
+from tfcluster.schedulers.base import BatchScheduler, Requeuing
 from tfcluster.schedulers.starting import Starter
 
 if TYPE_CHECKING:
@@ -299,14 +299,11 @@ class Launch:
             stack.callback(hold.release)
         stack.callback(acquire(paths).release)
         document = self.prepared.document(str(paths.logs))
-        backend = schedulers.get(description.backend)
         try:
             replace_json(paths.plan, task_parts(document, self.prepared.cluster))
             save_launched(paths, self.given)
             if before is not None:
                 link(before, paths)
-            if isinstance(backend, Remembering):
-                replace_json(paths.hosts, backend.remember(description))
         except OSError as error:
             raise ResourceError(
                 f"cannot write the record of the run to {paths.root}: {error.strerror}",
@@ -355,10 +352,8 @@ class Launch:
         hosts = Hosts(current, self.starter, queue.put, note)
 
         def remember(description: Description) -> None:
-            backend = schedulers.get(description.backend)
-            if isinstance(backend, Remembering):
-                with contextlib.suppress(OSError):
-                    replace_json(paths.hosts, backend.remember(description))
+            with contextlib.suppress(OSError):
+                save_resized(paths, description)
 
         counted = before.counted(time.time(), restart.within_s)
         driver = Driver(

@@ -10,7 +10,7 @@ from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.base.vocabulary import RANKED_TYPES
 from tfcluster.launcher.job import Job
 from tfcluster.plan.host_patterns import host_name_problem
-from tfcluster.plan.model import Host, HostEntry, Strategy
+from tfcluster.plan.model import Host, Strategy
 from tfcluster.protocol.commands import ResizeCommand
 
 MOST_WORKERS = 100_000
@@ -54,9 +54,8 @@ def plan_resize(
     if not added and workers == job.description.tasks["worker"].count:
         return [f"there are {workers} workers already"]
     names = {host.name for host in added}
-    entries = tuple(HostEntry(host=host.name, slots=host.slots) for host in added)
-    listed = {entry.host for entry in job.description.hosts}
-    more = tuple(entry for entry in entries if entry.host not in listed)
+    listed = {host.name for host in job.description.hosts}
+    more = (host for host in added if host.name not in listed)
     description = replace(job.description, hosts=(*job.description.hosts, *more))
     try:
         after = replace(job, description=description).resized(hosts, workers)

@@ -36,7 +36,6 @@ from tfcluster.protocol.requests import Request
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.replay import results_view
-from tfcluster.schedulers.base import Remembering
 
 AT_ONCE = 8
 """How many hosts send their files at a time."""
@@ -254,7 +253,7 @@ class ResultsFetcher:
             return
         for line in result_lines(results_view(fields)):
             self._show.say(line)
-        reachable_later = isinstance(schedulers.get(description.backend), Remembering)
+        reachable_later = schedulers.get(description.backend).lists_hosts
         if outcome.cause is not None and reachable_later:
             self._show.say(f"  hint: tfcluster fetch {self._job.run}")
 

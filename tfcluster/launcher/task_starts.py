@@ -67,8 +67,7 @@ class TaskStarts:
 
     def located(self, job: Job) -> Job:
         """The job with what its hosts have reported. Raises StartError."""
-        facts = self._hosts.facts
-        return job.located(self._hosts.addresses(), facts.gpus(), facts.machines())
+        return job.located(self._hosts.located(job.allocation.hosts))
 
     def replanned(self, *, new_hosts: bool) -> None:
         """Note that the current job is another one than before."""
@@ -86,12 +85,12 @@ class TaskStarts:
                 self._current.use(self.located(self._job))
             except StartError as error:
                 return [LauncherFault(error.message, ExitCode.START)]
-            for warning in machine_warnings(hosts.facts.machines()):
+            for warning in machine_warnings(self._job.used_hosts()):
                 self._say(warning)
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
                 self._say(f"transport: {choice.transport}, because {choice.reason}")
-        specs, cpus = [*self._job.specs.values()], hosts.facts.cpus()
+        specs = [*self._job.specs.values()]
         cluster = cluster_of(specs, ports)
         try:
             cluster.require_fit(tasks)
@@ -103,14 +102,14 @@ class TaskStarts:
         if self._has_new_hosts:
             self._has_new_hosts = False
             self._show_hosts(ports)
-        if not any(attempts) and (note := crowding(specs, cpus)):
+        if not any(attempts) and (note := crowding(specs)):
             self._say(note)
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
             ports=ports,
             parameter_ports=hosts.parameter_ports(),
-            threads=threads_env(specs, cpus),
+            threads=threads_env(specs),
             peers=",".join(hosts.facts.peers()) if closed else None,
         )
         now_s, events = time.monotonic(), list[Event]()

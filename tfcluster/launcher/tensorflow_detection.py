@@ -23,9 +23,9 @@ def uses_tensorflow(program: Program, workdir: Path) -> bool:
     Also True for a program that cannot be read here (an installed module, a file on
     another host).
     """
-    kind = program.program[0]
+    _, kind, *rest = program.arguments
     if kind == "-c":
-        return bool(_MENTION.search(program.program[1].encode(errors="replace")))
+        return bool(_MENTION.search(rest[0].encode(errors="replace")))
     if kind == "-m":
         return True
     script = workdir / kind

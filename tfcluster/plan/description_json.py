@@ -27,7 +27,7 @@ def to_plain(value: object) -> Any:
 def from_plain(kind: Any, value: Any) -> Any:
     """The inverse of ``to_plain``. Raises KeyError, TypeError or ValueError.
 
-    A field that is missing because an older version wrote the file gets its default.
+    A missing field gets its default.
     """
     if kind is Any:
         return value
@@ -35,33 +35,30 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin in (Union, UnionType):
         if value is None:
             return None
-        (kind,) = (one for one in arguments if one is not type(None))
+        (kind,) = (choice for choice in arguments if choice is not type(None))
         return from_plain(kind, value)
     if origin is tuple:
-        # An older version had only one word where there is now a list.
-        value = [value] if isinstance(value, str) else value
         _require(list, value)
         return tuple(from_plain(arguments[0], item) for item in value)
     if origin is not None:  # a mapping
         _require(Mapping, value)
         return {key: from_plain(arguments[1], item) for key, item in value.items()}
-    if (known := fields(kind)) is not None:
+    if (names := fields(kind)) is not None:
         _require(Mapping, value)
         hints = get_type_hints(kind)
         return kind(
             **{
                 name: from_plain(hints[name], value[name])
-                for name, required in known.items()
+                for name, required in names.items()
                 if required or name in value
             }
         )
     if issubclass(kind, Enum | Path):
         return kind(value)
-    if not isinstance(value, (float, int) if kind is float else kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    _require(float | int if kind is float else kind, value)
     return value
 
 
-def _require(kind: type, value: Any) -> None:
+def _require(kind: Any, value: Any) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+        raise TypeError(f"{value!r} is not of type {kind}")

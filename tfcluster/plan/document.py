@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import FORMAT_VERSION
-from tfcluster.plan.compose import Cluster, TaskSpec, task_json
+from tfcluster.plan.compose import Cluster, TaskSpec, address
 from tfcluster.plan.model import Allocation, Description, Requirements, Secret
 from tfcluster.plan.transport_choice import Choice, chosen_transport
 from tfcluster.protocol.wire import WORKDIR
@@ -44,15 +44,8 @@ def plan_document(
 
     ``transport`` defaults to what the places of ``specs`` say.
     """
-    known = ports or {}
     hidden = {name: _hidden(secret) for name, secret in description.secrets.items()}
-    tasks: list[TaskEntry] = []
-    for spec in specs:
-        log = f"{logs}/{spec.task.log_name}"
-        task = task_json(spec, port=known.get(spec.task), log=log)
-        if hidden:
-            task["env"] = {**task["env"], **hidden}
-        tasks.append(task)
+    tasks = [_task_json(spec, ports or {}, hidden, logs) for spec in specs]
     hosts: list[PlannedHost] = [
         {
             "host": host.name,
@@ -81,6 +74,26 @@ def plan_document(
     }
 
 
+def _task_json(
+    spec: TaskSpec, ports: Mapping[TaskId, int], hidden: Mapping[str, str], logs: str
+) -> TaskEntry:
+    place, start = spec.place, "warm" if spec.warm else "exec"
+    if spec.wrapped:
+        start = "exec, runtime in every Python below it"
+    return {
+        "task": str(spec.task),
+        "rank": place.rank,
+        "host": place.host.name,
+        "address": address(place, ports.get(spec.task)) if spec.needs_port else None,
+        "argv": list(spec.argv),
+        "cwd": spec.cwd,
+        "env": {**spec.shared_env, **spec.own_env, **hidden},
+        "device_filters": spec.device_filters,
+        "log": f"{logs}/{spec.task.log_name}",
+        "start": f"{start}, built-in server" if spec.server else start,
+    }
+
+
 def environment_json(requirements: Requirements) -> PlannedEnvironment:
     """What a plan shows about the packages, without passwords of indexes."""
     return {
@@ -106,11 +119,10 @@ def plan_lines(
     """The output of ``plan --json`` in pieces; each task has its full ``tf_config``."""
     head = {key: value for key, value in document.items() if key != "tasks"}
     yield json.dumps(head)[:-1] + ', "tasks": ['
-    # Encoding is the main cost, so one encoder serves all tasks.
-    encode = json.JSONEncoder().encode
     comma = "\n"
     for entry, task in zip(document["tasks"], tasks, strict=True):
-        yield f'{comma}{encode(entry)[:-1]}, "tf_config": {cluster.tf_config(task)}}}'
+        tf_config = cluster.tf_config(task)
+        yield f'{comma}{json.dumps(entry)[:-1]}, "tf_config": {tf_config}}}'
         comma = ",\n"
     yield "]}\n"
 

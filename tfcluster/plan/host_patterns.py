@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import math
 import re
-from collections.abc import Iterator, Sequence
-
-from tfcluster.base.light_dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 MAX_NAME_LENGTH = 253
 """RFC 1035: the longest name that DNS can carry."""
@@ -20,6 +21,7 @@ _SHOWN_LENGTH = 60
 
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _SCOPE = re.compile(r"[A-Za-z0-9._-]{1,32}")
+_MAX_DIGITS = 18
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -33,25 +35,24 @@ class HostlistError(ValueError):
         self.column = column
 
 
-def expand(text: str, *, limit: int = 10_000, slurm_order: bool = False) -> list[str]:
+def expand(text: str, *, limit: int = 10_000) -> list[str]:
     """The names that ``text`` stands for, in its order.
 
     ``node[01-04,7]-ib,login`` has ranges (padded as their first number is), single
-    numbers, several brackets in a name, and commas between names; ``[::1]`` is an IPv6
-    literal. One comma at the end is tolerated. Raises HostlistError for anything else,
-    and for more than ``limit`` names, before making any name.
-
-    If a name has several brackets, the last one varies fastest and the first one
-    slowest. ``slurm_order`` gives the order of ``scontrol show hostnames`` instead,
-    which differs for three or more brackets.
+    numbers, several brackets in a name (the last one varies fastest), and commas
+    between names; ``[::1]`` is an IPv6 literal. One comma at the end is tolerated.
+    Raises HostlistError for anything else, and for more than ``limit`` names, before
+    making any name.
     """
     patterns = [_parse(item, column) for item, column in split(text)]
-    count = sum(pattern.count for pattern in patterns)
+    count = sum(math.prod(part.size for part in pattern) for pattern in patterns)
     if count > limit:
         raise HostlistError(f"expands to {count} hosts (limit {limit})", 1)
-    if slurm_order:
-        return [name for pattern in patterns for name in pattern.slurm_names()]
-    return [name for pattern in patterns for name in pattern.names()]
+    return [
+        "".join(name)
+        for pattern in patterns
+        for name in itertools.product(*(part.texts for part in pattern))
+    ]
 
 
 def split(text: str) -> list[tuple[str, int]]:
@@ -95,98 +96,35 @@ def _commas(text: str) -> Iterator[int]:
     yield len(text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Numbers ``low`` to ``high``, each at least ``width`` digits wide."""
+class _Part(NamedTuple):
+    """A part of a name that is plain text, or a bracket with ranges of numbers."""
 
-    low: int
-    high: int
-    width: int
-
-    def __len__(self) -> int:
-        return self.high - self.low + 1
-
-    def texts(self) -> Iterator[str]:
-        return (str(n).zfill(self.width) for n in range(self.low, self.high + 1))
+    size: int
+    length: int
+    """The number of characters of the longest text."""
+    texts: Iterable[str]
+    """Everything that it stands for; made only on use."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """One item: plain text and bracketed number ranges, in order."""
-
-    parts: tuple[str | tuple[_Range, ...], ...]
-
-    @property
-    def count(self) -> int:
-        count = 1
-        for part in self.parts:
-            if not isinstance(part, str):
-                # Not len(): it overflows for ranges of 10**18.
-                count *= sum(each.high - each.low + 1 for each in part)
-        return count
-
-    @property
-    def length(self) -> int:
-        """The number of characters of the longest name."""
-        return sum(
-            len(part)
-            if isinstance(part, str)
-            else max(max(each.width, len(str(each.high))) for each in part)
-            for part in self.parts
-        )
-
-    def names(self) -> Iterator[str]:
-        return map("".join, itertools.product(*self._choices()))
-
-    def slurm_names(self) -> Iterator[str]:
-        """The names in Slurm's order: the last bracket varies fastest, then the first,
-        then the second.
-
-        Slurm's parser (_push_range_list in hostlist.c) expands the brackets before the
-        last one from right to left, each around those to its left.
-        """
-        choices = self._choices()
-        brackets = [
-            at for at, part in enumerate(self.parts) if not isinstance(part, str)
-        ]
-        innermost = brackets[-1:]
-        order = [at for at in reversed(range(len(choices))) if at not in innermost]
-        order += innermost
-        for chosen in itertools.product(*(choices[at] for at in order)):
-            texts = dict(zip(order, chosen, strict=True))
-            yield "".join(texts[at] for at in range(len(choices)))
-
-    def _choices(self) -> list[Sequence[str]]:
-        """The texts that each part can stand for."""
-        return [
-            (part,)
-            if isinstance(part, str)
-            else [text for each in part for text in each.texts()]
-            for part in self.parts
-        ]
-
-
-def _parse(item: str, column: int) -> _Pattern:
+def _parse(item: str, column: int) -> list[_Part]:
     if literal := _ipv6_literal(item, column):
-        return _Pattern((literal,))
-    parts: list[str | tuple[_Range, ...]] = []
+        return [_Part(1, len(literal), [literal])]
+    parts: list[_Part] = []
     position = 0
     while position < len(item):
         opened = item.find("[", position)
+        if opened != position:
+            text = item[position : opened if opened > 0 else None]
+            parts.append(_Part(1, len(text), [text]))
         if opened < 0:
-            opened = len(item)
-        if opened > position:
-            parts.append(item[position:opened])
-        if opened == len(item):
             break
         closed = item.index("]", opened)
-        parts.append(_ranges(item[opened + 1 : closed], column + opened + 1))
+        parts.append(_bracket(item[opened + 1 : closed], column + opened + 1))
         position = closed + 1
-    pattern = _Pattern(tuple(parts))
     # Checked before expanding: excessively long names would exhaust the memory.
-    if pattern.length > MAX_NAME_LENGTH:
+    if sum(part.length for part in parts) > MAX_NAME_LENGTH:
         raise HostlistError(f"longer than {MAX_NAME_LENGTH} characters", column)
-    return pattern
+    return parts
 
 
 def _ipv6_literal(item: str, column: int) -> str | None:
@@ -200,8 +138,9 @@ def _ipv6_literal(item: str, column: int) -> str | None:
     raise HostlistError('write IPv6 as "[::1]", quoted', column)
 
 
-def _ranges(text: str, column: int) -> tuple[_Range, ...]:
-    found: list[_Range] = []
+def _bracket(text: str, column: int) -> _Part:
+    size = length = 0
+    texts: list[Iterator[str]] = []
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece)
         if not match:
@@ -211,9 +150,16 @@ def _ranges(text: str, column: int) -> tuple[_Range, ...]:
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise HostlistError(f"range {piece} is reversed", column)
-        found.append(_Range(int(first), int(last), len(first)))
+        numbers, width = range(int(first), int(last) + 1), len(first)
+        size += len(numbers)
+        length = max(length, width, len(str(int(last))))
+        texts.append(map(partial(_padded, width), numbers))
         column += len(piece) + 1
-    return tuple(found)
+    return _Part(size, length, itertools.chain.from_iterable(texts))
+
+
+def _padded(width: int, number: int) -> str:
+    return str(number).zfill(width)
 
 
 def fold(names: Sequence[str]) -> str:
@@ -223,67 +169,43 @@ def fold(names: Sequence[str]) -> str:
     kept.
     """
     items: list[str] = []
-    run: _Run | None = None
-    for name in names:
-        if run is not None and run.take(name):
+    start = 0
+    while start < len(names):
+        around = _around_number(*names[start : start + 2])
+        if around is None:
+            name = names[start]
+            items.append(f"[{name}]" if ":" in name else name)
+            start += 1
             continue
-        if run is not None:
-            items.append(str(run))
-        run = _Run(name)
-    if run is not None:
-        items.append(str(run))
+        before, after = map(re.escape, around)
+        pattern = re.compile(f"{before}([0-9]{{1,{_MAX_DIGITS}}}){after}")
+        numbers: list[str] = []
+        while start < len(names) and (match := pattern.fullmatch(names[start])):
+            numbers.append(match[1])
+            start += 1
+        items.append(f"[{','.join(_folded(numbers))}]".join(around))
     return ",".join(items)
 
 
-class _Run:
-    """Consecutive names that differ only in one number, the same one for all."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        # Text and digits alternate; digits are at odd positions.
-        self._fields = _DIGITS.split(name)
-        self._varying: int | None = None
-        self._numbers: list[str] = []
-
-    def take(self, name: str) -> bool:
-        """Add ``name`` if it belongs to this run, and return whether it does."""
-        fields = _DIGITS.split(name)
-        if ":" in name or len(fields) != len(self._fields):
-            return False
-        different = [
-            at
-            for at, (ours, theirs) in enumerate(zip(self._fields, fields, strict=True))
-            if ours != theirs
-        ]
-        if self._varying is None:
-            if len(different) != 1 or not self._can_vary(different[0]):
-                return False
-            self._varying = different[0]
-            self._numbers = [self._fields[self._varying]]
-        elif different not in ([], [self._varying]):
-            return False
-        if len(fields[self._varying]) > 18:
-            return False
-        self._numbers.append(fields[self._varying])
-        return True
-
-    def _can_vary(self, at: int) -> bool:
-        return at % 2 == 1 and len(self._fields[at]) <= 18
-
-    def __str__(self) -> str:
-        if ":" in self._name:
-            return f"[{self._name}]"
-        if self._varying is None:
-            return self._name
-        before = "".join(self._fields[: self._varying])
-        after = "".join(self._fields[self._varying + 1 :])
-        return f"{before}[{','.join(_folded(self._numbers))}]{after}"
+def _around_number(name: str, other: str = "") -> tuple[str, str] | None:
+    """What is before and after the only number in which two names differ."""
+    ours, theirs = _DIGITS.split(name), _DIGITS.split(other)
+    if ":" in name or len(ours) != len(theirs):
+        return None
+    # Text and digits alternate; digits are at odd positions.
+    different = [at for at, text in enumerate(ours) if text != theirs[at]]
+    if len(different) != 1 or different[0] % 2 == 0:
+        return None
+    (at,) = different
+    if max(len(ours[at]), len(theirs[at])) > _MAX_DIGITS:
+        return None
+    return "".join(ours[:at]), "".join(ours[at + 1 :])
 
 
 def _folded(numbers: Sequence[str]) -> Iterator[str]:
     first = last = numbers[0]
     for number in numbers[1:]:
-        if number == str(int(last) + 1).zfill(len(first)):
+        if number == _padded(len(first), int(last) + 1):
             last = number
             continue
         yield first if first == last else f"{first}-{last}"
@@ -308,25 +230,18 @@ def host_name_problem(text: str) -> str | None:
     labels = text.removesuffix(".").split(".")
     if not all(map(_LABEL.fullmatch, labels)):
         return "is not a host name"
-    if all(label.isdecimal() for label in labels) and not _is_ipv4(text):
+    if all(label.isdecimal() for label in labels) and not _is_ip(text, 4):
         return "is not an IPv4 address"
     return None
 
 
 def _is_ipv6(text: str) -> bool:
     address, percent, scope = text.partition("%")
-    if percent and not _SCOPE.fullmatch(scope):
-        return False
-    try:
-        ipaddress.IPv6Address(address)
-    except ValueError:
-        return False
-    return True
+    return _is_ip(address, 6) and (not percent or bool(_SCOPE.fullmatch(scope)))
 
 
-def _is_ipv4(text: str) -> bool:
+def _is_ip(text: str, version: int) -> bool:
     try:
-        ipaddress.IPv4Address(text)
+        return ipaddress.ip_address(text).version == version
     except ValueError:
         return False
-    return True

@@ -5,8 +5,7 @@ Nothing here reads files, environments or clocks.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -97,16 +96,48 @@ class Runtime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostEntry:
-    """One host of the ``hosts:`` list. None: ask the host, or use the defaults."""
+class Host:
+    """A host, with what the configuration, the scheduler or its agent says about it."""
 
-    host: str
-    slots: int | None = None
-    gpus: int | None = None
+    name: str
+    """Unique in a run."""
+    hostname: str | None = None
+    """The host's own name, if several hosts have the same one; None: ``name``."""
     address: str | None = None
+    """The address at which the cluster's other hosts reach it; None: unknown so far."""
     user: str | None = None
     port: int | None = None
+    """User and port for SSH; None: see the settings of SSH."""
+    slots: int | None = None
+    """The number of tasks that it takes; None: any number."""
+    gpus: tuple[str, ...] | None = None
+    """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
     python: Interpreter | None = None
+    """The host's own interpreter; None: the Description's interpreter."""
+    cpus: int | None = None
+    """The number of cores; None: unknown."""
+    machine: str | None = None
+    """The first name of its machine, if several hosts are one machine."""
+    prepared_python: Interpreter | None = None
+    """The interpreter that its preparation has made or found; None: ``python``."""
+
+    @property
+    def own_name(self) -> str:
+        return self.hostname or self.name
+
+    @property
+    def task_python(self) -> Interpreter | None:
+        """The host's interpreter for tasks; None: the Description's interpreter."""
+        return self.prepared_python or self.python
+
+    @property
+    def machine_name(self) -> str:
+        return self.machine or self.name
+
+    @property
+    def reached_by(self) -> str:
+        """The address, or the host's own name if there is no address."""
+        return self.address or self.own_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +254,7 @@ class Description:
     tasks: Mapping[str, TaskGroup]
     """By type, in the order of TASK_TYPES; types without tasks are left out."""
     runtime: Runtime
-    hosts: tuple[HostEntry, ...]
+    hosts: tuple[Host, ...]
     ssh: Ssh
     launcher: str
     ports: PortRange | None
@@ -272,26 +303,6 @@ class Description:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """A host of an allocation, with what the scheduler knows about it and no more."""
-
-    name: str
-    address: str | None = None
-    """The address at which the cluster's other hosts reach it; None: unknown so far."""
-    slots: int | None = None
-    """The number of tasks that it takes; None: any number."""
-    gpus: tuple[str, ...] | None = None
-    """Device names for CUDA_VISIBLE_DEVICES; None: unknown, do not set it."""
-    python: Interpreter | None = None
-    """The host's own interpreter; None: the Description's interpreter."""
-
-    @property
-    def reached_by(self) -> str:
-        """The address, or the name if there is no address."""
-        return self.name if self.address is None else self.address
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """The hosts that a scheduler gives us, in its own order (never sorted as text)."""
 
@@ -300,34 +311,6 @@ class Allocation:
     """How to get more slots, if they do not suffice; None: in no special way."""
     more_gpus: str | None = None
     """What to do if tasks need GPUs and no host says which it has."""
-
-
-def listed_hosts(entries: Sequence[HostEntry]) -> tuple[Host, ...]:
-    """One Host per entry, in the order of the list."""
-    return tuple(
-        Host(
-            name=name,
-            address=entry.address,
-            slots=entry.slots,
-            gpus=numbered(entry.gpus),
-            python=entry.python,
-        )
-        for name, entry in zip(host_names(entries), entries, strict=True)
-    )
-
-
-def host_names(entries: Sequence[HostEntry]) -> tuple[str, ...]:
-    """A unique name per host: its name, with the port where two have the same name."""
-    count = Counter(entry.host for entry in entries)
-    return tuple(
-        f"{entry.host}:{entry.port or 22}" if count[entry.host] > 1 else entry.host
-        for entry in entries
-    )
-
-
-def numbered(count: int | None) -> tuple[str, ...] | None:
-    """The devices 0, 1, ... of a host with ``count`` GPUs; None: unknown."""
-    return None if count is None else tuple(map(str, range(count)))
 
 
 def pattern_problem(pattern: str) -> str | None:

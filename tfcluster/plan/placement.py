@@ -6,7 +6,7 @@ Knows nothing about how hosts are allocated or how tasks are started.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -16,6 +16,9 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import BUILT_IN_SERVERS, RANKED_TYPES
 from tfcluster.plan.model import Allocation, Description, Host
 
+Gpus = tuple[str, ...] | None
+"""The value of CUDA_VISIBLE_DEVICES for a task; None: leave the host's value."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -24,13 +27,19 @@ class Place:
     task: TaskId
     host: Host
     rank: int | None
-    local_rank: int | None
-    local_size: int
-    cross_rank: int | None
+    size: int
+    """The number of ranks."""
+    gpus: Gpus = None
+    local_rank: int | None = None
+    local_size: int = 0
+    cross_rank: int | None = None
     """The host's index among the hosts that have a training task of this local rank."""
-    cross_size: int
-    gpus: tuple[str, ...] | None
-    """The value of CUDA_VISIBLE_DEVICES; None: leave the host's value."""
+    cross_size: int = 0
+
+    @property
+    def gpus_of_machine(self) -> list[tuple[str, str]]:
+        """The task's GPUs, each with the name of its machine."""
+        return [(self.host.machine_name, gpu) for gpu in self.gpus or ()]
 
 
 def place(description: Description, allocation: Allocation) -> tuple[Place, ...]:
@@ -43,16 +52,25 @@ def place(description: Description, allocation: Allocation) -> tuple[Place, ...]
 
     Raises StartError if there are too few slots or GPUs.
     """
-    tasks = description.task_ids()
+    tasks, hosts = description.task_ids(), allocation.hosts
     ranked = [task for task in tasks if task.ranked]
     others = [task for task in tasks if not task.ranked]
-    taken = [0] * len(allocation.hosts)
-    fill = _spread if description.spread else _fill
-    where = fill(ranked, allocation.hosts, taken)
-    where.update(fill(others, allocation.hosts, taken))
-    if len(where) < len(tasks):
+    taken = [0] * len(hosts)
+    host_of: dict[TaskId, Host] = {}
+    shares = _spread if description.spread else _fill
+    for kind in (ranked, others):
+        queue = iter(kind)
+        for index, share in enumerate(shares(len(kind), hosts, taken)):
+            host_of |= dict.fromkeys(islice(queue, share), hosts[index])
+            taken[index] += share
+    if len(host_of) < len(tasks):
         raise _too_few_slots(description, allocation)
-    return _places(description, allocation, tasks, where)
+    rank_of = {task: rank for rank, task in enumerate(ranked)}
+    places = [
+        Place(task=task, host=host_of[task], rank=rank_of.get(task), size=len(ranked))
+        for task in tasks
+    ]
+    return share_machines(description, places, allocation.more_gpus)
 
 
 def place_again(
@@ -64,13 +82,11 @@ def place_again(
     workers; other tasks keep their names. Also returns the Description with the new
     number of workers. Raises StartError if there are too few GPUs.
     """
-    left = [each for each in places if each.host.name in hosts]
-    training = [each for each in left if each.task.ranked]
-    workers = len(training) - ("chief" in description.tasks)
-    slots = Counter(each.host.name for each in training)
-    used_hosts = {each.host.name: each.host for each in training}
-    free = [replace(host, slots=slots[name]) for name, host in used_hosts.items()]
-    return _place_training(description, left, free, workers)
+    left = [placed for placed in places if placed.host.name in hosts]
+    workers = sum(p.task.ranked for p in left) - ("chief" in description.tasks)
+    slots = Counter(placed.host.name for placed in left)
+    full = {p.host.name: replace(p.host, slots=slots[p.host.name]) for p in left}
+    return place_anew(description, left, [*full.values()], workers)
 
 
 def place_anew(
@@ -81,284 +97,184 @@ def place_anew(
 ) -> tuple[Description, tuple[Place, ...]]:
     """The same cluster with this number of ``workers`` on ``hosts``.
 
-    The training tasks are placed as at a launch, in the slots that other tasks leave;
-    the other tasks keep their places. Also returns the Description with the new number.
-    Raises StartError if there are too few slots or GPUs.
+    The training tasks are placed as at a launch, with the slots and GPUs that other
+    tasks leave; the other tasks keep their places. Also returns the Description with
+    the new number. Raises StartError if there are too few slots or GPUs.
     """
-    names = {host.name for host in hosts}
-    left = [each for each in places if each.host.name in names]
-    others = Counter(each.host.name for each in left if not each.task.ranked)
-    free = [
-        host
-        if host.slots is None
-        else replace(host, slots=max(0, host.slots - others[host.name]))
-        for host in hosts
-    ]
-    return _place_training(description, left, free, workers)
-
-
-def _place_training(
-    description: Description,
-    places: Sequence[Place],
-    free: Sequence[Host],
-    workers: int,
-) -> tuple[Description, tuple[Place, ...]]:
-    """Place the training tasks on ``free``, whose slots are free for them.
-
-    The other tasks keep their places and their GPUs.
-    """
-    others = [each for each in places if not each.task.ranked]
+    whole = {host.name: host for host in hosts}
+    left = [placed for placed in places if placed.host.name in whole]
+    whole |= {placed.host.name: placed.host for placed in left}
+    others = [placed for placed in left if not placed.task.ranked]
+    free = tuple(_without(host, others) for host in hosts)
     tasks = dict(description.tasks)
     if workers:
         tasks["worker"] = replace(tasks["worker"], count=workers)
     else:
         del tasks["worker"]
-    taken = {gpu for each in others for gpu in each.gpus or ()}
-    hosts = tuple(
-        replace(
-            host, gpus=host.gpus and tuple(gpu for gpu in host.gpus if gpu not in taken)
-        )
-        for host in free
-    )
     changed = replace(description, tasks=tasks)
     ranked = {kind: tasks[kind] for kind in RANKED_TYPES if kind in tasks}
-    again = place(replace(changed, tasks=ranked), Allocation(hosts=hosts))
-    whole = {host.name: host for host in free}
-    whole |= {each.host.name: each.host for each in places}
-    again = tuple(replace(each, host=whole[each.host.name]) for each in again)
-    return changed, (*again, *others)
-
-
-def _fill(
-    tasks: Sequence[TaskId], hosts: Sequence[Host], taken: list[int]
-) -> dict[TaskId, int]:
-    """The host's index for each task, as far as there are slots; updates ``taken``."""
-    limited = sum(
-        host.slots - used
-        for host, used in zip(hosts, taken, strict=True)
-        if host.slots is not None
+    training = place(replace(changed, tasks=ranked), Allocation(hosts=free))
+    return changed, (
+        *(replace(placed, host=whole[placed.host.name]) for placed in training),
+        *others,
     )
-    open_hosts = sum(host.slots is None for host in hosts)
-    rest = max(0, len(tasks) - limited)
-    where: dict[TaskId, int] = {}
-    queue = iter(tasks)
-    opened = 0
-    for index, host in enumerate(hosts):
-        if host.slots is None:
-            # Rounded up, so that the first hosts get the remainder.
-            share = -(-rest * (opened + 1) // open_hosts) - -(
-                -rest * opened // open_hosts
-            )
-            opened += 1
-        else:
-            share = host.slots - taken[index]
-        for task in islice(queue, share):
-            where[task] = index
-            taken[index] += 1
-    return where
 
 
-def _spread(
-    tasks: Sequence[TaskId], hosts: Sequence[Host], taken: list[int]
-) -> dict[TaskId, int]:
+def _without(host: Host, places: Sequence[Place]) -> Host:
+    """The host without the slots and GPUs of these tasks, as far as they are there."""
+    used = sum(placed.host.name == host.name for placed in places)
+    taken = {gpu for placed in places for gpu in placed.gpus_of_machine}
+    gpus = host.gpus and tuple(
+        gpu for gpu in host.gpus if (host.machine_name, gpu) not in taken
+    )
+    slots = None if host.slots is None else max(0, host.slots - used)
+    return replace(host, slots=slots, gpus=gpus)
+
+
+def _fill(tasks: int, hosts: Sequence[Host], taken: Sequence[int]) -> list[int]:
+    """How many of the tasks each host gets; ``taken`` are its slots in use."""
+    free = [
+        None if host.slots is None else host.slots - used
+        for host, used in zip(hosts, taken, strict=True)
+    ]
+    rest = max(0, tasks - sum(slots for slots in free if slots is not None))
+    even, remainder = divmod(rest, max(1, free.count(None)))
+    shares: list[int] = []
+    for slots in free:
+        if slots is None:
+            # The first hosts get the remainder.
+            slots = even + (remainder > 0)
+            remainder -= 1
+        shares.append(min(slots, tasks - sum(shares)))
+    return shares
+
+
+def _spread(tasks: int, hosts: Sequence[Host], taken: Sequence[int]) -> list[int]:
     """Like ``_fill``, but each task counts for the host that has the fewest so far."""
     shares = [0] * len(hosts)
-    free = [
-        (used, index)
-        for index, used in enumerate(taken)
-        if (slots := hosts[index].slots) is None or used < slots
-    ]
-    heapify(free)
-    for _ in tasks:
-        if not free:
-            break
-        used, index = heappop(free)
-        shares[index] += 1
-        taken[index] = used + 1
-        if (slots := hosts[index].slots) is None or used + 1 < slots:
-            heappush(free, (used + 1, index))
-    queue = iter(tasks)
-    return {
-        task: index
-        for index, share in enumerate(shares)
-        for task in islice(queue, share)
-    }
+    queue = [(used, index) for index, used in enumerate(taken)]
+    heapify(queue)
+    while tasks and queue:
+        used, index = heappop(queue)
+        slots = hosts[index].slots
+        if slots is None or used < slots:
+            shares[index] += 1
+            tasks -= 1
+            heappush(queue, (used + 1, index))
+    return shares
 
 
 def _too_few_slots(description: Description, allocation: Allocation) -> StartError:
     wanted, hosts = len(description.task_ids()), allocation.hosts
     slots = sum(host.slots or 0 for host in hosts)
-    each = ", ".join(f"{host.name}: {host.slots}" for host in hosts[:8])
+    listed = ", ".join(f"{host.name}: {host.slots}" for host in hosts[:8])
     more = ", ..." if len(hosts) > 8 else ""
     return StartError(
         f"{wanted} tasks need {wanted} slots, but the hosts have {slots} "
-        f"({each}{more})",
+        f"({listed}{more})",
         hint=allocation.more_slots or "ask for more hosts or slots, or for fewer tasks",
     )
-
-
-def _places(
-    description: Description,
-    allocation: Allocation,
-    tasks: Sequence[TaskId],
-    where: Mapping[TaskId, int],
-) -> tuple[Place, ...]:
-    hosts = allocation.hosts
-    on_host: list[list[TaskId]] = [[] for _ in hosts]
-    for task in tasks:
-        on_host[where[task]].append(task)
-    gpus: dict[TaskId, tuple[str, ...] | None] = {}
-    for host, here in zip(hosts, on_host, strict=True):
-        gpus.update(_gpu_shares(host, here, description, allocation.more_gpus))
-    numbers = _numbered(on_host)
-    rank_of = {task: rank for rank, task in enumerate(t for t in tasks if t.ranked)}
-    return tuple(
-        Place(
-            task=task,
-            host=hosts[where[task]],
-            rank=rank_of.get(task),
-            gpus=gpus[task],
-            local_rank=numbers[task].local_rank,
-            local_size=numbers[task].local_size,
-            cross_rank=numbers[task].cross_rank,
-            cross_size=numbers[task].cross_size,
-        )
-        for task in tasks
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """The fields with the same names in a Place."""
-
-    local_rank: int | None
-    local_size: int
-    cross_rank: int | None
-    cross_size: int
-
-
-def _numbered(on_host: Sequence[Sequence[TaskId]]) -> dict[TaskId, _Numbers]:
-    """Local and cross ranks and sizes of all tasks; ``on_host`` has a list per host."""
-    ranked = [[task for task in here if task.ranked] for here in on_host]
-    # Local rank -> hosts with a training task of that local rank -> their cross rank.
-    peers: dict[int, dict[int, int]] = {}
-    for index, here in enumerate(ranked):
-        for local_rank in range(len(here)):
-            members = peers.setdefault(local_rank, {})
-            members[index] = len(members)
-    numbers: dict[TaskId, _Numbers] = {}
-    for index, tasks_here in enumerate(on_host):
-        size = len(ranked[index])
-        numbers |= dict.fromkeys(tasks_here, _Numbers(None, size, None, 0))
-        for local, task in enumerate(ranked[index]):
-            among = peers[local]
-            numbers[task] = _Numbers(local, size, among[index], len(among))
-    return numbers
 
 
 def share_machines(
     description: Description,
     places: Sequence[Place],
-    machines: Mapping[str, str],
     more_gpus: str | None = None,
 ) -> tuple[Place, ...]:
-    """The same places, with GPU shares and local ranks computed per machine.
+    """The same places, with GPU shares, local ranks and cross ranks by machine.
 
     Only running agents can say which GPUs a host has, and whether two host names are
-    one machine. ``machines`` maps every name of such a machine to one of its names,
-    ``more_gpus`` is as in ``Allocation``.
-    Raises StartError if there are too few GPUs.
+    one machine. ``more_gpus`` is as in ``Allocation``. Raises StartError if there are
+    too few GPUs.
     """
     by_machine: dict[str, list[Place]] = {}
-    for each in places:
-        name = machines.get(each.host.name, each.host.name)
-        by_machine.setdefault(name, []).append(each)
-    shares: dict[TaskId, tuple[str, ...] | None] = {}
+    for placed in places:
+        by_machine.setdefault(placed.host.machine_name, []).append(placed)
+    peers: Counter[int | None] = Counter()
+    """Local rank -> number of machines that have a training task of this local rank."""
+    shared: dict[TaskId, Place] = {}
     for here in by_machine.values():
-        tasks = [each.task for each in here]
-        host = _with_all_gpus(here)
-        shares |= _gpu_shares(host, tasks, description, more_gpus)
-    found = tuple(replace(each, gpus=shares[each.task]) for each in places)
-    if not machines:
-        return found
-    numbers = _numbered([[each.task for each in h] for h in by_machine.values()])
+        tasks = [placed.task for placed in here]
+        gpus = _gpu_shares(_with_all_gpus(here), tasks, description, more_gpus)
+        ranked = [task for task in tasks if task.ranked]
+        local_ranks = {task: local_rank for local_rank, task in enumerate(ranked)}
+        for placed in here:
+            local_rank = local_ranks.get(placed.task)
+            shared[placed.task] = replace(
+                placed,
+                gpus=gpus[placed.task],
+                local_rank=local_rank,
+                local_size=len(ranked),
+                cross_rank=None if local_rank is None else peers[local_rank],
+            )
+        peers.update(local_ranks.values())
     return tuple(
-        replace(
-            each,
-            local_rank=numbers[each.task].local_rank,
-            local_size=numbers[each.task].local_size,
-            cross_rank=numbers[each.task].cross_rank,
-            cross_size=numbers[each.task].cross_size,
-        )
-        for each in found
+        replace(shared[task], cross_size=peers[shared[task].local_rank])
+        for task in (placed.task for placed in places)
     )
 
 
 def _with_all_gpus(places: Sequence[Place]) -> Host:
     """The machine under its first name, with the GPUs known under any of its names."""
-    hosts = [each.host for each in places]
-    known = [host.gpus for host in hosts if host.gpus is not None]
-    gpus = tuple(dict.fromkeys(gpu for found in known for gpu in found))
-    return replace(hosts[0], gpus=gpus if known else None)
+    hosts = [placed.host for placed in places]
+    known_gpus = [host.gpus for host in hosts if host.gpus is not None]
+    gpus = tuple(dict.fromkeys(gpu for gpus in known_gpus for gpu in gpus))
+    return replace(hosts[0], gpus=gpus if known_gpus else None)
 
 
 def _gpu_shares(
     host: Host,
-    tasks: Iterable[TaskId],
+    tasks: Sequence[TaskId],
     description: Description,
     more_gpus: str | None,
-) -> dict[TaskId, tuple[str, ...] | None]:
+) -> dict[TaskId, Gpus]:
     """A share of the host's GPUs for each of its tasks.
 
     Tasks with a configured number get that many. The others divide the rest evenly, or
     share GPUs in turn if there are fewer GPUs than tasks. Built-in servers get none
     unless configured.
     """
-    shares: dict[TaskId, tuple[str, ...] | None] = {}
-    fixed: list[tuple[TaskId, int]] = []
-    even: list[TaskId] = []
-    groups = description.tasks
+    fixed: dict[TaskId, int] = {}
     for task in tasks:
-        wanted = groups[task.type].gpus
-        if task.type in BUILT_IN_SERVERS and not wanted:
-            shares[task] = ()
-        elif wanted is not None:
-            fixed.append((task, wanted))
-        else:
-            even.append(task)
-    needed = sum(wanted for _, wanted in fixed)
+        wanted = description.tasks[task.type].gpus
+        if wanted is not None or task.type in BUILT_IN_SERVERS:
+            fixed[task] = wanted or 0
+    even = [task for task in tasks if task not in fixed]
+    needed = sum(fixed.values())
     if host.gpus is None:
         if needed:
             raise StartError(
                 f"{host.name}: its tasks need {needed} GPUs, but its GPUs are unknown",
                 hint=more_gpus or "give the host 'gpus: N' under 'hosts'",
             )
-        return shares | dict.fromkeys(even, None)
+        return {task: () if task in fixed else None for task in tasks}
     if needed > len(host.gpus):
+        written = _written(description, [task for task in fixed if fixed[task]])
         raise StartError(
             f"{host.name}: its tasks need {needed} GPUs, but it has {len(host.gpus)}",
-            hint=f"lower 'gpus'{_written(description, fixed)} or place fewer tasks "
-            "there",
+            hint=f"lower 'gpus'{written} or place fewer tasks there",
         )
-    free = list(host.gpus)
-    for task, wanted in fixed:
-        shares[task], free = tuple(free[:wanted]), free[wanted:]
-    for index, task in enumerate(even):
-        if not host.gpus:
-            shares[task] = None
-        elif not free:
-            shares[task] = ()
-        elif len(free) < len(even):
-            shares[task] = (free[index % len(free)],)
-        else:
-            low = index * len(free) // len(even)
-            high = (index + 1) * len(free) // len(even)
-            shares[task] = tuple(free[low:high])
-    return shares
+    gpus = iter(host.gpus)
+    shares: dict[TaskId, Gpus] = {
+        task: tuple(islice(gpus, wanted)) for task, wanted in fixed.items()
+    }
+    if not host.gpus:
+        return shares | dict.fromkeys(even, None)
+    return shares | dict(zip(even, _even_shares([*gpus], len(even)), strict=True))
 
 
-def _written(description: Description, tasks: Iterable[tuple[TaskId, object]]) -> str:
+def _even_shares(gpus: Sequence[str], tasks: int) -> list[tuple[str, ...]]:
+    count = len(gpus)
+    if 0 < count < tasks:
+        return [(gpus[index % count],) for index in range(tasks)]
+    return [
+        tuple(gpus[index * count // tasks : (index + 1) * count // tasks])
+        for index in range(tasks)
+    ]
+
+
+def _written(description: Description, tasks: Iterable[TaskId]) -> str:
     """Where the configuration sets these tasks' number of GPUs, for a message."""
-    keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task, _ in tasks)
+    keys = dict.fromkeys(f"tasks.{task.type}.gpus" for task in tasks)
     places = [description.origins[key] for key in keys if key in description.origins]
     return f" ({', '.join(places)})" if places else ""

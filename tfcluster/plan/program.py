@@ -22,27 +22,22 @@ _OPTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A parsed command.
-
-    ``program`` has the arguments for ``tfcluster.runtime.task.bootstrap run``. It is
-    empty if the command is not a Python program, which is executed as it is.
-    """
+    """A parsed command."""
 
     argv: tuple[str, ...]
     python: Interpreter = ()
     """The interpreter; empty if the command is not known to be Python."""
     options: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """The arguments for ``tfcluster.runtime.task.bootstrap``, such as ``run train.py``.
 
-    @property
-    def injectable(self) -> bool:
-        """Whether the runtime can wrap it."""
-        return bool(self.program)
+    Empty if the command is not a Python program, which is executed as it is.
+    """
 
     @property
     def forkable(self) -> bool:
         """Whether a warm interpreter can run it: no option changes the interpreter."""
-        return self.injectable and set(self.options) <= {"-u"}
+        return bool(self.arguments) and set(self.options) <= {"-u"}
 
 
 def parse(command: Sequence[str], python: Interpreter) -> Program:
@@ -71,4 +66,4 @@ def parse(command: Sequence[str], python: Interpreter) -> Program:
         options += words
     if not rest or rest[0] == "-" or (rest[0] in ("-m", "-c") and len(rest) < 2):
         return opaque
-    return Program(opaque.argv, interpreter, tuple(options), tuple(rest))
+    return Program(opaque.argv, interpreter, tuple(options), ("run", *rest))

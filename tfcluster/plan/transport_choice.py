@@ -6,7 +6,7 @@ the ranks themselves agree when they start, see ``runtime/collective/transports`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.plan.model import Runtime, Strategy
@@ -24,16 +24,11 @@ class Choice:
     reason: str
 
 
-def chosen_transport(
-    runtime: Runtime,
-    places: Sequence[Place],
-    machines: Mapping[str, str] | None = None,
-) -> Choice:
+def chosen_transport(runtime: Runtime, places: Sequence[Place]) -> Choice:
     """The transport of a run whose tasks have these places.
 
     ``auto`` is ``tensorflow`` if each rank has a GPU that no other rank has, and
-    otherwise ``host``. ``machines`` maps every name of a machine with several names to
-    one of them.
+    otherwise ``host``.
     """
     if runtime.transport != AUTO:
         return Choice(runtime.transport, "as configured")
@@ -47,11 +42,10 @@ def chosen_transport(
             return Choice(HOST, f"{place.task} has no GPU")
     owners: dict[tuple[str, str], Place] = {}
     for place in ranks:
-        host = (machines or {}).get(place.host.name, place.host.name)
-        for gpu in place.gpus or ():
-            other = owners.setdefault((host, gpu), place)
+        for gpu in place.gpus_of_machine:
+            other = owners.setdefault(gpu, place)
             if other is not place:
-                shared = f"share GPU {gpu} of {place.host.name}"
+                shared = f"share GPU {gpu[1]} of {place.host.name}"
                 return Choice(HOST, f"{other.task} and {place.task} {shared}")
     if any(place.gpus is None for place in ranks):
         return Choice(AUTO, "the GPUs of the hosts are not known yet")

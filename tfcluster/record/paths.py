@@ -64,8 +64,8 @@ class RunPaths:
     """The folder of requests to the launcher."""
     fetching = _File("fetching.json")
     """The progress of the results that are being fetched now."""
-    hosts = _File("hosts.json")
-    """How to reach the hosts again after the launcher's end."""
+    resized = _File("resized.json")
+    """The Description since the last resize."""
     logs = _File("logs")
 
     @property

@@ -398,4 +398,4 @@ def _words_of(function: FunctionType) -> set[str]:
 def _versions_of(package: str) -> str:
     title = _TITLES.get(package, package)
     version = versions.imported(package) or "(of unknown version)"
-    return f"{title} {version} is installed, {versions.known(package)} work"
+    return f"{title} {version} is installed, {versions.supported_range(package)} work"

@@ -289,23 +289,6 @@ class BatchScheduler(Scheduler):
         return frozenset()
 
 
-class Remembering:
-    """Also a base of a scheduler whose hosts outlive the launcher."""
-
-    def remember(self, description: Description) -> Mapping[str, Any]:
-        """What is needed to reach the hosts again, as JSON; nothing secret."""
-        raise NotImplementedError
-
-    def return_to(
-        self, found: Mapping[str, Any], env: Mapping[str, str]
-    ) -> tuple[tuple[Host, ...], Starter]:
-        """The hosts and a starter, from the result of ``remember``.
-
-        Raises HostError or ContactLostError.
-        """
-        raise NotImplementedError
-
-
 class Requeuing:
     """Also a base of a scheduler that can start a job again that has ended."""
 

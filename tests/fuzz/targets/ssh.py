@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import hmac
-import json
 from pathlib import Path
 
 from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
-from tfcluster.base.errors import ContactLostError, HostError
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.base.errors import HostError
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh import config, known_hosts, route
-from tfcluster.schedulers.ssh.settings import SavedSettings
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 
@@ -38,7 +36,7 @@ def _route(directives: tuple[config.Directive, ...], host: str) -> route.Route:
         home=Path("/home/ann"),
         me="ann",
     )
-    return route.route(HostEntry(host=host), sources)
+    return route.route(Host(name=host), sources)
 
 
 def _check(found: route.Route, depth: int) -> None:
@@ -61,13 +59,6 @@ def _known_hosts(data: bytes) -> None:
         known_hosts.verdict(keys, b"blob")
         for key in keys:
             assert known_hosts.fingerprint(key.blob).startswith("SHA256:")
-
-
-def _saved(data: bytes) -> None:
-    found = json.loads(data)
-    if not isinstance(found, dict):
-        raise ValueError("a record that is no object is not read")
-    SavedSettings.from_json(found)
 
 
 def _hashed(name: str) -> str:
@@ -118,15 +109,5 @@ TARGETS = (
         ),
         (),
         (b"|1|", b"@revoked ", b"*a", b"?", _KEY.encode(), b" ssh-rsa "),
-    ),
-    Target(
-        "ssh-saved",
-        _saved,
-        lambda: bytes_of(
-            '{"hosts":[{"host":"a","slots":1}],"ssh":'
-            '{"user":null,"identity_file":"/x","config_file":null,"known_hosts":null}'
-            ',"python":"p","timeout_given":true}'
-        ),
-        (ContactLostError, ValueError, RecursionError),
     ),
 )

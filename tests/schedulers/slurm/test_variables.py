@@ -143,13 +143,6 @@ def test_a_variable_that_cannot_be_read_is_shown(
     assert problem in caught.value.message
 
 
-def test_counts_follow_the_order_that_slurm_gives_three_dimensions() -> None:
-    found = slots_of(
-        SLURM_JOB_NODELIST="r[0-1]n[0-1]c[0-1]", SLURM_TASKS_PER_NODE="1(x2),2(x6)"
-    )
-    assert found[:4] == [("r0n0c0", 1), ("r0n0c1", 1), ("r1n0c0", 2), ("r1n0c1", 2)]
-
-
 def test_components_of_a_heterogeneous_job() -> None:
     found = nodes(
         {

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.waiting import eventually
 from tests.schedulers.ssh.conftest import Site
 from tests.schedulers.ssh.server import USER
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import parse
 from tfcluster.schedulers.ssh.connect import SshConnections, open_session
@@ -30,7 +30,7 @@ def opened(site: Site, host: str, command: str) -> SshChannel:
         home=Path(site.cluster.environ["HOME"]),
         me=USER,
     )
-    way = route(HostEntry(host=host), sources)
+    way = route(Host(name=host), sources)
     transport = SshConnections().open(way)
     session = open_session(transport, way)
     session.exec_command(command)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.base.errors import HostError
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh.config import Options, lookup, parse
 from tfcluster.schedulers.ssh.route import Route, Sources, key_name, route
 
@@ -55,7 +55,7 @@ def _sources(text: str = "", ssh: Ssh | None = None, *, given: bool = False) -> 
 
 
 def _route(host: str, text: str = "", ssh: Ssh | None = None) -> Route:
-    return route(HostEntry(host=host), _sources(text, ssh))
+    return route(Host(name=host), _sources(text, ssh))
 
 
 def _options(host: str, text: str) -> Options:
@@ -94,7 +94,7 @@ def test_ssh_itself_reads_the_same(tmp_path: Path, host: str) -> None:
         key, _, value = line.partition(" ")
         theirs.setdefault(key, []).append(value)
     sources = replace(_sources(CONFIG), me=pwd.getpwuid(os.getuid()).pw_name)
-    ours = route(HostEntry(host=host), sources)
+    ours = route(Host(name=host), sources)
     assert ours.hostname.lower() == theirs["hostname"][0].lower()
     assert ours.user == theirs["user"][0]
     assert str(ours.port) == theirs["port"][0]
@@ -117,7 +117,7 @@ def test_without_any_the_usual_keys_are_tried() -> None:
 
 def test_what_is_said_of_the_host_wins() -> None:
     sources = _sources(CONFIG, Ssh(user="section", port=1))
-    entry = HostEntry(host="node1", user="entry")
+    entry = Host(name="node1", user="entry")
     found = route(entry, sources)
     assert (found.user, found.port) == ("entry", 1)
 
@@ -125,8 +125,8 @@ def test_what_is_said_of_the_host_wins() -> None:
 def test_a_given_timeout_wins_and_a_default_does_not() -> None:
     text = "ConnectTimeout 3"
     ssh = Ssh(connect_timeout_s=20.0)
-    assert route(HostEntry(host="h"), _sources(text, ssh)).timeout_s == 3
-    assert route(HostEntry(host="h"), _sources(text, ssh, given=True)).timeout_s == 20
+    assert route(Host(name="h"), _sources(text, ssh)).timeout_s == 3
+    assert route(Host(name="h"), _sources(text, ssh, given=True)).timeout_s == 20
 
 
 def test_files_include_others_within_their_block() -> None:
@@ -226,7 +226,7 @@ def test_the_first_of_jump_and_command_wins() -> None:
 
 
 def test_what_goes_into_a_command_stays_one_word() -> None:
-    entry = HostEntry(host="h", user="DOM\\a$")
+    entry = Host(name="h", user="DOM\\a$")
     found = route(entry, _sources("ProxyCommand gate %% %r@%h %n"))
     assert found.proxy_command == "gate % 'DOM\\a$'@h h"
 

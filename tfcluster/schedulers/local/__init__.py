@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from tfcluster.plan.model import Allocation, Description, Host
@@ -31,9 +32,13 @@ class LocalScheduler(Scheduler):
         from tfcluster.agent.gpus import gpus
 
         del description  # there is only this machine
-        return Allocation(
-            hosts=(Host(name="localhost", address="127.0.0.1", gpus=gpus(env)),)
+        host = Host(
+            name="localhost",
+            address="127.0.0.1",
+            gpus=gpus(env),
+            cpus=len(os.sched_getaffinity(0)),
         )
+        return Allocation(hosts=(host,))
 
     def starter(
         self, description: Description, env: Mapping[str, str]

@@ -165,9 +165,9 @@ def _slots(
 
 
 def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
-    """The nodes in the order of ``scontrol show hostnames``, as the counts have it."""
+    """The nodes in their order, which is that of the counts."""
     try:
-        names = expand(text, slurm_order=True)
+        names = expand(text)
     except HostlistError as error:
         raise _broken(environ, key, error.message) from error
     for name in names:

@@ -7,16 +7,10 @@ and sshd. Importing this package is cheap: paramiko is imported on use.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tfcluster.plan.model import (
-    Allocation,
-    Description,
-    Host,
-    listed_hosts,
-)
-from tfcluster.schedulers.base import Remembering, Scheduler
-from tfcluster.schedulers.ssh.settings import SavedSettings
+from tfcluster.plan.model import Allocation, Description
+from tfcluster.schedulers.base import Scheduler
 
 if TYPE_CHECKING:
     from tfcluster.schedulers.ssh.starter import SshStarter
@@ -35,7 +29,7 @@ tasks:
 """
 
 
-class SshScheduler(Scheduler, Remembering):
+class SshScheduler(Scheduler):
     """Hosts from the ``hosts`` list, in its order."""
 
     name = launcher = "ssh"
@@ -45,28 +39,16 @@ class SshScheduler(Scheduler, Remembering):
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         del env  # missing hosts are reported when they are connected to
-        return Allocation(hosts=listed_hosts(description.hosts))
+        return Allocation(hosts=description.hosts)
 
     def starter(self, description: Description, env: Mapping[str, str]) -> SshStarter:
         """Raises HostError if ssh_config cannot be read or used."""
         from tfcluster.schedulers.ssh.starter import ssh_starter
 
-        return ssh_starter(SavedSettings.of(description), env)
+        return ssh_starter(description, env)
 
     def reaches(self, other: Scheduler) -> bool:
         return not other.here
-
-    def remember(self, description: Description) -> Mapping[str, Any]:
-        return SavedSettings.of(description).to_json()
-
-    def return_to(
-        self, found: Mapping[str, Any], env: Mapping[str, str]
-    ) -> tuple[tuple[Host, ...], SshStarter]:
-        """Raises HostError, or ContactLostError if ``found`` is incomplete."""
-        from tfcluster.schedulers.ssh.starter import ssh_starter
-
-        memory = SavedSettings.from_json(found)
-        return listed_hosts(memory.hosts), ssh_starter(memory, env)
 
 
 SCHEDULER = SshScheduler()

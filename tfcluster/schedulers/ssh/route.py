@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tfcluster.base.errors import HostError
 from tfcluster.plan.host_patterns import host_name_problem
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Host, Ssh
 from tfcluster.schedulers.ssh.config import Directive, Options, lookup
 
 MAX_JUMPS = 8
@@ -67,48 +67,38 @@ class Sources:
     """The local user."""
 
 
-@dataclass(frozen=True, slots=True)
-class _HopSpec:
-    """A hop, as given before ssh_config is consulted."""
-
-    host: str
-    user: str | None = None
-    port: int | None = None
-
-
-def route(entry: HostEntry, sources: Sources) -> Route:
+def route(host: Host, sources: Sources) -> Route:
     """The route to a host. Raises HostError for invalid or unsupported settings."""
-    hop = _HopSpec(
-        entry.host, entry.user or sources.ssh.user, entry.port or sources.ssh.port
-    )
+    user, port = host.user or sources.ssh.user, host.port or sources.ssh.port
+    hop = Host(name=host.own_name, user=user, port=port)
     return _route(hop, sources, before=None, depth=0)
 
 
-def _route(hop: _HopSpec, sources: Sources, before: Route | None, depth: int) -> Route:
+def _route(hop: Host, sources: Sources, before: Route | None, depth: int) -> Route:
     if depth > MAX_JUMPS:
-        raise HostError(f"{hop.host}: more than {MAX_JUMPS} jump hosts")
-    if problem := host_name_problem(hop.host):
-        raise HostError(f"{hop.host[:60]!r} {problem}")
-    options = lookup(sources.directives, hop.host, me=sources.me)
-    user = _checked_user(hop.user or _one(options, "user") or sources.me, hop.host)
-    hostname = _hostname(hop.host, options)
-    port = hop.port or _port(options, hop.host)
+        raise HostError(f"{hop.name}: more than {MAX_JUMPS} jump hosts")
+    if problem := host_name_problem(hop.name):
+        raise HostError(f"{hop.name[:60]!r} {problem}")
+    options = lookup(sources.directives, hop.name, me=sources.me)
+    user = _checked_user(hop.user or _one(options, "user") or sources.me, hop.name)
+    hostname = _hostname(hop.name, options)
+    port = hop.port or _port(options, hop.name)
     tokens = {
         "%": "%",
         "h": hostname,
-        "n": hop.host,
+        "n": hop.name,
         "p": str(port),
         "r": user,
         "u": sources.me,
         "d": str(sources.home),
     }
-    files = _Files(tokens, sources.home, hop.host)
+    files = _Files(tokens, sources.home, hop.name)
     alias = _one(options, "hostkeyalias")
     if before is None:
-        before = _jumps(options, sources, hop.host, depth)
-    command = None if before else _proxy_command(options, tokens, hop.host)
+        before = _jumps(options, sources, hop.name, depth)
+    command = None if before else _proxy_command(options, tokens, hop.name)
     return Route(
-        name=hop.host,
+        name=hop.name,
         hostname=hostname,
         port=port,
         user=user,
@@ -120,7 +110,7 @@ def _route(hop: _HopSpec, sources: Sources, before: Route | None, depth: int) ->
         uses_agent=_one(options, "identityagent") != "none",
         proxy_command=command,
         via=before,
-        timeout_s=_timeout_s(options, sources, hop.host),
+        timeout_s=_timeout_s(options, sources, hop.name),
     )
 
 
@@ -193,7 +183,7 @@ def _came_first(options: Options, key: str) -> bool:
     return order[0] == key
 
 
-def _hop(word: str, host: str) -> _HopSpec:
+def _hop(word: str, host: str) -> Host:
     """Parse ``[ssh://][user@]host[:port]``. Raises HostError."""
     text = word.removeprefix("ssh://")
     user, at, rest = text.rpartition("@")
@@ -202,7 +192,7 @@ def _hop(word: str, host: str) -> _HopSpec:
         raise HostError(f"{host}: ProxyJump {word[:60]!r} is not [USER@]HOST[:PORT]")
     name = match[1] or match[3]
     port = match[2] or match[4]
-    return _HopSpec(name, user or None, int(port) if port else None)
+    return Host(name=name, user=user or None, port=int(port) if port else None)
 
 
 def _known_hosts(options: Options, ssh: Ssh, files: _Files) -> tuple[Path, ...]:

@@ -14,15 +14,14 @@ from pathlib import Path
 
 from tfcluster.agent import proc
 from tfcluster.base.errors import HostError, StartError
-from tfcluster.plan.model import Host, HostEntry, Interpreter, host_names
+from tfcluster.plan.model import Description, Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
 from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import Directive, parse
 from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
-from tfcluster.schedulers.ssh.route import Route, Sources, route
-from tfcluster.schedulers.ssh.settings import SavedSettings
+from tfcluster.schedulers.ssh.route import Sources, route
 from tfcluster.schedulers.starting import ANSWER_S
 
 _FILES_PER_HOST = 4
@@ -33,18 +32,16 @@ _SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 @dataclass(frozen=True, slots=True)
 class SshStarter:
-    """Starts agents over SSH; ``routes`` has the routes of listed hosts."""
+    """Starts agents over SSH, on hosts that are listed or that a scheduler names."""
 
-    routes: Mapping[str, Route]
     sources: Sources
-    """The sources for the routes of hosts that a scheduler has named."""
+    listed: frozenset[str]
+    """The hosts of the configuration: they stay ours, whatever a scheduler does."""
     python: Interpreter
     connections: SshConnections
 
     def start_agent(self, host: Host) -> SshChannel:
-        way = self.routes.get(host.name) or route(
-            HostEntry(host=host.name), self.sources
-        )
+        way = route(host, self.sources)
         python = host.python or self.python
         line = _command(host.name, python)
         transport = self.connections.open(way)
@@ -62,18 +59,17 @@ class SshStarter:
 
     def answers(self, host: Host) -> bool:
         """Whether the host answers; False behind a jump host, which would answer."""
-        way = self.routes.get(host.name)
-        return way is not None and answers(way, ANSWER_S)
+        return host.name in self.listed and answers(route(host, self.sources), ANSWER_S)
 
 
-def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
-    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
-    sources = _sources(memory, env)
-    routes = {
-        name: route(entry, sources)
-        for name, entry in zip(host_names(memory.hosts), memory.hosts, strict=True)
-    }
-    return SshStarter(routes, sources, memory.python, SshConnections())
+def ssh_starter(description: Description, env: Mapping[str, str]) -> SshStarter:
+    """Raises HostError if ssh_config cannot be read or used."""
+    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(description.hosts))
+    sources = _sources(description, env)
+    for host in description.hosts:
+        route(host, sources)  # an error is reported before anything starts
+    listed = frozenset(host.name for host in description.hosts)
+    return SshStarter(sources, listed, description.python, SshConnections())
 
 
 def _command(host: str, python: Interpreter) -> bytes:
@@ -83,17 +79,19 @@ def _command(host: str, python: Interpreter) -> bytes:
         raise StartError(f"{host}: {error}") from error
 
 
-def _sources(memory: SavedSettings, env: Mapping[str, str]) -> Sources:
+def _sources(description: Description, env: Mapping[str, str]) -> Sources:
     account = pwd.getpwuid(os.getuid())
     home = Path(env.get("HOME") or account.pw_dir)
-    given = memory.ssh.config_file
-    files = (given,) if given else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    config_file = description.ssh.config_file
+    files = (
+        (config_file,) if config_file else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    )
     return Sources(
         directives=tuple(
             directive for path in files for directive in _directives(path, home)
         ),
-        ssh=memory.ssh,
-        timeout_given=memory.timeout_given,
+        ssh=description.ssh,
+        timeout_given="ssh.connect_timeout" in description.origins,
         home=home,
         me=account.pw_name,
     )
