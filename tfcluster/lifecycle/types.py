@@ -339,9 +339,9 @@ class SetTaskState:
 class Failure:
     """A failure, for the record: the first one is the verdict on the run."""
 
-    task: TaskId | None
-    host: str | None
     cause: str
+    task: TaskId | None = None
+    host: str | None = None
     exit_code: int | None = None
     signal: str | None = None
     tail: tuple[str, ...] = ()
@@ -416,11 +416,13 @@ class Stage(Enum):
     HOSTS = "hosts"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class State:
+    """Only a ``Turn`` changes it, and that a copy of its own."""
+
     plan: Plan
-    hosts: Mapping[str, HostState]
-    tasks: Mapping[TaskId, TaskStatus]
+    hosts: dict[str, HostState]
+    tasks: dict[TaskId, TaskStatus]
     phase: Phase = Phase.GATHERING
     stage: Stage = Stage.TASKS
     fetching: bool = False
@@ -428,7 +430,7 @@ class State:
     started: bool = False
     """Whether every task has been up once: the start timeout no longer applies."""
     pending: tuple[Failure, ...] = ()
-    """Failures since the verdict's deadline was set; ``judge`` finds the cause."""
+    """Failures since the verdict's deadline was set, for ``reach_verdict``."""
     verdict: Failure | None = None
     interrupts: int = 0
     interrupted: ExitCode | None = None
