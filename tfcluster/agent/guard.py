@@ -40,9 +40,7 @@ _CLEAN = b"clean"
 class GuardSocket:
     """The agent's end of the socket to the guard."""
 
-    def __init__(self, end: socket.socket, guard: int) -> None:
-        self.guard = guard
-        """The guard's pid."""
+    def __init__(self, end: socket.socket) -> None:
         self._end = end
         end.setblocking(False)
 
@@ -79,11 +77,10 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*AWAITED, *IGNORED})
     ours, theirs = socket.socketpair()
-    guard = os.getpid()
     agent = os.fork()
     if agent == 0:
         ours.close()
-        _become_agent(serve, GuardSocket(theirs, guard))
+        _become_agent(serve, GuardSocket(theirs))
     theirs.close()
     return _watch(agent, ours)
 

@@ -16,7 +16,6 @@ from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.agent_connection import (
-    HEARTBEAT_S,
     LEASE_S,
     Answered,
     CameBack,
@@ -27,16 +26,14 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.clocks import Measured
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.launcher.job import CurrentJob, Item, Job
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.resizer import Remember, Resizer
+from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.results import ResultsFetcher
-from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stacks import StallDetector, ask_stacks
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
-from tfcluster.launcher.task_starts import RecordPlan, TaskStarts
+from tfcluster.launcher.task_starts import TaskStarts
 from tfcluster.lifecycle import begin, step
 from tfcluster.lifecycle.transitions import START
 from tfcluster.lifecycle.types import (
@@ -76,7 +73,6 @@ from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
 from tfcluster.protocol.requests import StopRequest
 from tfcluster.record.crash import save_crash
-from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.schedulers.starting import Starter
 
@@ -99,71 +95,40 @@ class Driver:
 
     def __init__(
         self,
-        current: CurrentJob,
-        hosts: Hosts,
+        run: LiveRun,
         starter: Starter,
         queue: SimpleQueue[Item],
-        journal: Journal,
-        show: RunOutput,
-        *,
-        record_plan: RecordPlan,
-        remember: Remember,
         earlier: Sequence[float],
     ) -> None:
         """``earlier``: Unix times of restarts in previous runs that still count."""
-        job = current.job
-        self._current = current
-        self._hosts = hosts
+        self._run = run
         self._queue = queue
-        self._journal = journal
-        self._show = show
-        self._progress = Progress(job.description.progress_timeout_s)
-        paths = RunPaths(job.logs.parent)
-        self._traces = TraceFiles(paths)
-        self._tasks = TaskMessages(
-            current, journal, show, self._progress, self._keep, self._traces
-        )
-        self._copies = LogCopies(paths)
+        self._journal = run.journal
+        self._show = run.show
+        self._hosts = hosts = Hosts(run, starter, queue.put)
+        self._traces = TraceFiles(run.paths)
+        self._copies = LogCopies(run.paths)
+        self._tasks = TaskMessages(run, self._keep, self._traces)
         self._clocks: dict[str, Measured] = {}
         """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}
-        self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
-        self._results = ResultsFetcher(
-            current, hosts.send, hosts.files.has_copy, journal, show
-        )
+        self._stalls = StallDetector(run, self._tasks.answers, hosts.send)
+        self._results = ResultsFetcher(run, hosts)
         self.restarts = list(earlier)
         """Unix times of the restarts so far, ``earlier`` included."""
-        self._resizer = Resizer(
-            current,
-            hosts,
-            starter,
-            journal,
-            self._progress,
-            self._say,
-            remember,
-            queue.put,
-        )
-        self._starts = TaskStarts(
-            current,
-            hosts,
-            show,
-            self._progress,
-            cold=self._tasks.cold,
-            say=self._say,
-            ping=self._ping,
-            record_plan=record_plan,
-        )
+        self._resizer = Resizer(run, hosts, starter, queue.put)
+        self._starts = TaskStarts(run, hosts, self._tasks.cold)
         self._finish: Finish | None = None
         self._fault: Exception | None = None
-        self._last = self._pinged = self._told = time.monotonic()
+        self._last = self._served = time.monotonic()
 
     @property
     def _job(self) -> Job:
-        return self._current.job
+        return self._run.job
 
     @property
     def _plan(self) -> Plan:
-        return self._current.plan
+        return self._run.plan
 
     def run(self) -> Finish:
         """Run the job to its end; nothing that happens on hosts raises."""
@@ -205,25 +170,18 @@ class Driver:
         self._expire(now)
         for event in self._hosts.elapsed(elapsed):
             self._feed(event)
-        self._ping()
-        if now - self._told >= PROGRESS_S:
+        self._hosts.ping()
+        if now - self._served >= PROGRESS_S:
             self._record_progress()
-            self._told = now
+            self._served = now
             self._serve()
         if self._results.finished(now):
             self._feed(ResultsFetched())
         self._watch(now)
         self._show.live(self._journal.view, now, self._results.text)
 
-    def _ping(self) -> None:
-        """Send all hosts a heartbeat if one is due."""
-        now = time.monotonic()
-        if now - self._pinged >= HEARTBEAT_S:
-            self._hosts.ping()
-            self._pinged = now
-
     def _record_progress(self) -> None:
-        progress = self._progress
+        progress = self._run.progress
         self._journal.progress(progress.snapshot(), progress.attempts())
 
     def _faulty(self, error: Exception) -> None:
@@ -233,8 +191,8 @@ class Driver:
         self._fault = error
         where = save_crash(error, os.environ)
         kept = f" (see {where})" if where else ""
-        said = f"{type(error).__name__}: {error}"
-        self._feed(LauncherFault(f"internal error in tfcluster: {said}{kept}"))
+        cause = f"{type(error).__name__}: {error}"
+        self._feed(LauncherFault(f"internal error in tfcluster: {cause}{kept}"))
 
     # --- in -------------------------------------------------------------------------
 
@@ -305,7 +263,7 @@ class Driver:
             later = time.monotonic() + self._job.description.start_timeout_s
             self._deadlines[START] = later
         if text is not None:
-            self._say(f"{host}: {text}")
+            self._run.say(f"{host}: {text}")
 
     def _importing(self, host: str) -> None:
         """Record that the host's tasks wait for TensorFlow to be imported."""
@@ -350,7 +308,7 @@ class Driver:
 
     def _serve(self) -> None:
         """Handle the requests of other commands."""
-        for number, request in take(RunPaths(self._job.logs.parent)):
+        for number, request in take(self._run.paths):
             match request:
                 case commands.StacksCommand(tasks):
                     running, send = self._running(), self._hosts.send
@@ -379,7 +337,7 @@ class Driver:
     def _watch(self, now: float) -> None:
         state, running = self._state, self._running()
         well = state.verdict is None and state.interrupted is None
-        if stalled := self._stalls.check(now, running, self._job, well=well):
+        if stalled := self._stalls.check(now, running, well=well):
             self._feed(stalled)
         trains = state.phase is Phase.TRAINING and not state.pending
         for event in self._resizer.due(now, trains=trains):
@@ -410,7 +368,7 @@ class Driver:
                 case ClearDeadline(name):
                     self._deadlines.pop(name, None)
                 case Say(text):
-                    self._say(text)
+                    self._run.say(text)
                 case SetRunState(state, reason):
                     self._run_state(state, reason)
                 case SetTaskState():
@@ -420,10 +378,6 @@ class Driver:
                 case Finish():
                     self._finish = action
 
-    def _say(self, text: str) -> None:
-        self._journal.event("note", text=text)
-        self._show.say(text)
-
     def _plan_again(self, left: Container[str]) -> None:
         """Plan for the remaining hosts, whose addresses are already known.
 
@@ -432,9 +386,9 @@ class Driver:
         after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:
-                self._current.use(self._job.on_fewer(left))
+                self._run.current.use(self._job.on_fewer(left))
             else:
-                self._current.use(self._starts.located(after))
+                self._run.current.use(self._starts.located(after))
         except StartError as error:
             self._feed(LauncherFault(error.message, ExitCode.START))
             return
@@ -466,13 +420,13 @@ class Driver:
 
     def _task_state(self, change: SetTaskState) -> None:
         if change.state.final or change.state is TaskState.STOPPING:
-            self._progress.ended(change.task)
-        known = self._tasks.facts(change.task, change.attempt)
+            self._run.progress.ended(change.task)
+        facts = self._tasks.facts(change.task, change.attempt)
         if change.state is TaskState.STARTING:
-            known = {"address": self._starts.address(change.task)}
+            facts = {"address": self._starts.address(change.task)}
             if change.attempt:  # it may be new, or on another host than before
-                known["host"] = self._plan.tasks[change.task]
-                known["log"] = self._job.log(change.task)
+                facts["host"] = self._plan.tasks[change.task]
+                facts["log"] = self._job.log(change.task)
         self._journal.event(
             "task",
             task=str(change.task),
@@ -481,7 +435,7 @@ class Driver:
             exit_code=change.exit_code,
             signal=change.signal,
             cause=change.cause,
-            **known,
+            **facts,
         )
 
     def _failure(self, failure: Failure) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.base.isolated_import import module_argv
-from tfcluster.launcher.host_types import Unable
+from tfcluster.launcher.host_start import Unable
 from tfcluster.launcher.job import Job, search_paths, warm_env
 from tfcluster.plan.compose import WARM, warm_specs
 from tfcluster.plan.model import Description, Host, Interpreter, Requirements, Strategy

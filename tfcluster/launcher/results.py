@@ -9,16 +9,18 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.console.views.results import progress_text, result_lines
-from tfcluster.launcher.job import CurrentJob, Job
-from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.hosts import Hosts
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
@@ -27,14 +29,11 @@ from tfcluster.launcher.result_transfer import (
     WantedFiles,
     run_all,
 )
-from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.plan.model import pattern_problem
 from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message, ResultsMessage
-from tfcluster.protocol.requests import Request
 from tfcluster.record.files import replace_json
-from tfcluster.record.paths import RunPaths
 from tfcluster.record.replay import results_view
 from tfcluster.schedulers.base import Remembering
 
@@ -70,22 +69,9 @@ class ResultsFetcher:
     Every method is called from the launcher's one loop.
     """
 
-    def __init__(
-        self,
-        current: CurrentJob,
-        send: Callable[[str, Request], None],
-        has_copy: Callable[[str], bool | None],
-        journal: Journal,
-        show: RunOutput,
-    ) -> None:
-        """``has_copy`` returns whether a host works on a copy of the workdir; None:
-        unknown."""
-        self._current = current
-        self._journal = journal
-        self._show = show
-        self._has_copy = has_copy
-        self._paths = RunPaths(current.job.logs.parent)
-        self._send = send
+    def __init__(self, run: LiveRun, hosts: Hosts) -> None:
+        self._run = run
+        self._hosts = hosts
         self._inboxes: dict[str, Inbox] = {}
         self._lost: dict[str, str] = {}
         self._numbers = itertools.count(1)
@@ -115,7 +101,7 @@ class ResultsFetcher:
     def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """Begin a fetch; events ``results`` follow, one for each host."""
         fetch = self._begin(number, request)
-        self._journal.event("fetch", request=number, hosts=list(fetch.outcomes))
+        self._run.journal.event("fetch", request=number, hosts=list(fetch.outcomes))
         self._fetches.append(fetch)
         if not fetch.over:
             self._waiting.put(fetch)
@@ -128,7 +114,7 @@ class ResultsFetcher:
     def _begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """A fetch without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
-        hosts = self._hosts(every=every)
+        hosts = self._chosen_hosts(every=every)
         if schedulers.get(self._job.description.backend).here:
             outcomes = {
                 host: TransferOutcome(host, shared=True, over=True) for host in hosts
@@ -138,7 +124,7 @@ class ResultsFetcher:
         seen = witnesses(root)
         outcomes = {host: TransferOutcome(host) for host in hosts}
         for host, outcome in outcomes.items():
-            if self._has_copy(host) is False:
+            if self._hosts.files.has_copy(host) is False:
                 outcome.shared = outcome.over = True
         fetch = HostFetch(number, outcomes, ())
         fetch.transfers = [
@@ -146,7 +132,7 @@ class ResultsFetcher:
                 outcomes[host],
                 self._asked(host, patterns, seen),
                 ResultFolder(root, host, force=request.force, apart=every),
-                send=self._sender(host),
+                send=partial(self._hosts.send, host),
                 inbox=self._inbox(host),
                 numbers=self._numbers,
                 stopped=lambda: fetch.stop,
@@ -163,7 +149,7 @@ class ResultsFetcher:
             return
         self.leave(not_now)
         _, every = self._wanted(commands.Fetch())
-        for host in self._hosts(every=every):
+        for host in self._chosen_hosts(every=every):
             self._tell(TransferOutcome(host, cause=not_now, over=True), None)
 
     def leave(self, why: str) -> None:
@@ -185,13 +171,13 @@ class ResultsFetcher:
     ) -> WantedFiles:
         description = self._job.description
         # What a host found out before its tasks were started is certain.
-        if self._has_copy(host):
+        if self._hosts.files.has_copy(host):
             seen = ()
         sync = description.sync
         folder = str(description.workdir) if sync is None else sync.folder
         return WantedFiles(folder, seen, patterns)
 
-    def _hosts(self, *, every: bool) -> list[str]:
+    def _chosen_hosts(self, *, every: bool) -> list[str]:
         """All hosts of the run, or only the host of the chief, which has rank 0."""
         everywhere = {**self._job.left_out, **self._job.specs}
         hosts = dict.fromkeys(spec.place.host.name for spec in everywhere.values())
@@ -204,10 +190,7 @@ class ResultsFetcher:
 
     @property
     def _job(self) -> Job:
-        return self._current.job
-
-    def _sender(self, host: str) -> Callable[[Request], None]:
-        return lambda request: self._send(host, request)
+        return self._run.job
 
     def _inbox(self, host: str) -> Inbox:
         if host not in self._inboxes:
@@ -232,7 +215,7 @@ class ResultsFetcher:
             with suppress(OSError):
                 fetch = self._fetches[0]
                 value = {"request": fetch.number, "hosts": progress_of(fetch)}
-                replace_json(self._paths.fetching, value, durable=False)
+                replace_json(self._run.paths.fetching, value, durable=False)
         for fetch in ended:
             for outcome in fetch.outcomes.values():
                 self._tell(outcome, fetch.number)
@@ -249,14 +232,14 @@ class ResultsFetcher:
     def _tell(self, outcome: TransferOutcome, number: str | None) -> None:
         description = self._job.description
         fields = event_fields(outcome, number, str(description.workdir))
-        self._journal.event("results", **fields)
+        self._run.journal.event("results", **fields)
         if number is not None or outcome.shared:
             return
         for line in result_lines(results_view(fields)):
-            self._show.say(line)
+            self._run.show.say(line)
         reachable_later = isinstance(schedulers.get(description.backend), Remembering)
         if outcome.cause is not None and reachable_later:
-            self._show.say(f"  hint: tfcluster fetch {self._job.run}")
+            self._run.show.say(f"  hint: tfcluster fetch {self._job.run}")
 
     def text(self) -> str | None:
         """The progress of the current fetch; None if nothing is being fetched."""

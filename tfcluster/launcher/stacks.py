@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, blame
 from tfcluster.lifecycle.types import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest
 
@@ -18,18 +18,19 @@ class StallDetector:
 
     def __init__(
         self,
-        progress: Progress,
+        run: LiveRun,
         answers: dict[TaskId, Answer],
         send: Callable[[str, Request], None],
     ) -> None:
-        self._progress = progress
+        self._run = run
+        self._progress = run.progress
         self._answers = answers
         self._send = send
         self._asked: tuple[TaskId, ...] = ()
         self._asked_until = 0.0
 
     def check(
-        self, now: float, running: Mapping[TaskId, str], job: Job, *, well: bool
+        self, now: float, running: Mapping[TaskId, str], *, well: bool
     ) -> Stalled | None:
         """Ask for stacks if tasks have stalled; returns the verdict once they answered.
 
@@ -44,6 +45,7 @@ class StallDetector:
             missing = any(task not in self._answers for task in expected)
             if missing and now < self._asked_until:
                 return None
+            job = self._run.job
             timeout_s = job.description.progress_timeout_s or 0.0
             culprit = blame(self._asked, self._answers, job.ranks(), timeout_s)
             self._asked = ()

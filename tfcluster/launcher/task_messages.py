@@ -10,10 +10,8 @@ from typing import Any
 from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.exit_causes import cause_of_exit, looks_like_victim
-from tfcluster.launcher.job import CurrentJob
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import Answer, Progress, metrics
-from tfcluster.launcher.run_output import RunOutput
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.progress import Answer, metrics
 from tfcluster.launcher.task_files import TraceFiles
 from tfcluster.lifecycle.types import (
     AgentAskedToStop,
@@ -31,7 +29,7 @@ from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
 _MAX_TEXT = 300
 _MOST_TOTALS = 20
 _MOST_VERSIONS = 20
-_MAX_SAID = 1000
+_MAX_EVENTS = 1000
 _MAX_PHASE = 80
 _UNLIMITED = ("step", "serving", "epoch", "exchanges", "trace")
 """Only the latest of these events is kept, or the record bounds their number."""
@@ -44,28 +42,19 @@ Keep = Callable[[str, TaskId, Sequence[str], int], None]
 class TaskMessages:
     """Handles messages about tasks; remembers pids and causes that tasks reported."""
 
-    def __init__(
-        self,
-        current: CurrentJob,
-        journal: Journal,
-        show: RunOutput,
-        progress: Progress,
-        keep: Keep,
-        traces: TraceFiles,
-    ) -> None:
-        self._current = current
-        self._journal = journal
-        self._show = show
+    def __init__(self, run: LiveRun, keep: Keep, traces: TraceFiles) -> None:
+        self._run = run
+        self._progress = run.progress
+        self._journal = run.journal
         self._keep = keep
         self._traces = traces
-        self.progress = progress
         self.answers: dict[TaskId, Answer] = {}
         """Answers to the last request for stacks."""
         self.cold: set[TaskId] = set()
         """Tasks whose program needs a fresh interpreter."""
         self._facts: dict[tuple[TaskId, int], dict[str, Any]] = {}
         self._causes: dict[tuple[TaskId, int], str] = {}
-        self._said_count: dict[tuple[TaskId, int], int] = {}
+        self._event_counts: dict[tuple[TaskId, int], int] = {}
         self._warned: set[str] = set()
         self._ends = EndOrder()
 
@@ -80,14 +69,14 @@ class TaskMessages:
         """
         match message:
             case messages.Note(text, signal):
-                self._note(_of_host(host, text))
+                self._run.say(_of_host(host, text))
                 return [AgentAskedToStop(host)] if signal == "TERM" else []
             case messages.Swept(count):
                 self._swept(host, count)
             case messages.Unkillable(pids):
                 named = ", ".join(map(str, pids))
                 text = f"pids {named} are still alive after SIGKILL"
-                self._note(f"{host}: {text}; it may need a reboot")
+                self._run.say(f"{host}: {text}; it may need a reboot")
             case messages.OfTask():
                 return self._about(host, message, now)
         return []
@@ -110,12 +99,12 @@ class TaskMessages:
             case messages.Settled():
                 return [TaskSettled(task, attempt)]
             case messages.Usage():
-                self.progress.uses(task, message)
+                self._progress.uses(task, message)
             case messages.Log(lines=lines, dropped=dropped):
-                self._show.log(str(task), lines, dropped)
+                self._run.show.log(str(task), lines, dropped)
                 self._keep(host, task, lines, dropped)
             case messages.LogError(cause=cause, dropped_bytes=lost):
-                self._note(
+                self._run.say(
                     f"{task} on {host}: cannot write its log: {cause}, {lost} bytes "
                     "dropped"
                 )
@@ -138,7 +127,7 @@ class TaskMessages:
             cause = said
         facts = self._facts.setdefault(key, {})
         facts["seconds"] = exited.seconds
-        self.progress.uses(task, exited)
+        self._progress.uses(task, exited)
         return TaskExited(
             task=task,
             attempt=attempt,
@@ -161,17 +150,17 @@ class TaskMessages:
             return
         match event.get("type"):
             case "step":
-                self.progress.step(task, event, now)
+                self._progress.step(task, event, now)
             case "serving":
-                self.progress.serving(task, event)
+                self._progress.serving(task, event)
             case "epoch" if isinstance(event.get("epoch"), int):
                 epoch, said = event["epoch"], metrics(event)
                 step = event.get("step")
                 if not isinstance(step, int):
-                    step = self.progress.last_step(task)
+                    step = self._progress.last_step(task)
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
                 self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
-                self.progress.epoch(task, epoch, said)
+                self._progress.epoch(task, epoch, said)
             case "exchanges":
                 totals = [as_dict(each) for each in exchange_totals(event)][
                     :_MOST_TOTALS
@@ -213,30 +202,28 @@ class TaskMessages:
         """Show a warning or note once: ranks that run the same program all issue it."""
         if text not in self._warned:
             self._warned.add(text)
-            self._note(f"{kind}: {task}: {text}")
+            self._run.say(f"{kind}: {task}: {text}")
 
     def _may_say_more(self, key: tuple[TaskId, int]) -> bool:
         """Limit a task's events, because they all go into the record."""
-        said = self._said_count[key] = self._said_count.get(key, 0) + 1
-        if said == _MAX_SAID:
-            self._note(f"{key[0]} sends too many events; further ones are not recorded")
-        return said < _MAX_SAID
+        said = self._event_counts[key] = self._event_counts.get(key, 0) + 1
+        if said == _MAX_EVENTS:
+            self._run.say(
+                f"{key[0]} sends too many events; further ones are not recorded"
+            )
+        return said < _MAX_EVENTS
 
     def _swept(self, host: str, count: int) -> None:
         self._journal.event("swept", host=host, count=count)
         if count:
-            self._show.say(f"{host}: swept {count} leftover processes")
-
-    def _note(self, text: str) -> None:
-        self._journal.event("note", text=text)
-        self._show.say(text)
+            self._run.show.say(f"{host}: swept {count} leftover processes")
 
     def _task(self, host: str, name: str) -> TaskId:
         try:
             task = TaskId.parse(name)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
-        if (task, host) not in self._current.owners:
+        if (task, host) not in self._run.current.owners:
             raise ProtocolError(f"{task} is not a task of {host}")
         return task
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
 
 from tfcluster.base.errors import ExitCode, StartError
@@ -12,48 +13,30 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.clocks import clock_warnings
 from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.job import CurrentJob, Job, is_awaited, search_paths, warm_env
-from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.run_output import RunOutput
+from tfcluster.launcher.job import Job, is_awaited, search_paths, warm_env
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.lifecycle.types import Event, LauncherFault, TaskUnstartable
 from tfcluster.plan.compose import Cluster, TaskSpec, address, cluster_of
+from tfcluster.plan.document import plan_document, task_parts
 from tfcluster.protocol.requests import Start
 from tfcluster.protocol.wire import WireError
-
-RecordPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
-"""Records the plan with the tasks' ports."""
+from tfcluster.record.files import replace_json
 
 
 class TaskStarts:
     """Starts the tasks of the current job."""
 
-    def __init__(
-        self,
-        current: CurrentJob,
-        hosts: Hosts,
-        show: RunOutput,
-        progress: Progress,
-        *,
-        cold: Container[TaskId],
-        say: Callable[[str], None],
-        ping: Callable[[], None],
-        record_plan: RecordPlan,
-    ) -> None:
+    def __init__(self, run: LiveRun, hosts: Hosts, cold: Container[TaskId]) -> None:
         """``cold``: the tasks whose program needs a fresh interpreter."""
-        self._current = current
+        self._run = run
         self._hosts = hosts
-        self._show = show
-        self._progress = progress
         self._cold = cold
-        self._say = say
-        self._ping = ping
-        self._record_plan = record_plan
         self._is_new_plan = self._has_new_hosts = True
         """Whether the plan has changed since it was recorded, and has new hosts."""
 
     @property
     def _job(self) -> Job:
-        return self._current.job
+        return self._run.job
 
     @cached_property
     def _ports(self) -> dict[TaskId, int]:
@@ -83,14 +66,14 @@ class TaskStarts:
         ports, hosts = self._ports, self._hosts
         if not any(attempts):
             try:
-                self._current.use(self.located(self._job))
+                self._run.current.use(self.located(self._job))
             except StartError as error:
                 return [LauncherFault(error.message, ExitCode.START)]
             for warning in machine_warnings(hosts.facts.machines()):
-                self._say(warning)
+                self._run.say(warning)
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
-                self._say(f"transport: {choice.transport}, because {choice.reason}")
+                self._run.say(f"transport: {choice.transport}, because {choice.reason}")
         specs, cpus = [*self._job.specs.values()], hosts.facts.cpus()
         cluster = cluster_of(specs, ports)
         try:
@@ -99,12 +82,12 @@ class TaskStarts:
             return [TaskUnstartable(tasks[0], attempts[0], error.message)]
         if self._is_new_plan:
             self._is_new_plan = False
-            self._record_plan(self._job, cluster, ports)
+            self._record_plan(cluster, ports)
         if self._has_new_hosts:
             self._has_new_hosts = False
             self._show_hosts(ports)
         if not any(attempts) and (note := crowding(specs, cpus)):
-            self._say(note)
+            self._run.say(note)
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
@@ -121,18 +104,32 @@ class TaskStarts:
                 events.append(TaskUnstartable(task, attempt, str(error)))
                 continue
             reports = self._job.specs[task].trains
-            self._progress.started(task, now_s, reports=reports, attempt=attempt)
+            self._run.progress.started(task, now_s, reports=reports, attempt=attempt)
             # Starting hundreds of tasks may take longer than a lease on a busy machine.
-            self._ping()
+            self._hosts.ping()
         return events
+
+    def _record_plan(self, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:
+        """Record the plan with the tasks' ports."""
+        job = self._job
+        document = plan_document(
+            job.description,
+            job.allocation,
+            (*job.specs.values(), *job.left_out.values()),
+            logs=str(job.logs),
+            ports=ports,
+            transport=job.transport,
+        )
+        with contextlib.suppress(OSError):  # events have the addresses, too
+            replace_json(self._run.paths.plan, task_parts(document, cluster))
 
     def _show_hosts(self, ports: Mapping[TaskId, int]) -> None:
         facts = self._hosts.facts
-        self._show.ports(self._job, ports)
+        self._run.show.ports(self._job, ports)
         for warning in clock_warnings(self._hosts.clock_leads_s):
-            self._say(warning)
-        apart = [h for h in self._current.plan.hosts() if not facts.shares_files(h)]
-        self._show.places(self._job, apart, self._hosts.files.copies())
+            self._run.say(warning)
+        apart = [h for h in self._run.plan.hosts() if not facts.shares_files(h)]
+        self._run.show.places(self._job, apart, self._hosts.files.copies())
 
     def _send(self, task: TaskId, attempt: int, facts: _StartFacts) -> None:
         """Have the host start a task. Raises WireError if the request is too long."""

@@ -250,7 +250,6 @@ class Unkillable(Message):
 class Note(Message):
     text: str
     signal: str | None = None
-    guard: int | None = None
 
 
 class Fault(Message):
