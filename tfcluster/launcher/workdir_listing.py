@@ -181,18 +181,13 @@ class WorkdirSender:
     ) -> None:
         self._files = files
         self._send = send
-        self._busy: set[str] = set()
         self._cwd: dict[str, str] = {}
 
     def begin(self, host: str) -> None:
         """Send a host the list; the host then asks for the files that it lacks."""
         if self._files is not None:
-            self._busy.add(host)
             for request in self._files.sync_requests():
                 self._send(host, request)
-
-    def busy(self, host: str) -> bool:
-        return host in self._busy
 
     def wants(self, host: str, wanted: Wants) -> None:
         """Send the parts that a host asks for. Raises ProtocolError for others."""
@@ -206,7 +201,6 @@ class WorkdirSender:
 
     def synced(self, host: str, synced: Synced) -> None:
         """Note that a host has all files, and where."""
-        self._busy.discard(host)
         self._cwd[host] = synced.cwd
 
     def cwd(self, host: str, planned: str) -> str:
