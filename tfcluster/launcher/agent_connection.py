@@ -5,6 +5,7 @@ Knows the outer form of the channel (noise, hello, frames), not what messages me
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ from tfcluster import __version__
 from tfcluster.base.errors import TfclusterError
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.launcher.host_facts import resolved_address
 from tfcluster.plan.model import Host
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError, encode, type_of
@@ -53,7 +55,7 @@ class Opened:
     """The agent of ``host`` was started but has not sent anything yet."""
 
     host: str
-    contact: AgentConnection
+    connection: AgentConnection
     resolved: tuple[str, ...] = ()
     """The addresses that the host's name resolves to on this machine."""
     begun_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -198,10 +200,9 @@ class AgentConnection:
     def _end(self) -> None:
         if self._broken:
             self._channel.kill()
-        said = self._channel.diagnosis()
-        self._post(
-            Closed(self.host, f"{self._cause} ({said})" if said else self._cause)
-        )
+        details = self._channel.diagnosis()
+        cause = f"{self._cause} ({details})" if details else self._cause
+        self._post(Closed(self.host, cause))
 
 
 class Reception:
@@ -232,8 +233,8 @@ class Reception:
     def end(self) -> None:
         """The channel has ended. Raises WireError if no agent ever greeted us."""
         if not self._greeted and self._noise.strip():
-            said = self._noise.decode(errors="backslashreplace").strip().splitlines()
-            raise WireError(f"no hello from the agent; it said: {said[-1][:200]}")
+            lines = self._noise.decode(errors="backslashreplace").strip().splitlines()
+            raise WireError(f"no hello from the agent; it said: {lines[-1][:200]}")
 
     def _hello(self, line: bytes) -> Message | None:
         """The hello with our nonce; None for any other line, which is noise.
@@ -269,9 +270,8 @@ def open_agent(
     file, that is, whether the host shares our files.
     """
     nonce = os.urandom(16).hex()
-    contact = AgentConnection(
-        host.name, starter.start_agent(host), nonce, post, threads
-    )
+    channel = starter.start_agent(host)
+    connection = AgentConnection(host.name, channel, nonce, post, threads)
     opened = Open(
         protocol=PROTOCOL,
         version=__version__,
@@ -282,8 +282,8 @@ def open_agent(
         grace_s=grace_s,
         witness=witness,
     )
-    contact.send(opened)
-    return contact
+    connection.send(opened)
+    return connection
 
 
 FAN_OUT = 32
@@ -291,11 +291,14 @@ FAN_OUT = 32
 
 
 def open_all(
-    starter: Starter, hosts: Sequence[Host], open_one: Callable[[Host], None]
+    starter: Starter,
+    hosts: Sequence[Host],
+    open_one: Callable[[Host], AgentConnection],
+    post: Callable[[Opened | Unopened], None],
 ) -> None:
-    """Call ``open_one`` for each host, in FAN_OUT threads; does not wait for them.
+    """Start an agent on each host, in FAN_OUT threads; does not wait for them.
 
-    ``open_one`` calls ``starter.start_agent``.
+    ``open_one`` calls ``open_agent``.
     """
     waiting: SimpleQueue[Host] = SimpleQueue()
     for host in hosts:
@@ -304,13 +307,28 @@ def open_all(
         starter.expect(hosts)
 
     def open_some() -> None:
-        while True:
-            try:
-                host = waiting.get_nowait()
-            except Empty:
-                return
-            open_one(host)
+        with contextlib.suppress(Empty):
+            while True:
+                _open(waiting.get_nowait(), open_one, post)
 
     for number in range(min(FAN_OUT, len(hosts))):
         name = f"open {number}"
         threading.Thread(target=open_some, name=name, daemon=True).start()
+
+
+def _open(
+    host: Host,
+    open_one: Callable[[Host], AgentConnection],
+    post: Callable[[Opened | Unopened], None],
+) -> None:
+    began_s = time.time()
+    try:
+        connection = open_one(host)
+    except TfclusterError as error:
+        post(Unopened(host.name, error, began_s))
+        return
+    connected_s = time.time()
+    resolved = resolved_address(host)
+    begun_s = began_s, connected_s, time.time()
+    post(Opened(host.name, connection, resolved, begun_s))
+    connection.listen()

@@ -106,11 +106,11 @@ def _sweep_once(
                 counts.append(item.message.swept)
             over.set()
 
-    contact = open_agent(starter, host, run, 0.0, listen, threads)
-    contact.listen()
+    connection = open_agent(starter, host, run, 0.0, listen, threads)
+    connection.listen()
     left_s = max(0.0, until - time.monotonic())
-    contact.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
+    connection.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
     if not over.wait(left_s):
-        contact.kill()
-    contact.close()
+        connection.kill()
+    connection.close()
     return counts[0] if counts else None

@@ -386,13 +386,13 @@ class Driver:
         after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:
-                self._run.current.use(self._job.on_fewer(left))
+                self._run.current.adopt(self._job.on_fewer(left))
             else:
-                self._run.current.use(self._starts.located(after))
+                self._run.current.adopt(self._starts.located(after))
         except StartError as error:
             self._feed(LauncherFault(error.message, ExitCode.START))
             return
-        self._hosts.use()
+        self._hosts.adopt_plan()
         self._starts.replanned(new_hosts=after is not None)
         if after is not None:
             self._resizer.done()

@@ -166,22 +166,25 @@ def _is_reachable(text: str) -> bool:
     return not (address.is_loopback or address.is_link_local or address.is_unspecified)
 
 
-def is_address(text: str) -> bool:
-    """Whether the text is an IP address and not a name."""
+def resolved_address(host: Host) -> tuple[str, ...]:
+    """What the host's name or configured address resolves to; () if it is an IP
+    address."""
+    if host.address is None:
+        return resolve(host.name)
     try:
-        ipaddress.ip_address(text)
+        ipaddress.ip_address(host.address)
     except ValueError:
-        return False
-    return True
+        return resolve(host.address)
+    return ()
 
 
 def resolve(name: str) -> tuple[str, ...]:
     """The addresses that a name resolves to here; () if it does not resolve."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def threads_env(

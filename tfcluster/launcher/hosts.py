@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from tfcluster.base.errors import TfclusterError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher import host_start
@@ -28,7 +27,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.channel_threads import ChannelThreads
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.host_facts import HostFacts, is_address, resolve
+from tfcluster.launcher.host_facts import HostFacts
 from tfcluster.launcher.host_liveness import HostLiveness
 from tfcluster.launcher.host_start import StartStage
 from tfcluster.launcher.job import Item, Job
@@ -98,32 +97,21 @@ class Hosts:
         self._open([contact.host for contact in self._contacts.values()])
 
     def _open(self, hosts: Sequence[Host]) -> None:
-        open_all(self._starter, hosts, self._open_one)
+        open_all(self._starter, hosts, self._open_one, self._post)
 
-    def _open_one(self, host: Host) -> None:
-        began_s = time.time()
-        try:
-            connection = open_agent(
-                self._starter,
-                host,
-                self._job.run,
-                self._job.description.grace_s,
-                self._post,
-                self._threads,
-                witness=str(self._job.witness),
-            )
-        except TfclusterError as error:
-            self._post(Unopened(host.name, error, began_s))
-        else:
-            connected_s, name = time.time(), host.address or host.name
-            is_known = host.address is not None and is_address(host.address)
-            resolved = () if is_known else resolve(name)
-            begun_s = began_s, connected_s, time.time()
-            self._post(Opened(host.name, connection, resolved, begun_s))
-            connection.listen()
+    def _open_one(self, host: Host) -> AgentConnection:
+        return open_agent(
+            self._starter,
+            host,
+            self._job.run,
+            self._job.description.grace_s,
+            self._post,
+            self._threads,
+            witness=str(self._job.witness),
+        )
 
     def prepare_for(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks, which is ``use``d later.
+        """Prepare for a job on more hosts or with other tasks, which is the current one later.
 
         Starts agents on the job's new hosts, and returns these hosts: they are prepared
         while the tasks of the current job run. Other hosts hold more ports if needed.
@@ -172,7 +160,7 @@ class Hosts:
             if name in self._added and not host_start.is_gone(contact.state)
         ]
 
-    def use(self) -> None:
+    def adopt_plan(self) -> None:
         """Note that the planned job is now the current one."""
         self._added -= {host.name for host in self._job.used_hosts()}
 
@@ -350,7 +338,7 @@ class Hosts:
                 self._note(item.host, StartStage.CONNECT, item.began_s)
             self._step(contact, host_start.NotConnected(cause, item.error.exit_code))
             return self._take_events()
-        contact.connection, contact.resolved = item.contact, item.resolved
+        contact.connection, contact.resolved = item.connection, item.resolved
         stages = (StartStage.CONNECT, StartStage.RESOLVE, StartStage.AGENT)
         for stage, at_s in zip(stages, item.begun_s, strict=True):
             if stage is not StartStage.RESOLVE or item.resolved:

@@ -184,19 +184,22 @@ class Job:
     def on_fewer(self, hosts: Container[str]) -> Job:
         """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
-        description, again = place_again(self.description, places, hosts)
+        return self._placed_anew(*place_again(self.description, places, hosts))
+
+    def _placed_anew(self, description: Description, places: Sequence[Place]) -> Job:
+        """The job with other places; tasks that have none are left out."""
         if self.machines:
-            again = share_machines(description, again, self.machines)
-        specs = {spec.task: spec for spec in task_specs(description, again)}
+            places = share_machines(description, places, self.machines)
+        specs = {spec.task: spec for spec in task_specs(description, places)}
         specs = self._with_gpus(specs, self.machines)
-        gone = {task: s for task, s in self.specs.items() if task not in specs}
-        fewer = replace(
+        everything = {**self.left_out, **self.specs}
+        changed = replace(
             self,
             description=description,
             specs=specs,
-            left_out={**self.left_out, **gone},
+            left_out={task: s for task, s in everything.items() if task not in specs},
         )
-        return fewer._with_pythons(self.pythons)
+        return changed._with_pythons(self.pythons)
 
     def _with_gpus(
         self, specs: Mapping[TaskId, TaskSpec], machines: Mapping[str, str]
@@ -217,24 +220,14 @@ class Job:
         Raises StartError if they have too few slots or GPUs.
         """
         used = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
-        whole = [used.get(host.name, host) for host in hosts]
+        by_name = {host.name: used.get(host.name, host) for host in hosts}
         places = [spec.place for spec in self.specs.values()]
-        description, again = place_anew(self.description, places, whole, workers)
-        if self.machines:
-            again = share_machines(description, again, self.machines)
-        specs = {spec.task: spec for spec in task_specs(description, again)}
-        everything = {**self.left_out, **self.specs}
-        gone = {task: s for task, s in everything.items() if task not in specs}
-        by_name = {host.name: host for host in whole}
-        before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
-        changed = replace(
-            self,
-            description=description,
-            specs=specs,
-            left_out=gone,
-            allocation=replace(self.allocation, hosts=(*before, *by_name.values())),
+        changed = self._placed_anew(
+            *place_anew(self.description, places, [*by_name.values()], workers)
         )
-        return changed._with_pythons(self.pythons)
+        before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
+        allocation = replace(self.allocation, hosts=(*before, *by_name.values()))
+        return replace(changed, allocation=allocation)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""
@@ -278,7 +271,7 @@ def task_specs(
 ) -> tuple[TaskSpec, ...]:
     """The TaskSpec of every task, in listing order; reads programs in the workdir."""
     workdir = description.workdir
-    return compose(description, places, lambda it: uses_tensorflow(it, workdir))
+    return compose(description, places, lambda p: uses_tensorflow(p, workdir))
 
 
 def role_of(spec: TaskSpec) -> Role:
@@ -327,7 +320,7 @@ class CurrentJob:
         """All tasks and the hosts that they are on, or once were on."""
         self._note_owners()
 
-    def use(self, job: Job) -> None:
+    def adopt(self, job: Job) -> None:
         """Continue with this job, whose tasks may be on other hosts."""
         self.job = self.planned = job
         self.plan = job.plan()

@@ -66,7 +66,7 @@ class TaskStarts:
         ports, hosts = self._ports, self._hosts
         if not any(attempts):
             try:
-                self._run.current.use(self.located(self._job))
+                self._run.current.adopt(self.located(self._job))
             except StartError as error:
                 return [LauncherFault(error.message, ExitCode.START)]
             for warning in machine_warnings(hosts.facts.machines()):
