@@ -37,7 +37,7 @@ from tfcluster.launcher.host_start import (
     step,
     warm_of,
 )
-from tfcluster.lifecycle.types import HostClosed, HostFailed, HostLost, HostReady
+from tfcluster.lifecycle.events import HostClosed, HostFailed, HostLost, HostReady
 from tfcluster.protocol.messages import Bye, Making, Prepared, Synced, Warmed
 
 SYNCED, PREPARED = Synced("/copy", 1), Prepared(None, None)

@@ -14,7 +14,7 @@ from tfcluster.base.errors import ExitCode
 from tfcluster.base.states import RunState
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.run_end import is_due, requeue
-from tfcluster.lifecycle.types import Finish
+from tfcluster.lifecycle.actions import Finish
 from tfcluster.plan.model import Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import read_json

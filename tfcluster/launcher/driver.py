@@ -34,39 +34,9 @@ from tfcluster.launcher.stacks import StallDetector, ask_stacks
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
 from tfcluster.launcher.task_starts import TaskStarts
-from tfcluster.lifecycle import begin, step
+from tfcluster.lifecycle import actions, begin, events, step
+from tfcluster.lifecycle.state import HostState, Phase, Plan
 from tfcluster.lifecycle.transitions import START
-from tfcluster.lifecycle.types import (
-    Action,
-    ClearDeadline,
-    CloseHosts,
-    DropHosts,
-    Event,
-    Expired,
-    Failure,
-    FetchResults,
-    Finish,
-    HostAdded,
-    HostClosed,
-    HostFailed,
-    HostLost,
-    HostReady,
-    HostState,
-    Interrupted,
-    LauncherFault,
-    LeaveResults,
-    Phase,
-    Plan,
-    Replan,
-    Replanned,
-    ResultsFetched,
-    Say,
-    SetDeadline,
-    SetRunState,
-    SetTaskState,
-    StartTasks,
-    StopTasks,
-)
 from tfcluster.plan.host_patterns import fold
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
@@ -83,10 +53,10 @@ COPIES_S = 5.0
 
 
 _HOST_WORDS = {
-    HostReady: "ready",
-    HostFailed: "failed",
-    HostLost: "lost",
-    HostClosed: "closed",
+    events.HostReady: "ready",
+    events.HostFailed: "failed",
+    events.HostLost: "lost",
+    events.HostClosed: "closed",
 }
 
 
@@ -118,7 +88,7 @@ class Driver:
         """Unix times of the restarts so far, ``earlier`` included."""
         self._resizer = Resizer(run, hosts, starter, queue.put)
         self._starts = TaskStarts(run, hosts, self._tasks.cold)
-        self._finish: Finish | None = None
+        self._finish: actions.Finish | None = None
         self._fault: Exception | None = None
         self._last = self._served = time.monotonic()
 
@@ -130,12 +100,12 @@ class Driver:
     def _plan(self) -> Plan:
         return self._run.plan
 
-    def run(self) -> Finish:
+    def run(self) -> actions.Finish:
         """Run the job to its end; nothing that happens on hosts raises."""
         now_s = time.time()
         ago = [max(0.0, now_s - t_s) for t_s in self.restarts]
-        self._state, actions = begin(self._plan, ago)
-        self._perform(actions)
+        self._state, first = begin(self._plan, ago)
+        self._perform(first)
         for used in self._job.used_hosts():
             self._journal.event("host", host=used.name, state="starting")
         self._hosts.open()
@@ -176,7 +146,7 @@ class Driver:
             self._served = now
             self._serve()
         if self._results.finished(now):
-            self._feed(ResultsFetched())
+            self._feed(events.ResultsFetched())
         self._watch(now)
         self._show.live(self._journal.view, now, self._results.text)
 
@@ -192,7 +162,7 @@ class Driver:
         where = save_crash(error, os.environ)
         kept = f" (see {where})" if where else ""
         cause = f"{type(error).__name__}: {error}"
-        self._feed(LauncherFault(f"internal error in tfcluster: {cause}{kept}"))
+        self._feed(events.LauncherFault(f"internal error in tfcluster: {cause}{kept}"))
 
     # --- in -------------------------------------------------------------------------
 
@@ -213,9 +183,9 @@ class Driver:
         except Empty:
             pass
 
-    def _events(self, item: Item) -> Iterable[Event]:
+    def _events(self, item: Item) -> Iterable[events.Event]:
         if isinstance(item, Interrupt):
-            return [Interrupted(item.code)]
+            return [events.Interrupted(item.code)]
         if isinstance(item, Closed):
             return self._hosts.closed(item)
         if isinstance(item, CameBack):
@@ -234,11 +204,11 @@ class Driver:
             if self._results.received(host, message):
                 self._hosts.silence.heard(host)
                 return []
-            events = self._hosts.received(host, message)
-            if events is None:
-                events = self._tasks.received(host, message, time.monotonic())
+            results = self._hosts.received(host, message)
+            if results is None:
+                results = self._tasks.received(host, message, time.monotonic())
         except ProtocolError as error:
-            return [HostLost(host, f"its agent violated the protocol: {error}")]
+            return [events.HostLost(host, f"its agent violated the protocol: {error}")]
         if isinstance(message, Making):
             self._making(host, message.text)
         if isinstance(message, Hello):
@@ -249,7 +219,7 @@ class Driver:
                 self._hosts.ask_clock(host)
             if self._hosts.importing(host):
                 self._importing(host)
-        return events
+        return results
 
     def _clock(self, host: str, clock: Clock, heard_s: float) -> None:
         measured = Measured.of(clock.monotonic_s, clock.asked_s, heard_s)
@@ -273,29 +243,32 @@ class Driver:
                     "task", task=str(task), attempt=0, phase="importing tensorflow"
                 )
 
-    def _feed(self, event: Event) -> None:
-        if isinstance(event, HostReady | HostFailed | HostLost | HostClosed):
-            cause = getattr(event, "cause", None)
-            word = _HOST_WORDS[type(event)]
-            self._journal.event("host", host=event.host, state=word, cause=cause)
-            if not isinstance(event, HostReady):
-                self._results.lost(event.host, cause or "its agent has ended")
-        if isinstance(event, HostLost | HostFailed):
-            self._resizer.failed(event.host, event.cause)
-        if isinstance(event, HostLost) and event.host in self._plan.hosts():
-            host = next(h for h in self._job.used_hosts() if h.name == event.host)
-            after_s = event.harmless_after_s
-            self._resizer.lost(host, time.monotonic(), after_s)
+    def _feed(self, event: events.Event) -> None:
+        if isinstance(event, events.HostEvent):
+            self._note_host(event)
         before = self._state.restarts
-        self._state, actions = step(self._state, event)
+        self._state, due = step(self._state, event)
         if self._state.restarts > before:
             self.restarts.append(time.time())
-        self._perform(actions)
+        self._perform(due)
+
+    def _note_host(self, event: events.HostEvent) -> None:
+        """Record what has become of a host, for those who expect something of it."""
+        host, cause = event.host, getattr(event, "cause", None)
+        word = _HOST_WORDS[type(event)]
+        self._journal.event("host", host=host, state=word, cause=cause)
+        if not isinstance(event, events.HostReady):
+            self._results.lost(host, cause or "its agent has ended")
+        if isinstance(event, events.HostLost | events.HostFailed):
+            self._resizer.failed(host, event.cause)
+        if isinstance(event, events.HostLost) and host in self._plan.hosts():
+            lost = next(h for h in self._job.used_hosts() if h.name == host)
+            self._resizer.lost(lost, time.monotonic(), event.harmless_after_s)
 
     def _expire(self, now: float) -> None:
         for name in [n for n, at in self._deadlines.items() if at <= now]:
             self._deadlines.pop(name, None)
-            self._feed(Expired(name))
+            self._feed(events.Expired(name))
 
     def _running(self) -> dict[TaskId, str]:
         """The running tasks and their hosts."""
@@ -322,7 +295,7 @@ class Driver:
 
     def _resize(
         self, number: str | None, request: commands.ResizeCommand
-    ) -> list[Event]:
+    ) -> list[events.Event]:
         """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
@@ -332,7 +305,7 @@ class Driver:
         )
         for host in added:
             self._journal.event("host", host=host, state="starting")
-        return [HostAdded(host) for host in added]
+        return [events.HostAdded(host) for host in added]
 
     def _watch(self, now: float) -> None:
         state, running = self._state, self._running()
@@ -345,37 +318,37 @@ class Driver:
 
     # --- out ------------------------------------------------------------------------
 
-    def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
+    def _perform(self, due: Iterable[actions.Action]) -> None:
+        for action in due:
             match action:
-                case StartTasks(tasks, attempts):
+                case actions.StartTasks(tasks, attempts):
                     for event in self._starts.start(tasks, attempts):
                         self._feed(event)
-                case Replan(hosts):
+                case actions.Replan(hosts):
                     self._plan_again(hosts)
-                case StopTasks(tasks, signal, grace_s):
+                case actions.StopTasks(tasks, signal, grace_s):
                     self._stop(tasks, signal, grace_s)
-                case FetchResults(_, not_now):
+                case actions.FetchResults(_, not_now):
                     self._results.at_end(not_now)
-                case LeaveResults(why):
+                case actions.LeaveResults(why):
                     self._results.leave(why)
-                case CloseHosts(hosts, grace_s):
+                case actions.CloseHosts(hosts, grace_s):
                     self._hosts.close(hosts, grace_s)
-                case DropHosts(hosts):
+                case actions.DropHosts(hosts):
                     self._hosts.drop(hosts)
-                case SetDeadline(name, after_s):
+                case actions.SetDeadline(name, after_s):
                     self._deadlines[name] = time.monotonic() + after_s
-                case ClearDeadline(name):
+                case actions.ClearDeadline(name):
                     self._deadlines.pop(name, None)
-                case Say(text):
+                case actions.Say(text):
                     self._run.say(text)
-                case SetRunState(state, reason):
+                case actions.SetRunState(state, reason):
                     self._run_state(state, reason)
-                case SetTaskState():
+                case actions.SetTaskState():
                     self._task_state(action)
-                case Failure():
+                case actions.Failure():
                     self._failure(action)
-                case Finish():
+                case actions.Finish():
                     self._finish = action
 
     def _plan_again(self, left: Container[str]) -> None:
@@ -390,13 +363,13 @@ class Driver:
             else:
                 self._run.current.adopt(self._starts.located(after))
         except StartError as error:
-            self._feed(LauncherFault(error.message, ExitCode.START))
+            self._feed(events.LauncherFault(error.message, ExitCode.START))
             return
         self._hosts.adopt_plan()
         self._starts.replanned(new_hosts=after is not None)
         if after is not None:
             self._resizer.done()
-        self._feed(Replanned(self._plan))
+        self._feed(events.Replanned(self._plan))
 
     def _keep(
         self, host: str, task: TaskId, lines: Sequence[str], skipped: int
@@ -418,7 +391,7 @@ class Driver:
         if not state.final:
             self._journal.event("state", state=str(state), reason=reason)
 
-    def _task_state(self, change: SetTaskState) -> None:
+    def _task_state(self, change: actions.SetTaskState) -> None:
         if change.state.final or change.state is TaskState.STOPPING:
             self._run.progress.ended(change.task)
         facts = self._tasks.facts(change.task, change.attempt)
@@ -438,7 +411,7 @@ class Driver:
             **facts,
         )
 
-    def _failure(self, failure: Failure) -> None:
+    def _failure(self, failure: actions.Failure) -> None:
         task = failure.task
         self._journal.event(
             "failure",

@@ -12,7 +12,13 @@ from enum import Enum
 
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.light_dataclasses import dataclass, replace
-from tfcluster.lifecycle.types import HostClosed, HostFailed, HostLost, HostReady
+from tfcluster.lifecycle.events import (
+    HostClosed,
+    HostEvent,
+    HostFailed,
+    HostLost,
+    HostReady,
+)
 from tfcluster.protocol.messages import Bye, Making, Prepared, Synced, Warmed
 
 
@@ -253,8 +259,7 @@ class Disconnect:
     sweep: bool
 
 
-Report = HostReady | HostFailed | HostLost | HostClosed
-Action = Begin | HoldPorts | EndAgent | Disconnect | Report
+Action = Begin | HoldPorts | EndAgent | Disconnect | HostEvent
 Result = tuple[State, list[Action]]
 
 

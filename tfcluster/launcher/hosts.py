@@ -41,7 +41,7 @@ from tfcluster.launcher.preparation import (
     why_unable,
 )
 from tfcluster.launcher.workdir_listing import WorkdirSender
-from tfcluster.lifecycle.types import Event, HostFailed, HostLost
+from tfcluster.lifecycle.events import Event, HostFailed, HostLost
 from tfcluster.plan.model import Host
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -111,7 +111,7 @@ class Hosts:
         )
 
     def prepare_for(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks, which is the current one later.
+        """Prepare for a job on more hosts or with other tasks, which begins later.
 
         Starts agents on the job's new hosts, and returns these hosts: they are prepared
         while the tasks of the current job run. Other hosts hold more ports if needed.

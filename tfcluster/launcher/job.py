@@ -21,7 +21,7 @@ from tfcluster.launcher.agent_connection import (
 from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing
-from tfcluster.lifecycle.types import Plan, Role
+from tfcluster.lifecycle.state import Plan, Role
 from tfcluster.plan.compose import (
     PARAMETER_SERVICE,
     TaskSpec,

@@ -39,7 +39,7 @@ from tfcluster.launcher.run_end import call_on_end, is_due, requeue
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.workdir_listing import Listing, listing
-from tfcluster.lifecycle.types import Finish
+from tfcluster.lifecycle.actions import Finish
 from tfcluster.plan.compose import Cluster, TaskSpec, provisional_cluster
 from tfcluster.plan.document import plan_document, task_parts
 from tfcluster.plan.model import Allocation, Description

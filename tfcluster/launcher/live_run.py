@@ -7,7 +7,7 @@ from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.progress import Progress
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.lifecycle.types import Plan
+from tfcluster.lifecycle.state import Plan
 from tfcluster.plan.model import Description
 from tfcluster.record.files import replace_json
 from tfcluster.record.paths import RunPaths

@@ -17,7 +17,7 @@ from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.live_run import LiveRun, remember_hosts
 from tfcluster.launcher.resize_request import Wanted, plan_resize
-from tfcluster.lifecycle.types import Event, HostLost, Resize
+from tfcluster.lifecycle.events import Event, HostLost, Resize
 from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.protocol import commands

@@ -24,7 +24,7 @@ from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
 from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.lifecycle.types import Finish
+from tfcluster.lifecycle.actions import Finish
 from tfcluster.plan.model import Description, Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import open_private, replace_json

@@ -8,7 +8,7 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, blame
-from tfcluster.lifecycle.types import Stalled
+from tfcluster.lifecycle.events import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest
 
 

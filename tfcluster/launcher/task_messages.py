@@ -13,15 +13,7 @@ from tfcluster.launcher.exit_causes import cause_of_exit, looks_like_victim
 from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.progress import Answer, metrics
 from tfcluster.launcher.task_files import TraceFiles
-from tfcluster.lifecycle.types import (
-    AgentAskedToStop,
-    Event,
-    TaskExited,
-    TaskListening,
-    TaskSettled,
-    TaskStarted,
-    TaskUnstartable,
-)
+from tfcluster.lifecycle import events
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
@@ -62,7 +54,9 @@ class TaskMessages:
         """Facts about an attempt for the record, such as host and pid."""
         return self._facts.get((task, attempt), {})
 
-    def received(self, host: str, message: messages.Message, now: float) -> list[Event]:
+    def received(
+        self, host: str, message: messages.Message, now: float
+    ) -> list[events.Event]:
         """The lifecycle events that result from a message.
 
         Raises ProtocolError if it is about a task that this host does not have.
@@ -70,7 +64,7 @@ class TaskMessages:
         match message:
             case messages.Note(text, signal):
                 self._run.say(_of_host(host, text))
-                return [AgentAskedToStop(host)] if signal == "TERM" else []
+                return [events.AgentAskedToStop(host)] if signal == "TERM" else []
             case messages.Swept(count):
                 self._swept(host, count)
             case messages.Unkillable(pids):
@@ -81,23 +75,25 @@ class TaskMessages:
                 return self._about(host, message, now)
         return []
 
-    def _about(self, host: str, message: messages.OfTask, now: float) -> list[Event]:
+    def _about(
+        self, host: str, message: messages.OfTask, now: float
+    ) -> list[events.Event]:
         task, attempt = key = self._task(host, message.task), message.attempt
         match message:
             case messages.Started(pid=pid):
                 self._facts[key] = {"host": host, "pid": pid}
-                return [TaskStarted(task, attempt)]
+                return [events.TaskStarted(task, attempt)]
             case messages.Listening():
-                return [TaskListening(task, attempt)]
+                return [events.TaskListening(task, attempt)]
             case messages.Intruder():
-                return [TaskUnstartable(task, attempt, _intrusion(message))]
+                return [events.TaskUnstartable(task, attempt, _intrusion(message))]
             case messages.Failed(cause=cause):
-                return [TaskUnstartable(task, attempt, cause)]
+                return [events.TaskUnstartable(task, attempt, cause)]
             case messages.Exited():
                 at_s = self._ends.at_s(host, message.death, now - message.ago_s)
                 return [self._exited(key, message, at_s)]
             case messages.Settled():
-                return [TaskSettled(task, attempt)]
+                return [events.TaskSettled(task, attempt)]
             case messages.Usage():
                 self._progress.uses(task, message)
             case messages.Log(lines=lines, dropped=dropped):
@@ -114,7 +110,7 @@ class TaskMessages:
 
     def _exited(
         self, key: tuple[TaskId, int], exited: messages.Exited, at_s: float
-    ) -> TaskExited:
+    ) -> events.TaskExited:
         task, attempt = key
         code, signal = exited.code, exited.signal
         if signal is not None:
@@ -128,7 +124,7 @@ class TaskMessages:
         facts = self._facts.setdefault(key, {})
         facts["seconds"] = exited.seconds
         self._progress.uses(task, exited)
-        return TaskExited(
+        return events.TaskExited(
             task=task,
             attempt=attempt,
             code=code,

@@ -15,7 +15,7 @@ from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_en
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job, is_awaited, search_paths, warm_env
 from tfcluster.launcher.live_run import LiveRun
-from tfcluster.lifecycle.types import Event, LauncherFault, TaskUnstartable
+from tfcluster.lifecycle.events import Event, LauncherFault, TaskUnstartable
 from tfcluster.plan.compose import Cluster, TaskSpec, address, cluster_of
 from tfcluster.plan.document import plan_document, task_parts
 from tfcluster.protocol.requests import Start

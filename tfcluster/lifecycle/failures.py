@@ -9,6 +9,8 @@ from tfcluster.base.errors import ExitCode
 from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import TaskState
 from tfcluster.base.task_id import TaskId
+from tfcluster.lifecycle import actions, events
+from tfcluster.lifecycle.state import HostState, Phase, Plan, Role, State, TaskStatus
 from tfcluster.lifecycle.transitions import (
     BACKOFF,
     LEASE,
@@ -18,27 +20,13 @@ from tfcluster.lifecycle.transitions import (
     alive,
     of,
 )
-from tfcluster.lifecycle.types import (
-    DropHosts,
-    Failure,
-    HostFailed,
-    HostLost,
-    HostState,
-    Phase,
-    Plan,
-    Role,
-    Say,
-    SetDeadline,
-    State,
-    TaskStatus,
-)
 
 LONGEST_BACKOFF_S = 300.0
 VERDICT_WINDOW_S = 0.4
 """Failures this close together count as one event with one cause."""
 
 
-def fail(turn: Turn, failure: Failure) -> None:
+def fail(turn: Turn, failure: actions.Failure) -> None:
     """Note a failure; ``reach_verdict`` acts on it after VERDICT_WINDOW_S."""
     state = turn.state
     over = state.success or state.phase in (
@@ -50,7 +38,7 @@ def fail(turn: Turn, failure: Failure) -> None:
         turn.act(replace(failure, secondary=True))
         return
     if not state.pending:
-        turn.act(SetDeadline(VERDICT, VERDICT_WINDOW_S))
+        turn.act(actions.SetDeadline(VERDICT, VERDICT_WINDOW_S))
     state.pending = (*state.pending, failure)
 
 
@@ -70,17 +58,20 @@ def reach_verdict(turn: Turn) -> None:
         them = "them" if failures[1:] else "it"
         text = f"warning: {names} failed ({cause.cause}); continuing without {them}"
         state.codes = frozenset()
-        turn.act(*(replace(failure, secondary=True) for failure in failures), Say(text))
+        turn.act(
+            *(replace(failure, secondary=True) for failure in failures),
+            actions.Say(text),
+        )
         return
     turn.act(cause, *(replace(failure, secondary=True) for failure in failures[1:]))
     if state.plan.max_restarts and cause.task is not None:
         count = f"{state.counted} restart{'' if state.counted == 1 else 's'}"
-        turn.act(Say(f"giving up after {count}{_within(state.plan)}"))
+        turn.say(f"giving up after {count}{_within(state.plan)}")
     state.verdict = cause
     turn.end(reason=None)
 
 
-def _order_of_blame(failure: Failure) -> tuple[bool, bool, float]:
+def _order_of_blame(failure: actions.Failure) -> tuple[bool, bool, float]:
     """Sort key: failures that cannot be the consequence of another come first.
 
     A lost host explains the end of its tasks; a task killed by a signal did not fail
@@ -92,7 +83,7 @@ def _order_of_blame(failure: Failure) -> tuple[bool, bool, float]:
     return failure.secondary, by_itself, failure.at_s
 
 
-def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
+def _may_restart(state: State, failures: Iterable[actions.Failure]) -> bool:
     return (
         state.counted < state.plan.max_restarts
         and state.phase is Phase.TRAINING
@@ -101,7 +92,7 @@ def _may_restart(state: State, failures: Iterable[Failure]) -> bool:
     )
 
 
-def _can_be_spared(state: State, failures: Iterable[Failure]) -> bool:
+def _can_be_spared(state: State, failures: Iterable[actions.Failure]) -> bool:
     """Whether other live tasks can do the work of the failed tasks."""
     return (
         state.phase is Phase.TRAINING
@@ -110,7 +101,7 @@ def _can_be_spared(state: State, failures: Iterable[Failure]) -> bool:
     )
 
 
-def _can_be_got_over(failure: Failure) -> bool:
+def _can_be_got_over(failure: actions.Failure) -> bool:
     if failure.task is not None:
         return failure.again and failure.run_exit_code is ExitCode.TASK_FAILED
     return failure.run_exit_code is ExitCode.CONTACT_LOST
@@ -135,7 +126,7 @@ def _enough_are_left(state: State) -> bool:
     return left >= least and all(role is Role.TRAINING for role, gone in roles if gone)
 
 
-def _restart(turn: Turn, cause: Failure) -> None:
+def _restart(turn: Turn, cause: actions.Failure) -> None:
     """Stop the tasks to restart; they start again once all of them have ended."""
     state, plan = turn.state, turn.state.plan
     failed = frozenset(
@@ -152,12 +143,14 @@ def _restart(turn: Turn, cause: Failure) -> None:
     when = f" in {duration_text(wait_s)}" if wait_s > 0 else ""
     which = f"restart {state.counted} of {plan.max_restarts}{_within(plan)}"
     happened = _what_happened(cause)
-    turn.act(Say(f"{happened}; restarting {'it' if alone else what}{when} ({which})"))
+    turn.act(
+        actions.Say(f"{happened}; restarting {'it' if alone else what}{when} ({which})")
+    )
     if wait_s > 0:
-        turn.act(SetDeadline(BACKOFF, wait_s))
+        turn.act(actions.SetDeadline(BACKOFF, wait_s))
     if plan.restart_within_s is not None:
         name = f"{RESTART}{state.restarts}"
-        turn.act(SetDeadline(name, plan.restart_within_s))
+        turn.act(actions.SetDeadline(name, plan.restart_within_s))
     _stop_to_restart(turn, failed if alone else _all_but_evaluators(state))
 
 
@@ -187,21 +180,21 @@ def _within(plan: Plan) -> str:
     return "" if within_s is None else f" within {duration_text(within_s)}"
 
 
-def _what_happened(cause: Failure) -> str:
+def _what_happened(cause: actions.Failure) -> str:
     if cause.task is not None:
         return f"{cause.task} on {cause.host} failed: {cause.cause}"
     named = cause.host is None or cause.cause.startswith(cause.host)
     return cause.cause if named else f"{cause.host}: {cause.cause}"
 
 
-def host_lost(turn: Turn, event: HostLost) -> None:
+def host_lost(turn: Turn, event: events.HostLost) -> None:
     """Give up the host's tasks; the run ends, or continues on the remaining hosts."""
     state, host = turn.state, event.host
     if state.hosts[host] is HostState.GONE:
         return
     state.hosts[host] = HostState.GONE
     if is_idle(state, host):
-        turn.act(DropHosts((host,)))
+        turn.act(actions.DropHosts((host,)))
         return
     for task in [task for task, where in state.plan.tasks.items() if where == host]:
         word = state.tasks[task].state
@@ -211,10 +204,10 @@ def host_lost(turn: Turn, event: HostLost) -> None:
             turn.set_task(task, TaskState.LOST, cause=event.cause)
     if event.harmless_after_s:
         state.awaiting |= {host}
-        turn.act(SetDeadline(f"{LEASE}{host}", event.harmless_after_s))
+        turn.act(actions.SetDeadline(f"{LEASE}{host}", event.harmless_after_s))
     code = ExitCode.CONTACT_LOST
-    failure = Failure(host=host, cause=event.cause, run_exit_code=code)
-    turn.act(DropHosts((host,)))
+    failure = actions.Failure(host=host, cause=event.cause, run_exit_code=code)
+    turn.act(actions.DropHosts((host,)))
     again = state.phase in (Phase.RESTARTING, Phase.REPLANNING)
     if again and not _enough_are_left(state):
         state.verdict = failure
@@ -231,13 +224,13 @@ def is_idle(state: State, host: str) -> bool:
     return host not in state.plan.tasks.values()
 
 
-def host_failed(turn: Turn, event: HostFailed) -> None:
+def host_failed(turn: Turn, event: events.HostFailed) -> None:
     """End the run, which needs the host, unless the host was only to be added."""
     turn.state.hosts[event.host] = HostState.GONE
     if is_idle(turn.state, event.host):
-        turn.act(DropHosts((event.host,)))
+        turn.act(actions.DropHosts((event.host,)))
         return
-    failure = Failure(
+    failure = actions.Failure(
         host=event.host,
         cause=event.cause,
         tail=event.tail,
@@ -252,7 +245,7 @@ def resize(turn: Turn, cause: str) -> None:
     ready = state.phase is Phase.TRAINING and state.started and not state.success
     if ready and not state.pending:
         state.resizing = True
-        turn.act(Say(cause))
+        turn.say(cause)
         _stop_to_restart(turn, _all_but_evaluators(state))
 
 

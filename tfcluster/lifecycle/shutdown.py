@@ -9,7 +9,9 @@ from collections.abc import Collection
 
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.states import RunState, TaskState
+from tfcluster.lifecycle import actions
 from tfcluster.lifecycle.failures import fail, reach_verdict
+from tfcluster.lifecycle.state import HostState, Phase, Role, Stage, State
 from tfcluster.lifecycle.transitions import (
     Turn,
     alive,
@@ -17,21 +19,6 @@ from tfcluster.lifecycle.transitions import (
     first_of,
     is_up,
     remaining_hosts,
-)
-from tfcluster.lifecycle.types import (
-    DropHosts,
-    Failure,
-    FetchResults,
-    Finish,
-    HostState,
-    LeaveResults,
-    Phase,
-    Role,
-    Say,
-    SetRunState,
-    Stage,
-    State,
-    StopTasks,
 )
 
 _FIRST_OF_SIGNALS = 128
@@ -63,7 +50,8 @@ def interrupt(turn: Turn, code: ExitCode) -> None:
     state = turn.state
     if state.fetching:
         text = "stopped fetching: results that are not here stay on the hosts"
-        turn.act(Say(text), LeaveResults("the fetch was interrupted"))
+        turn.say(text)
+        turn.act(actions.LeaveResults("the fetch was interrupted"))
         return
     _excuse(turn)
     state.interrupts += 1
@@ -97,7 +85,7 @@ def _stop_gently(turn: Turn, code: ExitCode) -> None:
     interactive = code is ExitCode.INTERRUPTED
     tip = " (press Ctrl-C again to kill them)" if interactive else ""
     grace = f"{state.plan.grace_s:g} s"
-    turn.act(Say(f"{word}: stopping all tasks; they have {grace} to exit{tip}"))
+    turn.say(f"{word}: stopping all tasks; they have {grace} to exit{tip}")
     turn.end(reason=word)
 
 
@@ -124,10 +112,10 @@ def _excuse(turn: Turn) -> None:
 def _kill(turn: Turn) -> None:
     state = turn.state
     state.killing = True
-    turn.act(Say("killing all tasks now"))
+    turn.say("killing all tasks now")
     left = tuple(task for task, status in state.tasks.items() if alive(status))
     if left:
-        turn.act(StopTasks(left, "KILL", 0))
+        turn.act(actions.StopTasks(left, "KILL", 0))
     if state.stage is Stage.HOSTS:
         turn.close(0)
 
@@ -151,7 +139,7 @@ def fetch(turn: Turn) -> None:
     elif plan.hurried and state.interrupted in _OF_SCHEDULER and not in_time:
         why_not = "the scheduler ends the job"
     state.fetching = why_not is None
-    turn.act(FetchResults(hosts, why_not))
+    turn.act(actions.FetchResults(hosts, why_not))
 
 
 def say_too_late(turn: Turn) -> None:
@@ -164,7 +152,7 @@ def say_too_late(turn: Turn) -> None:
             "they had not saved by then is lost, and a file that they were writing may "
             "be incomplete"
         )
-        turn.act(Say(text))
+        turn.say(text)
 
 
 def _leave(turn: Turn) -> None:
@@ -172,11 +160,15 @@ def _leave(turn: Turn) -> None:
     state = turn.state
     left = [str(task) for task, status in state.tasks.items() if alive(status)]
     may_run = f"; may still be running: {', '.join(left)}" if left else ""
-    turn.act(Say(f"exiting now{may_run}"))
+    turn.say(f"exiting now{may_run}")
     _give_up(turn)
     code, word = outcome(state)
     state.phase = Phase.OVER
-    turn.act(DropHosts(remaining_hosts(state)), SetRunState(word), Finish(word, code))
+    turn.act(
+        actions.DropHosts(remaining_hosts(state)),
+        actions.SetRunState(word),
+        actions.Finish(word, code),
+    )
 
 
 def _give_up(turn: Turn) -> None:
@@ -197,13 +189,13 @@ def start_expired(turn: Turn) -> None:
         late = [str(task) for task in state.tasks if not is_up(state, task)]
     timeout = f"start_timeout ({state.plan.start_timeout_s:g} s)"
     cause = f"not ready after {timeout}: {first_of(late)}"
-    fail(turn, Failure(cause=cause, run_exit_code=ExitCode.START))
+    fail(turn, actions.Failure(cause=cause, run_exit_code=ExitCode.START))
 
 
 def evaluator_expired(turn: Turn) -> None:
     if any_alive(turn.state, Role.EVALUATOR):
         late = f"still running {EVALUATOR_GRACE_S:g} s after training"
-        turn.act(Say(f"the evaluator is {late}; stopping it"))
+        turn.say(f"the evaluator is {late}; stopping it")
         turn.stop(Role.EVALUATOR)
 
 
@@ -215,7 +207,7 @@ def stop_expired(turn: Turn) -> None:
             continue
         cause = "still alive after SIGKILL; its host may need a reboot"
         turn.set_task(task, TaskState.LOST, cause=cause)
-        failure = Failure(
+        failure = actions.Failure(
             task=task,
             host=state.plan.tasks[task],
             cause=cause,
@@ -233,12 +225,12 @@ def close_expired(turn: Turn) -> None:
         return
     state.hosts |= dict.fromkeys(left, HostState.GONE)
     silent = f"no answer from {', '.join(left)}"
-    turn.act(Say(f"warning: {silent}; its processes may still be running"))
-    turn.act(DropHosts(left))
+    turn.say(f"warning: {silent}; its processes may still be running")
+    turn.act(actions.DropHosts(left))
     if state.verdict is None:
         cause = "its agent did not answer when the run ended"
         code = ExitCode.CONTACT_LOST
-        state.verdict = Failure(host=left[0], cause=cause, run_exit_code=code)
+        state.verdict = actions.Failure(host=left[0], cause=cause, run_exit_code=code)
         state.success = False
         turn.act(state.verdict)
     _give_up(turn)

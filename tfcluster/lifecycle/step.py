@@ -15,6 +15,7 @@ from tfcluster.base.errors import ExitCode
 from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
+from tfcluster.lifecycle import actions, events
 from tfcluster.lifecycle.failures import (
     fail,
     host_failed,
@@ -37,6 +38,15 @@ from tfcluster.lifecycle.shutdown import (
     stop_expired,
     stopped_elsewhere,
 )
+from tfcluster.lifecycle.state import (
+    HostState,
+    Phase,
+    Plan,
+    Role,
+    Stage,
+    State,
+    TaskStatus,
+)
 from tfcluster.lifecycle.transitions import (
     BACKOFF,
     CLOSE,
@@ -53,42 +63,6 @@ from tfcluster.lifecycle.transitions import (
     of,
     remaining_hosts,
 )
-from tfcluster.lifecycle.types import (
-    Action,
-    AgentAskedToStop,
-    ClearDeadline,
-    Event,
-    Expired,
-    Failure,
-    Finish,
-    HostAdded,
-    HostClosed,
-    HostFailed,
-    HostLost,
-    HostReady,
-    HostState,
-    Interrupted,
-    LauncherFault,
-    Phase,
-    Plan,
-    Replan,
-    Replanned,
-    Resize,
-    ResultsFetched,
-    Role,
-    Say,
-    SetDeadline,
-    SetRunState,
-    Stage,
-    Stalled,
-    State,
-    TaskExited,
-    TaskListening,
-    TaskSettled,
-    TaskStarted,
-    TaskStatus,
-    TaskUnstartable,
-)
 
 NOTHING_EXCHANGED = (
     "it exited without exchanging anything with the other tasks, so the training was "
@@ -98,7 +72,7 @@ NOTHING_EXCHANGED = (
 )
 """Why a task with exit code 0 counts as failed."""
 
-Result = tuple[State, list[Action]]
+Result = tuple[State, list[actions.Action]]
 
 
 def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
@@ -110,19 +84,21 @@ def begin(plan: Plan, earlier: Sequence[float] = ()) -> Result:
     hosts = dict.fromkeys(plan.tasks.values(), HostState.STARTING)
     tasks = dict.fromkeys(plan.tasks, TaskStatus())
     state = State(plan=plan, hosts=hosts, tasks=tasks, counted=len(earlier))
-    actions: list[Action] = [
-        SetRunState(RunState.STARTING),
-        SetDeadline(START, plan.start_timeout_s),
+    first: list[actions.Action] = [
+        actions.SetRunState(RunState.STARTING),
+        actions.SetDeadline(START, plan.start_timeout_s),
     ]
     if plan.restart_within_s is not None:
-        actions += [
-            SetDeadline(f"{RESTART}before {number}", plan.restart_within_s - ago_s)
+        first += [
+            actions.SetDeadline(
+                f"{RESTART}before {number}", plan.restart_within_s - ago_s
+            )
             for number, ago_s in enumerate(earlier)
         ]
-    return state, actions
+    return state, first
 
 
-def step(state: State, event: Event) -> Result:
+def step(state: State, event: events.Event) -> Result:
     """The state after ``event``, and the actions to perform, in order."""
     if state.phase is Phase.OVER:
         return state, []
@@ -132,41 +108,41 @@ def step(state: State, event: Event) -> Result:
     return turn.state, turn.actions
 
 
-def _handle(turn: Turn, event: Event) -> None:
+def _handle(turn: Turn, event: events.Event) -> None:
     state = turn.state
     match event:
-        case HostReady(host):
+        case events.HostReady(host):
             state.hosts[host] = HostState.READY
             ready = all(word is HostState.READY for word in state.hosts.values())
             if state.phase is Phase.GATHERING and ready:
                 state.phase = Phase.TRAINING
                 turn.start(state.tasks)
-        case HostAdded(host):
+        case events.HostAdded(host):
             state.hosts[host] = HostState.STARTING
-        case HostFailed():
+        case events.HostFailed():
             host_failed(turn, event)
-        case HostLost():
+        case events.HostLost():
             host_lost(turn, event)
-        case HostClosed(host):
+        case events.HostClosed(host):
             state.hosts[host] = HostState.GONE
             if state.phase is Phase.ENDING or not is_idle(state, host):
                 stopped_elsewhere(turn)
-        case AgentAskedToStop():
+        case events.AgentAskedToStop():
             stopped_elsewhere(turn)
-        case Resize(cause):
+        case events.Resize(cause):
             resize(turn, cause)
-        case Replanned(plan):
+        case events.Replanned(plan):
             replanned(turn, plan)
-        case ResultsFetched():
+        case events.ResultsFetched():
             state.fetching = False
-        case Interrupted(exit_code):
+        case events.Interrupted(exit_code):
             interrupt(turn, exit_code)
-        case Stalled(cause, tail):
+        case events.Stalled(cause, tail):
             code = ExitCode.NO_PROGRESS
-            fail(turn, Failure(cause=cause, tail=tail, run_exit_code=code))
-        case LauncherFault(cause, exit_code):
-            fail(turn, Failure(cause=cause, run_exit_code=exit_code))
-        case Expired(deadline):
+            fail(turn, actions.Failure(cause=cause, tail=tail, run_exit_code=code))
+        case events.LauncherFault(cause, exit_code):
+            fail(turn, actions.Failure(cause=cause, run_exit_code=exit_code))
+        case events.Expired(deadline):
             _expire(turn, deadline)
         case _:
             status = state.tasks[event.task]
@@ -179,23 +155,23 @@ def _handle(turn: Turn, event: Event) -> None:
 
 def _handle_task(
     turn: Turn,
-    event: TaskStarted | TaskListening | TaskSettled | TaskUnstartable | TaskExited,
+    event: events.TaskEvent,
     status: TaskStatus,
 ) -> None:
     """Handle an event of a task's current attempt."""
     tasks, task = turn.state.tasks, event.task
     match event:
-        case TaskStarted():
+        case events.TaskStarted():
             if status.state is TaskState.STARTING:
                 turn.set_task(task, TaskState.RUNNING)
-        case TaskListening():
+        case events.TaskListening():
             tasks[task] = replace(status, listening=True)
-        case TaskSettled():
+        case events.TaskSettled():
             tasks[task] = replace(status, settled=True)
-        case TaskUnstartable(cause=cause):
+        case events.TaskUnstartable(cause=cause):
             if not status.state.final:
                 _unstartable(turn, task, cause)
-        case TaskExited():
+        case events.TaskExited():
             if alive(status):
                 _exited(turn, event)
 
@@ -208,10 +184,10 @@ def _unstartable(turn: Turn, task: TaskId, cause: str) -> None:
         return
     turn.set_task(task, TaskState.FAILED, cause=cause)
     host, code = state.plan.tasks[task], ExitCode.START
-    fail(turn, Failure(task=task, host=host, cause=cause, run_exit_code=code))
+    fail(turn, actions.Failure(task=task, host=host, cause=cause, run_exit_code=code))
 
 
-def _exited(turn: Turn, event: TaskExited) -> None:
+def _exited(turn: Turn, event: events.TaskExited) -> None:
     state, task = turn.state, event.task
     if event.exchanged:
         state.exchanged |= {task}
@@ -243,10 +219,10 @@ def _exited(turn: Turn, event: TaskExited) -> None:
         _failed(turn, event, cause or f"exited with code {event.code}", not in_vain)
 
 
-def _failed(turn: Turn, event: TaskExited, cause: str, again: bool) -> None:
+def _failed(turn: Turn, event: events.TaskExited, cause: str, again: bool) -> None:
     """A task has failed; ``again``: a restart might help."""
     state = turn.state
-    failure = Failure(
+    failure = actions.Failure(
         task=event.task,
         host=state.plan.tasks[event.task],
         cause=cause,
@@ -259,7 +235,7 @@ def _failed(turn: Turn, event: TaskExited, cause: str, again: bool) -> None:
     )
     if state.plan.roles[event.task] is Role.EVALUATOR:
         text = f"warning: {event.task} failed ({cause}); training continues"
-        turn.act(replace(failure, secondary=True), Say(text))
+        turn.act(replace(failure, secondary=True), actions.Say(text))
         return
     if not event.victim:
         state.codes |= {event.code}
@@ -308,7 +284,7 @@ def _advance_training(turn: Turn) -> None:
     state = turn.state
     if not state.started and all(is_up(state, task) for task in state.tasks):
         state.started = True
-        turn.act(ClearDeadline(START), SetRunState(RunState.RUNNING))
+        turn.act(actions.ClearDeadline(START), actions.SetRunState(RunState.RUNNING))
     training = of(state, Role.TRAINING)
     if state.pending or any(
         state.tasks[task].state is not TaskState.SUCCEEDED for task in training
@@ -320,7 +296,7 @@ def _advance_training(turn: Turn) -> None:
     elif not state.success:
         # Only the evaluator still runs; it needs no servers.
         state.success = True
-        turn.act(SetDeadline(EVALUATOR, EVALUATOR_GRACE_S))
+        turn.act(actions.SetDeadline(EVALUATOR, EVALUATOR_GRACE_S))
         turn.stop(Role.SERVER)
 
 
@@ -333,7 +309,7 @@ def _advance_restart(turn: Turn) -> None:
     if lost or state.resizing:
         state.phase, state.restarting = Phase.REPLANNING, frozenset()
         left = [h for h, word in state.hosts.items() if word is HostState.READY]
-        turn.act(Replan(frozenset(left)))
+        turn.act(actions.Replan(frozenset(left)))
         return
     again = [task for task in state.tasks if task in state.restarting]
     for task in again:
@@ -357,12 +333,12 @@ def _advance_end(turn: Turn) -> None:
             if not any_alive(state, Role.TRAINING, Role.EVALUATOR):
                 state.stage = Stage.SERVERS
                 say_too_late(turn)
-                turn.act(ClearDeadline(EVALUATOR))
+                turn.act(actions.ClearDeadline(EVALUATOR))
                 turn.stop(Role.SERVER)
         case Stage.SERVERS:
             if not any_alive(state, Role.SERVER):
                 state.stage = Stage.RESULTS
-                turn.act(ClearDeadline(START), ClearDeadline(STOP))
+                turn.act(actions.ClearDeadline(START), actions.ClearDeadline(STOP))
                 fetch(turn)
                 for task, status in state.tasks.items():
                     if status.state is TaskState.PENDING:
@@ -370,10 +346,14 @@ def _advance_end(turn: Turn) -> None:
         case Stage.RESULTS:
             if not state.fetching:
                 state.stage = Stage.HOSTS
-                turn.act(ClearDeadline(STOP))
+                turn.act(actions.ClearDeadline(STOP))
                 turn.close(state.plan.grace_s)
         case Stage.HOSTS:
             if not remaining_hosts(state):
                 code, word = outcome(state)
                 state.phase = Phase.OVER
-                turn.act(ClearDeadline(CLOSE), SetRunState(word), Finish(word, code))
+                turn.act(
+                    actions.ClearDeadline(CLOSE),
+                    actions.SetRunState(word),
+                    actions.Finish(word, code),
+                )

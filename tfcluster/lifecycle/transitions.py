@@ -7,22 +7,8 @@ from collections.abc import Iterable
 from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
-from tfcluster.lifecycle.types import (
-    Action,
-    ClearDeadline,
-    CloseHosts,
-    HostState,
-    Phase,
-    Role,
-    SetDeadline,
-    SetRunState,
-    SetTaskState,
-    Stage,
-    StartTasks,
-    State,
-    StopTasks,
-    TaskStatus,
-)
+from tfcluster.lifecycle import actions
+from tfcluster.lifecycle.state import HostState, Phase, Role, Stage, State, TaskStatus
 
 CLOSE_SLACK_S = 5.0
 """What an agent may need beyond the grace period to sweep and exit."""
@@ -45,10 +31,13 @@ class Turn:
     def __init__(self, state: State) -> None:
         """The turn changes a copy of ``state``."""
         self.state = replace(state, hosts={**state.hosts}, tasks={**state.tasks})
-        self.actions: list[Action] = []
+        self.actions: list[actions.Action] = []
 
-    def act(self, *actions: Action) -> None:
+    def act(self, *actions: actions.Action) -> None:
         self.actions += actions
+
+    def say(self, text: str) -> None:
+        self.act(actions.Say(text))
 
     def end(self, *, reason: str | None) -> None:
         """Begin the shutdown: stop all tasks except servers; ``step`` does the rest."""
@@ -57,21 +46,24 @@ class Turn:
             reason = state.verdict.cause
         state.phase, state.stage = Phase.ENDING, Stage.TASKS
         state.restarting = frozenset()
-        self.act(ClearDeadline(VERDICT), SetRunState(RunState.STOPPING, reason))
+        self.act(
+            actions.ClearDeadline(VERDICT),
+            actions.SetRunState(RunState.STOPPING, reason),
+        )
         self.stop(Role.TRAINING, Role.EVALUATOR)
 
     def close(self, grace_s: float) -> None:
         """Have all agents exit."""
         if hosts := remaining_hosts(self.state):
-            deadline = SetDeadline(CLOSE, grace_s + CLOSE_SLACK_S)
-            self.act(CloseHosts(hosts, grace_s), deadline)
+            deadline = actions.SetDeadline(CLOSE, grace_s + CLOSE_SLACK_S)
+            self.act(actions.CloseHosts(hosts, grace_s), deadline)
 
     def start(self, tasks: Iterable[TaskId]) -> None:
         chosen = tuple(tasks)
         for task in chosen:
             self.set_task(task, TaskState.STARTING)
         attempts = tuple(self.state.tasks[task].attempt for task in chosen)
-        self.act(StartTasks(chosen, attempts))
+        self.act(actions.StartTasks(chosen, attempts))
 
     def stop(self, *roles: Role, among: frozenset[TaskId] | None = None) -> None:
         """Stop all live tasks of these roles."""
@@ -89,8 +81,8 @@ class Turn:
             signal, grace_s = state.signal, state.plan.grace_s
             if state.killing:
                 signal, grace_s = "KILL", 0.0
-            self.act(StopTasks(left, signal, grace_s))
-            self.act(SetDeadline(STOP, grace_s + UNKILLABLE_S))
+            self.act(actions.StopTasks(left, signal, grace_s))
+            self.act(actions.SetDeadline(STOP, grace_s + UNKILLABLE_S))
 
     def set_task(
         self,
@@ -104,7 +96,7 @@ class Turn:
         status = replace(self.state.tasks[task], state=word)
         self.state.tasks[task] = status
         self.act(
-            SetTaskState(
+            actions.SetTaskState(
                 task=task,
                 attempt=status.attempt,
                 state=word,
