@@ -19,13 +19,20 @@ from tfcluster.protocol.wire import INTRA_OP_THREADS
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
+    host: Host
     hello: Hello
     resolved: tuple[str, ...]
     """What the host's name or configured address resolves to here."""
-    reachable: str
-    """The address for other hosts."""
-    address: str
-    """The address to use; same as ``reachable`` unless this is the only host."""
+
+    def address(self, *, alone: bool) -> str:
+        """The address for all hosts; "" if there is none."""
+        return choose_address(
+            self.host,
+            way_in=self.hello.way_in,
+            local=self.hello.addresses,
+            resolved=self.resolved,
+            alone=alone,
+        )
 
 
 class HostFacts:
@@ -39,18 +46,8 @@ class HostFacts:
         self, host: Host, hello: Hello, resolved: tuple[str, ...], *, alone: bool
     ) -> str | None:
         """Note what a host has said; returns why it is of no use, if it is not."""
-        reachable, address = (
-            choose_address(
-                host,
-                way_in=hello.way_in,
-                local=hello.addresses,
-                resolved=resolved,
-                alone=only,
-            )
-            for only in (False, alone)
-        )
-        self._facts[host.name] = _Facts(hello, resolved, reachable, address)
-        if address:
+        facts = self._facts[host.name] = _Facts(host, hello, resolved)
+        if facts.address(alone=alone):
             return None
         return (
             "it has no address at which the other hosts can reach it (give it an "
@@ -70,16 +67,16 @@ class HostFacts:
     def addresses(self, *, alone: bool) -> dict[str, str]:
         """The address at which other hosts reach each host."""
         return {
-            name: facts.address if alone else facts.reachable or facts.address
+            name: facts.address(alone=alone) or facts.address(alone=True)
             for name, facts in self._items()
         }
 
-    def peers(self) -> tuple[str, ...]:
+    def peers(self, *, alone: bool) -> tuple[str, ...]:
         """The networks that the hosts of the run are in, as in ``peer_filter``."""
         addresses: list[str] = []
         for _, facts in self._items():
-            addresses += facts.hello.addresses
-            addresses += (*facts.resolved, facts.address, facts.reachable)
+            addresses += (*facts.hello.addresses, *facts.resolved)
+            addresses += (facts.address(alone=alone), facts.address(alone=False))
         return compact(addresses)
 
     def cpus(self) -> dict[str, int]:

@@ -434,6 +434,10 @@ class Hosts:
         """The address at which other hosts reach each host."""
         return self.facts.addresses(alone=self._is_alone)
 
+    def peers(self) -> tuple[str, ...]:
+        """The networks that the hosts are in, as in ``peer_filter``."""
+        return self.facts.peers(alone=self._is_alone)
+
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, held by its host's agent."""
         return {task: held[0] for task, held in self._held().items()}

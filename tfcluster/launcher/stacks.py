@@ -55,8 +55,7 @@ class StallDetector:
         if stalled:
             self._asked, self._asked_until = stalled, now + STACKS_WAIT_S
             self._answers.clear()
-            for task, host in expected.items():
-                self._send(host, StacksRequest((str(task),)))
+            _request_stacks(expected, self._send)
         return None
 
 
@@ -71,14 +70,13 @@ def ask_stacks(
 
     The event ``asked`` says which ones; an event ``stack`` follows for each answer.
     """
-    chosen = {
-        str(task): host
-        for task, host in running.items()
-        if not tasks or str(task) in tasks
-    }
-    journal.event("asked", request=number, tasks=sorted(chosen))
-    for host in set(chosen.values()):
-        send(
-            host,
-            StacksRequest(tuple(t for t, where in chosen.items() if where == host)),
-        )
+    chosen = {t: host for t, host in running.items() if not tasks or str(t) in tasks}
+    journal.event("asked", request=number, tasks=sorted(map(str, chosen)))
+    _request_stacks(chosen, send)
+
+
+def _request_stacks(
+    tasks: Mapping[TaskId, str], send: Callable[[str, Request], None]
+) -> None:
+    for task, host in tasks.items():
+        send(host, StacksRequest((str(task),)))

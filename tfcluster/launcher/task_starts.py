@@ -94,7 +94,7 @@ class TaskStarts:
             ports=ports,
             parameter_ports=hosts.parameter_ports(),
             threads=threads_env(specs, cpus),
-            peers=",".join(hosts.facts.peers()) if closed else None,
+            peers=",".join(hosts.peers()) if closed else None,
         )
         now_s, events = time.monotonic(), list[Event]()
         for task, attempt in zip(tasks, attempts, strict=True):
