@@ -190,14 +190,14 @@ class GrowingPool:
 
     def _work_off(self) -> None:
         try:
-            while (work := self._take()) is not None:
+            while (work := self._next_work()) is not None:
                 threading.current_thread().name = work.name
                 work.act()
         finally:
             with self._lock:
                 self._size -= 1
 
-    def _take(self) -> _Work | None:
+    def _next_work(self) -> _Work | None:
         """The next work; None if there was none for so long that the thread may end."""
         try:
             work = self._handed_out.get(timeout=IDLE_S)

@@ -61,8 +61,8 @@ class HostLiveness:
 
     def is_long(self, host: str) -> bool:
         """Whether a frame from the host is overdue."""
-        known = self._quiet.get(host)
-        return known is not None and known.seconds > 2 * HEARTBEAT_S
+        quiet = self._quiet.get(host)
+        return quiet is not None and quiet.seconds > 2 * HEARTBEAT_S
 
     def _ask(self, host: Host) -> None:
         starter = self._starter

@@ -105,7 +105,7 @@ def check(
 
     ``paths`` is the run if ``submit`` has already begun it. Raises TfclusterError.
     """
-    given, backend = description, schedulers.get(description.backend)
+    original, backend = description, schedulers.get(description.backend)
     scheduler = backend if isinstance(backend, BatchScheduler) else None
     requeuing = backend if isinstance(backend, Requeuing) else None
     if requeuing is not None and description.restart.requeues:
@@ -127,7 +127,7 @@ def check(
     values = read_secrets(description.secrets, description.origins, environ)
     starter = schedulers.of_launcher(description).starter(description, environ)
     return Launch(
-        given,
+        original,
         prepared,
         values,
         starter,
@@ -171,7 +171,7 @@ def _of_array(description: Description, index: str | None) -> Description:
 class Launch:
     """A launch that is ready to go."""
 
-    given: Description
+    original: Description
     """What the user asked for, before it was fitted to the scheduler's limits."""
     prepared: PreparedLaunch
     secrets: Mapping[str, str]
@@ -285,7 +285,7 @@ class Launch:
         document = self.prepared.document(str(paths.logs))
         try:
             replace_json(paths.plan, task_parts(document, self.prepared.cluster))
-            save_launched(paths, self.given)
+            save_launched(paths, self.original)
             if before is not None:
                 link(before, paths)
             remember_hosts(paths, description)

@@ -90,22 +90,22 @@ class Progress:
         if entry is None:
             return
         latest = {key: report[key] for key in _STEP if _number(report.get(key))}
-        if found := metrics(report):
-            latest["metrics"] = found
+        if values := metrics(report):
+            latest["metrics"] = values
         if latest.get("step") != entry.latest.get("step"):
             entry.since, entry.reports = now, True
         entry.latest = latest
 
     def epoch(
-        self, task: TaskId, epoch: int, found: Mapping[str, float | None]
+        self, task: TaskId, epoch: int, values: Mapping[str, float | None]
     ) -> None:
         """Note the metrics at the end of an epoch, which cover the rows of all ranks.
 
         The metrics of steps cover only the rank's own rows.
         """
         entry = self._tasks.get(task)
-        if entry is not None and entry.latest.get("epoch") == epoch and found:
-            entry.latest = {**entry.latest, "metrics": dict(found)}
+        if entry is not None and entry.latest.get("epoch") == epoch and values:
+            entry.latest = {**entry.latest, "metrics": dict(values)}
 
     def last_step(self, task: TaskId) -> int | None:
         """The number of steps that a task has reported."""
@@ -115,8 +115,8 @@ class Progress:
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
         """Note a ``serving`` event of a ps, which does not make steps itself."""
         if (entry := self._tasks.get(task)) is not None:
-            known = {key: report[key] for key in _SERVING if _number(report.get(key))}
-            entry.latest = {**entry.latest, "serving": known}
+            values = {key: report[key] for key in _SERVING if _number(report.get(key))}
+            entry.latest = {**entry.latest, "serving": values}
 
     def uses(self, task: TaskId, told: Usage | Exited) -> None:
         """Note what a task uses now, or has used when it ended."""
@@ -183,18 +183,18 @@ def _computes(entry: _TaskProgress, now: float) -> bool:
 
 def _gpu(gpu: Gpu) -> dict[str, float]:
     """What is known of a GPU, for the record."""
-    known = {key: value for key, value in vars(gpu).items() if value is not None}
-    return {key: known[key] for key in known if key != "uuid"}
+    values = {key: value for key, value in vars(gpu).items() if value is not None}
+    return {key: values[key] for key in values if key != "uuid"}
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics in a task's event; None for a metric that is not a finite number."""
-    found = report.get("metrics")
-    if not isinstance(found, Mapping):
+    values = report.get("metrics")
+    if not isinstance(values, Mapping):
         return {}
     return {
         str(name)[:_NAME_CHARS]: value if _number(value) else None
-        for name, value in list(found.items())[:_MOST_METRICS]
+        for name, value in list(values.items())[:_MOST_METRICS]
     }
 
 
@@ -224,10 +224,10 @@ def blame(
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))
-    waiting = {t: said for t in answered if (said := answers[t].waiting)}
+    waiting = {t: what for t in answered if (what := answers[t].waiting)}
     awaited: dict[TaskId, None] = {}
-    for said in waiting.values():
-        for rank in said.get("for") or ():
+    for what in waiting.values():
+        for rank in what.get("for") or ():
             if ranks.get(rank) not in (None, *waiting):
                 awaited[ranks[rank]] = None
     # If no task says whom it waits for, the tasks that do not wait are blamed.

@@ -168,9 +168,9 @@ class Resizer:
             return None
         hosts = [host for host in pending.wanted.hosts if host.name in left]
         described = pending.wanted.job.description.hosts
-        known = replace(job, description=replace(job.description, hosts=described))
+        job = replace(job, description=replace(job.description, hosts=described))
         try:
-            after = known.resized(hosts, pending.wanted.workers)
+            after = job.resized(hosts, pending.wanted.workers)
         except StartError as error:
             self._give_up(error.message)
             return None

@@ -1,6 +1,6 @@
 """Fetches results for the launcher: at the end of the run, and on request.
 
-Fetches run in a thread, one after the other. The launcher's loop passes on the frames
+Fetches run in threads, one after the other. The launcher's loop passes on the frames
 of hosts, and records what has become of each host's files.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from tfcluster import schedulers
@@ -72,14 +72,12 @@ class ResultsFetcher:
     def __init__(self, run: LiveRun, hosts: Hosts) -> None:
         self._run = run
         self._hosts = hosts
-        self._inboxes: dict[str, Inbox] = {}
-        self._lost: dict[str, str] = {}
+        self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
         self._numbers = itertools.count(1)
-        self._waiting: SimpleQueue[HostFetch] = SimpleQueue()
         self._fetches: list[HostFetch] = []
         self._final: HostFetch | None = None
         """The fetch at the end of the run."""
-        self._thread: threading.Thread | None = None
+        self._one_at_a_time = threading.Lock()
         self._shown_s = 0.0
 
     # --- in -------------------------------------------------------------------------
@@ -94,52 +92,45 @@ class ResultsFetcher:
 
     def lost(self, host: str, cause: str) -> None:
         """Note that we have lost contact with a host."""
-        self._lost[host] = cause
-        if host in self._inboxes:
-            self._inboxes[host].end(cause)
+        self._inboxes[host].end(cause)
 
     def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """Begin a fetch; events ``results`` follow, one for each host."""
-        fetch = self._begin(number, request)
+        fetch = self._prepared(number, request)
         self._run.journal.event("fetch", request=number, hosts=list(fetch.outcomes))
         self._fetches.append(fetch)
         if not fetch.over:
-            self._waiting.put(fetch)
-            if self._thread is None:
-                act = self._work
-                self._thread = threading.Thread(target=act, name="results", daemon=True)
-                self._thread.start()
+            work = partial(self._work, fetch)
+            threading.Thread(target=work, name="results", daemon=True).start()
         return fetch
 
-    def _begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
+    def _prepared(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """A fetch without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
-        hosts = self._chosen_hosts(every=every)
-        if schedulers.get(self._job.description.backend).here:
-            outcomes = {
-                host: TransferOutcome(host, shared=True, over=True) for host in hosts
-            }
-            return HostFetch(number, outcomes, (), over=True)
-        root = self._job.description.workdir
-        seen = witnesses(root)
-        outcomes = {host: TransferOutcome(host) for host in hosts}
+        description, files = self._job.description, self._hosts.files
+        here = schedulers.get(description.backend).here
+        outcomes = {}
+        for host in self._chosen_hosts(every=every):
+            shared = here or files.has_copy(host) is False
+            outcomes[host] = TransferOutcome(host, shared=shared, over=shared)
+        root, sync = description.workdir, description.sync
+        folder = str(root) if sync is None else sync.folder
+        fetch = HostFetch(number, outcomes, (), over=here)
         for host, outcome in outcomes.items():
-            if self._hosts.files.has_copy(host) is False:
-                outcome.shared = outcome.over = True
-        fetch = HostFetch(number, outcomes, ())
-        fetch.transfers = [
-            HostTransfer(
-                outcomes[host],
-                self._asked(host, patterns, seen),
+            if outcome.over:
+                continue
+            # What a host found out before its tasks were started is certain.
+            seen = () if files.has_copy(host) else witnesses(root)
+            transfer = HostTransfer(
+                outcome,
+                WantedFiles(folder, seen, patterns),
                 ResultFolder(root, host, force=request.force, apart=every),
                 send=partial(self._hosts.send, host),
-                inbox=self._inbox(host),
+                inbox=self._inboxes[host],
                 numbers=self._numbers,
                 stopped=lambda: fetch.stop,
             )
-            for host in hosts
-            if not outcomes[host].over
-        ]
+            fetch.transfers = (*fetch.transfers, transfer)
         return fetch
 
     def at_end(self, not_now: str | None) -> None:
@@ -150,7 +141,7 @@ class ResultsFetcher:
         self.leave(not_now)
         _, every = self._wanted(commands.Fetch())
         for host in self._chosen_hosts(every=every):
-            self._tell(TransferOutcome(host, cause=not_now, over=True), None)
+            self._record(TransferOutcome(host, cause=not_now, over=True), None)
 
     def leave(self, why: str) -> None:
         """End all fetches soon."""
@@ -164,18 +155,7 @@ class ResultsFetcher:
             patterns = configured.patterns
         if every is None:
             every = configured is not None and configured.all
-        return tuple(each for each in patterns if not pattern_problem(each)), every
-
-    def _asked(
-        self, host: str, patterns: tuple[str, ...], seen: tuple[tuple[str, int], ...]
-    ) -> WantedFiles:
-        description = self._job.description
-        # What a host found out before its tasks were started is certain.
-        if self._hosts.files.has_copy(host):
-            seen = ()
-        sync = description.sync
-        folder = str(description.workdir) if sync is None else sync.folder
-        return WantedFiles(folder, seen, patterns)
+        return tuple(p for p in patterns if not pattern_problem(p)), every
 
     def _chosen_hosts(self, *, every: bool) -> list[str]:
         """All hosts of the run, or only the host of the chief, which has rank 0."""
@@ -191,13 +171,6 @@ class ResultsFetcher:
     @property
     def _job(self) -> Job:
         return self._run.job
-
-    def _inbox(self, host: str) -> Inbox:
-        if host not in self._inboxes:
-            self._inboxes[host] = Inbox()
-            if host in self._lost:
-                self._inboxes[host].end(self._lost[host])
-        return self._inboxes[host]
 
     # --- out ------------------------------------------------------------------------
 
@@ -218,7 +191,7 @@ class ResultsFetcher:
                 replace_json(self._run.paths.fetching, value, durable=False)
         for fetch in ended:
             for outcome in fetch.outcomes.values():
-                self._tell(outcome, fetch.number)
+                self._record(outcome, fetch.number)
         return any(fetch is self._final for fetch in ended)
 
     def close(self) -> None:
@@ -229,7 +202,7 @@ class ResultsFetcher:
             self.finished(time.monotonic())
             pause.wait(_POLL_S)
 
-    def _tell(self, outcome: TransferOutcome, number: str | None) -> None:
+    def _record(self, outcome: TransferOutcome, number: str | None) -> None:
         description = self._job.description
         fields = event_fields(outcome, number, str(description.workdir))
         self._run.journal.event("results", **fields)
@@ -247,11 +220,10 @@ class ResultsFetcher:
             return None
         return progress_text(progress_of(self._fetches[0]))
 
-    def _work(self) -> None:
-        while True:
-            fetch = self._waiting.get()
+    def _work(self, fetch: HostFetch) -> None:
+        with self._one_at_a_time:
             run_all(fetch.transfers, AT_ONCE)
-            fetch.over = True
+        fetch.over = True
 
 
 def _is_stuck(fetch: HostFetch) -> bool:
@@ -275,9 +247,9 @@ def _is_stuck(fetch: HostFetch) -> bool:
 def progress_of(fetch: HostFetch) -> dict[str, dict[str, int]]:
     """By host: the number of bytes that are here, and of all bytes."""
     return {
-        each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
-        for each in fetch.outcomes.values()
-        if not each.over
+        outcome.host: {"bytes": outcome.done_bytes, "of_bytes": outcome.bytes}
+        for outcome in fetch.outcomes.values()
+        if not outcome.over
     }
 
 

@@ -58,7 +58,7 @@ def run_end_command(
     argv = description.on_end
     if not argv:
         return None
-    given = {**outcome, "folder": str(paths.root)}
+    message = {**outcome, "folder": str(paths.root)}
     folder = description.workdir if description.workdir.is_dir() else paths.root
     try:
         with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ def run_end_command(
             inbox = os.memfd_create("outcome")
             stack.callback(os.close, inbox)
             with os.fdopen(os.dup(inbox), "wb") as file:
-                file.write(json.dumps(given, default=str).encode() + b"\n")
+                file.write(json.dumps(message, default=str).encode() + b"\n")
             os.lseek(inbox, 0, os.SEEK_SET)
             process = subprocess.Popen(
                 argv,
@@ -133,22 +133,22 @@ def requeue(
     backend: Requeuing,
     environ: Mapping[str, str],
     paths: RunPaths,
-    known: Earlier,
+    before: Earlier,
     record: Record,
 ) -> str:
     """Ask the scheduler if ``restart.max`` permits it; returns a sentence about it.
 
-    ``known`` has the restarts of this run and of the runs before it.
+    ``before`` has the restarts of this run and of the runs before it.
     """
     restart, now_s = description.restart, time.time()
-    counted = known.counted(now_s, restart.within_s)
+    counted = before.counted(now_s, restart.within_s)
     job = backend.job(environ)
     ended = f"the time limit of job {job} ended this run"
     if len(counted) >= restart.max:
         used = f"all {restart.max} restarts are used (restart.max)"
         return f"{ended}; it was not requeued: {used}"
     _remember(paths, job, description, now_s)
-    count = known.requeues + 1
+    count = before.requeues + 1
     record({"job": job, "count": count, "restarts": [*counted, now_s]})
     if refused := backend.requeue(environ):
         record({"job": job, "refused": refused})
@@ -161,10 +161,10 @@ def _remember(
     paths: RunPaths, job: str, description: Description, now_s: float
 ) -> None:
     """Note a job that the user wrote: this job will continue the run."""
-    known = {"job": job, "backend": description.backend, "name": description.name}
+    fields = {"job": job, "backend": description.backend, "name": description.name}
     with contextlib.suppress(OSError):
         if not paths.job.exists():
-            replace_json(paths.job, {**known, "submitted": now_s})
+            replace_json(paths.job, {**fields, "submitted": now_s})
 
 
 def call_on_end(

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -84,9 +85,9 @@ class RunOutput:
         away = {job.specs[task].place.host.name for task in exposed}
         if schedulers.get(job.description.backend).here:
             away = set()
-        found = [ports[task] for task in exposed]
+        numbers = [ports[task] for task in exposed]
         anyone = job.description.expose == "any"
-        if warning := exposure_warning(found, away, anyone=anyone):
+        if warning := exposure_warning(numbers, away, anyone=anyone):
             self._screen.say(warning)
 
     def places(
@@ -114,8 +115,8 @@ class RunOutput:
         self._put(self._folding.take(task, chosen, time.monotonic()))
 
     def _put(self, shown: Sequence[Shown]) -> None:
-        for each in shown:
-            self._screen.log(each.task, each.lines, also=each.also)
+        for part in shown:
+            self._screen.log(part.task, part.lines, also=part.also)
 
     def _has_gpus(self, task: str) -> bool | None:
         specs = {} if self._current is None else self._current.job.specs
@@ -123,8 +124,8 @@ class RunOutput:
         if spec is None:
             return None
         share, there = spec.place.gpus, spec.place.host.gpus
-        known = there if share is None else share
-        return None if known is None else bool(known)
+        gpus = there if share is None else share
+        return None if gpus is None else bool(gpus)
 
     def say(self, text: str) -> None:
         self._screen.say(text)
@@ -214,7 +215,7 @@ def exposure_warning(
 def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
     """The addresses at which others can connect; public ones come first, marked."""
     public, private = [], []
-    for text in (text for found in addresses.values() for text in found):
+    for text in chain.from_iterable(addresses.values()):
         try:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:

@@ -105,7 +105,7 @@ class TaskMessages:
                     "dropped"
                 )
             case messages.Event(event=event):
-                self._said(host, key, event, now)
+                self._event(host, key, event, now)
         return []
 
     def _exited(
@@ -118,11 +118,9 @@ class TaskMessages:
             signal = f"SIG{signal.removeprefix('SIG')}"
         tail = tuple(line[:2000] for line in exited.tail)[-20:]
         cause = cause_of_exit(code=code, signal=signal, oom=exited.oom, tail=tail)
-        said = self._causes.get(key)
-        if cause is not None and signal is None and said:
-            cause = said
-        facts = self._facts.setdefault(key, {})
-        facts["seconds"] = exited.seconds
+        if cause is not None and signal is None:
+            cause = self._causes.get(key) or cause
+        self._facts.setdefault(key, {})["seconds"] = exited.seconds
         self._progress.uses(task, exited)
         return events.TaskExited(
             task=task,
@@ -137,77 +135,70 @@ class TaskMessages:
             at_s=at_s,
         )
 
-    def _said(
+    def _event(
         self, host: str, key: tuple[TaskId, int], event: Mapping[str, Any], now: float
     ) -> None:
         """Handle an event from the task itself, which may send anything."""
-        task, attempt = key
-        if event.get("type") not in _UNLIMITED and not self._may_say_more(key):
+        kind = event.get("type")
+        if kind not in _UNLIMITED and not self._may_say_more(key):
             return
-        match event.get("type"):
+        (task, attempt), name = key, str(key[0])
+        progress, journal = self._progress, self._journal
+        match kind:
             case "step":
-                self._progress.step(task, event, now)
+                progress.step(task, event, now)
             case "serving":
-                self._progress.serving(task, event)
-            case "epoch" if isinstance(event.get("epoch"), int):
-                epoch, said = event["epoch"], metrics(event)
-                step = event.get("step")
+                progress.serving(task, event)
+            case "epoch" if isinstance(epoch := event.get("epoch"), int):
+                step, values = event.get("step"), metrics(event)
                 if not isinstance(step, int):
-                    step = self._progress.last_step(task)
+                    step = progress.last_step(task)
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
-                self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
-                self._progress.epoch(task, epoch, said)
+                journal.metrics(EPOCH, name, **keys, metrics=values)
+                progress.epoch(task, epoch, values)
             case "exchanges":
-                totals = [as_dict(each) for each in exchange_totals(event)][
-                    :_MOST_TOTALS
-                ]
-                keys = {"attempt": attempt, "totals": totals}
-                self._journal.metrics(EXCHANGES, str(task), **keys)
-            case "versions" if isinstance(event.get("versions"), dict):
-                known = list(event["versions"].items())[:_MOST_VERSIONS]
-                told = {str(n)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for n, v in known}
-                self._journal.event("versions", task=str(task), versions=told)
+                totals = [as_dict(total) for total in exchange_totals(event)]
+                totals = totals[:_MOST_TOTALS]
+                journal.metrics(EXCHANGES, name, attempt=attempt, totals=totals)
+            case "versions" if isinstance(versions := event.get("versions"), dict):
+                some = list(versions.items())[:_MOST_VERSIONS]
+                shown = {str(k)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for k, v in some}
+                journal.event("versions", task=name, versions=shown)
             case "phase":
                 phase = str(event.get("phase"))[:_MAX_PHASE]
-                self._journal.event(
-                    "task", task=str(task), attempt=attempt, phase=phase
-                )
+                journal.event("task", task=name, attempt=attempt, phase=phase)
             case "trace":
                 self._traces.add(task, attempt, host, event)
             case "waiting":
-                said = _waiting({"waiting": event}) or {}
-                self._journal.event(
-                    "waiting",
-                    task=str(task),
-                    attempt=attempt,
-                    **{key: said.get(key) for key in ("since_s", "what", "for")},
-                )
+                waiting = _waiting({"waiting": event}) or {}
+                what = {key: waiting.get(key) for key in ("since_s", "what", "for")}
+                journal.event("waiting", task=name, attempt=attempt, **what)
             case "warning" | "note":
-                self._warn(task, event["type"], str(event.get("text"))[:_MAX_TEXT])
+                self._warn(task, kind, event)
             case "cold_start":
                 self.cold.add(task)
-                self._warn(task, "note", str(event.get("text"))[:_MAX_TEXT])
+                self._warn(task, "note", event)
             case "failure":
                 self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
             case "stack":
-                text, waiting = str(event.get("text")), _waiting(event)
-                self.answers[task] = Answer(stack=text, waiting=waiting)
-                self._journal.event("stack", task=str(task), text=text, waiting=waiting)
+                text, awaited = str(event.get("text")), _waiting(event)
+                self.answers[task] = Answer(stack=text, waiting=awaited)
+                journal.event("stack", task=name, text=text, waiting=awaited)
 
-    def _warn(self, task: TaskId, kind: str, text: str) -> None:
+    def _warn(self, task: TaskId, kind: str, event: Mapping[str, Any]) -> None:
         """Show a warning or note once: ranks that run the same program all issue it."""
+        text = str(event.get("text"))[:_MAX_TEXT]
         if text not in self._warned:
             self._warned.add(text)
             self._run.say(f"{kind}: {task}: {text}")
 
     def _may_say_more(self, key: tuple[TaskId, int]) -> bool:
         """Limit a task's events, because they all go into the record."""
-        said = self._event_counts[key] = self._event_counts.get(key, 0) + 1
-        if said == _MAX_EVENTS:
-            self._run.say(
-                f"{key[0]} sends too many events; further ones are not recorded"
-            )
-        return said < _MAX_EVENTS
+        count = self._event_counts[key] = self._event_counts.get(key, 0) + 1
+        if count == _MAX_EVENTS:
+            end = "further ones are not recorded"
+            self._run.say(f"{key[0]} sends too many events; {end}")
+        return count < _MAX_EVENTS
 
     def _swept(self, host: str, count: int) -> None:
         self._journal.event("swept", host=host, count=count)
@@ -230,8 +221,8 @@ def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(waiting, dict):
         return None
     ranks = waiting.get("for")
-    known = [r for r in ranks if isinstance(r, int)] if isinstance(ranks, list) else []
-    return {**waiting, "for": known}
+    ranks = ranks if isinstance(ranks, list) else []
+    return {**waiting, "for": [rank for rank in ranks if isinstance(rank, int)]}
 
 
 def _of_host(host: str, text: str) -> str:
@@ -256,7 +247,7 @@ class EndOrder:
     """The ends on all hosts. Each agent numbers the ends that it sees, from 0."""
 
     def __init__(self) -> None:
-        self._known: dict[str, deque[tuple[int, float]]] = {}
+        self._ends: dict[str, deque[tuple[int, float]]] = {}
 
     def at_s(self, host: str, number: int, about_s: float) -> float:
         """The time of an end that happened at about ``about_s``.
@@ -264,12 +255,12 @@ class EndOrder:
         Reports are delayed by varying amounts, so the numbers decide the order of two
         ends on one host, and the times are adjusted to it.
         """
-        known = self._known.setdefault(host, deque(maxlen=_REMEMBERED))
-        before = max((s for n, s in known if n < number), default=-math.inf)
-        after = min((s for n, s in known if n > number), default=math.inf)
+        ends = self._ends.setdefault(host, deque(maxlen=_REMEMBERED))
+        before = max((s for n, s in ends if n < number), default=-math.inf)
+        after = min((s for n, s in ends if n > number), default=math.inf)
         if not before < about_s < after:
             low = before if math.isfinite(before) else after - 2 * _STEP_S
             high = after if math.isfinite(after) else before + 2 * _STEP_S
             about_s = (low + high) / 2
-        known.append((number, about_s))
+        ends.append((number, about_s))
         return about_s
