@@ -78,7 +78,7 @@ class Driver:
         self._hosts = hosts = Hosts(run, starter, queue.put)
         self._traces = TraceFiles(run.paths)
         self._copies = LogCopies(run.paths)
-        self._tasks = TaskMessages(run, self._keep, self._traces)
+        self._tasks = TaskMessages(run, hosts.facts, self._copies, self._traces)
         self._clocks: dict[str, Measured] = {}
         """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}
@@ -121,12 +121,10 @@ class Driver:
                 f"warning: {fold(unswept)} could not be swept after contact was lost; "
                 f"a live agent ends its tasks within {LEASE_S:g} s"
             )
-        self._copies.close(COPIES_S)
-        if self._copies.trouble is not None:
-            self._show.say(f"warning: cannot copy logs: {self._copies.trouble}")
-        self._traces.close(COPIES_S)
-        if self._traces.trouble is not None:
-            self._show.say(f"warning: the trace is incomplete: {self._traces.trouble}")
+        if trouble := self._copies.close(COPIES_S):
+            self._show.say(f"warning: cannot copy logs: {trouble}")
+        if trouble := self._traces.close(COPIES_S):
+            self._show.say(f"warning: the trace is incomplete: {trouble}")
         for host, count in self._hosts.sweeps.swept.items():
             self._journal.event("swept", host=host, count=count)
         return self._finish
@@ -217,8 +215,6 @@ class Driver:
             if self._job.description.runtime.trace:
                 # Whatever tasks record carries the time of their host's clock.
                 self._hosts.ask_clock(host)
-            if self._hosts.importing(host):
-                self._importing(host)
         return results
 
     def _clock(self, host: str, clock: Clock, heard_s: float) -> None:
@@ -234,14 +230,6 @@ class Driver:
             self._deadlines[START] = later
         if text is not None:
             self._run.say(f"{host}: {text}")
-
-    def _importing(self, host: str) -> None:
-        """Record that the host's tasks wait for TensorFlow to be imported."""
-        for task, spec in self._job.specs.items():
-            if spec.warm and spec.place.host.name == host:
-                self._journal.event(
-                    "task", task=str(task), attempt=0, phase="importing tensorflow"
-                )
 
     def _feed(self, event: events.Event) -> None:
         if isinstance(event, events.HostEvent):
@@ -370,13 +358,6 @@ class Driver:
         if after is not None:
             self._resizer.done()
         self._feed(events.Replanned(self._plan))
-
-    def _keep(
-        self, host: str, task: TaskId, lines: Sequence[str], skipped: int
-    ) -> None:
-        """Copy lines of logs that are not on our file system."""
-        if not self._hosts.facts.shares_files(host):
-            self._copies.add(task, lines, skipped=skipped, at=host)
 
     def _stop(self, tasks: tuple[TaskId, ...], signal: str, grace_s: float) -> None:
         by_host: dict[str, list[str]] = {}

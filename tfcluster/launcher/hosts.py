@@ -260,7 +260,7 @@ class Hosts:
         if stage is StartStage.IMPORT:
             keys = self._import(contact.host)
             if keys:
-                self._note(contact.host.name, stage)
+                self._note_import(contact.host)
             self._step(contact, host_start.ImportsBegun(keys))
             return
         self._note(contact.host.name, stage)
@@ -268,6 +268,15 @@ class Hosts:
             self.files.begin(contact.host.name)
         elif stage is StartStage.SET_UP:
             self._set_up(contact.host)
+
+    def _note_import(self, host: Host) -> None:
+        """Record that the host's tasks wait for TensorFlow to be imported."""
+        self._note(host.name, StartStage.IMPORT)
+        phase = "importing tensorflow"
+        for spec in self._job.on_host(host):
+            if spec.warm:
+                task = str(spec.task)
+                self._run.journal.event("task", task=task, attempt=0, phase=phase)
 
     def _note(self, host: str, stage: StartStage, began_s: float | None = None) -> None:
         """Record that a stage began, by default now."""
@@ -454,11 +463,6 @@ class Hosts:
                 if ports := list(islice(rest, spec.ports)):
                     by_task[spec.task] = ports
         return by_task
-
-    def importing(self, host: str) -> bool:
-        """Whether one of the host's warm interpreters is not ready yet."""
-        state = self._contacts[host].state
-        return isinstance(state, host_start.Preparing) and bool(state.importing)
 
     def is_warm(self, host: str, key: str | None) -> bool:
         return key in host_start.warm_of(self._contacts[host].state)

@@ -31,14 +31,17 @@ class _TaskFiles(ABC):
         self._paths = paths
         self._queue: SimpleQueue[tuple[TaskId, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.trouble: str | None = None
-        """Why something could not be written; None if everything was."""
+        self._trouble: str | None = None
 
-    def close(self, timeout_s: float) -> None:
-        """Write what is queued; give up after ``timeout_s``."""
+    def close(self, timeout_s: float) -> str | None:
+        """Write what is queued; give up after ``timeout_s``.
+
+        Returns why something could not be written; None if everything was.
+        """
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
+        return self._trouble
 
     @abstractmethod
     def _path(self, task: TaskId) -> Path:
@@ -63,7 +66,7 @@ class _TaskFiles(ABC):
                 try:
                     self._append(files, task, data)
                 except OSError as error:
-                    self.trouble = f"{self._path(task)}: {error.strerror}"
+                    self._trouble = f"{self._path(task)}: {error.strerror}"
         finally:
             for descriptor, _ in files.values():
                 os.close(descriptor)

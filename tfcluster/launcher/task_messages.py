@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.exit_causes import cause_of_exit, looks_like_victim
+from tfcluster.launcher.host_facts import HostFacts
 from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.progress import Answer, metrics
-from tfcluster.launcher.task_files import TraceFiles
+from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.lifecycle import events
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError
@@ -27,18 +28,17 @@ _UNLIMITED = ("step", "serving", "epoch", "exchanges", "trace")
 """Only the latest of these events is kept, or the record bounds their number."""
 
 
-Keep = Callable[[str, TaskId, Sequence[str], int], None]
-"""Called with the host, the task, lines of its output, and how many were skipped."""
-
-
 class TaskMessages:
     """Handles messages about tasks; remembers pids and causes that tasks reported."""
 
-    def __init__(self, run: LiveRun, keep: Keep, traces: TraceFiles) -> None:
+    def __init__(
+        self, run: LiveRun, facts: HostFacts, copies: LogCopies, traces: TraceFiles
+    ) -> None:
         self._run = run
         self._progress = run.progress
         self._journal = run.journal
-        self._keep = keep
+        self._host_facts = facts
+        self._copies = copies
         self._traces = traces
         self.answers: dict[TaskId, Answer] = {}
         """Answers to the last request for stacks."""
@@ -98,7 +98,8 @@ class TaskMessages:
                 self._progress.uses(task, message)
             case messages.Log(lines=lines, dropped=dropped):
                 self._run.show.log(str(task), lines, dropped)
-                self._keep(host, task, lines, dropped)
+                if not self._host_facts.shares_files(host):
+                    self._copies.add(task, lines, skipped=dropped, at=host)
             case messages.LogError(cause=cause, dropped_bytes=lost):
                 self._run.say(
                     f"{task} on {host}: cannot write its log: {cause}, {lost} bytes "

@@ -26,7 +26,7 @@ from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.task_files import TraceFiles
+from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.plan.compose import compose
 from tfcluster.plan.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
@@ -235,10 +235,8 @@ def _handle(
     latest = run.progress
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
-    kept: list[object] = []
-    about_tasks = task_messages.TaskMessages(
-        run, lambda *words: kept.append(words), traces
-    )
+    copies = LogCopies(paths)
+    about_tasks = task_messages.TaskMessages(run, about_hosts.facts, copies, traces)
     try:
         for line in wire.LineBuffer().feed(data + b"\n"):
             if line:
@@ -247,6 +245,7 @@ def _handle(
                     for event in about_tasks.received("h1", message, 1.0):
                         asdict(event)
     finally:
+        copies.close(_CLOSING_S)
         journal.progress(latest.snapshot(), latest.attempts())
         journal.view().to_json()
         progress.blame(job.specs, about_tasks.answers, job.ranks(), 10.0)
