@@ -9,14 +9,13 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 from tfcluster import __version__
 from tfcluster.base.errors import TfclusterError
 from tfcluster.base.light_dataclasses import dataclass, field
-from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.launcher.channel_reader import ChannelReader, Watch
 from tfcluster.launcher.host_facts import resolved_address
 from tfcluster.plan.model import Host
 from tfcluster.protocol import messages
@@ -92,9 +91,9 @@ Post = Callable[[Received | Closed], None]
 
 
 class AgentConnection:
-    """One agent's channel, served by ``threads``.
+    """One agent's channel, with a thread that writes to it.
 
-    ``post`` is called from the threads, never for two messages at a time.
+    ``post`` is called from the thread of ``reader``, and for the end from another one.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class AgentConnection:
         channel: AgentChannel,
         nonce: str,
         post: Post,
-        threads: ChannelThreads,
+        reader: ChannelReader,
     ) -> None:
         self.host = host
         self._heard_s = time.monotonic()
@@ -114,24 +113,26 @@ class AgentConnection:
         self._post = post
         self._reception = Reception(nonce)
         self._cause, self._broken = "its agent ended", False
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._outbox: deque[bytes | None] = deque()
-        self._writing = False
-        self._closed = False
+        self._reader = reader
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._is_closed = False
         self._watch = Watch(f"end {host}", channel.fileno(), self._read, self._end)
+        name = f"write {host}"
+        threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def listen(self) -> None:
         """Begin to post messages. Their handler must have this connection by then."""
-        self._threads.watch(self._watch)
+        self._reader.watch(self._watch)
 
     def send(self, request: Request) -> None:
         """Queue a request; never blocks. Raises WireError if it is too long."""
-        self._put(encode(request))
+        data = encode(request)
+        if not self._is_closed:
+            self._outbox.put(data)
 
     def close(self) -> None:
         """Close the agent's input once everything queued has been sent."""
-        self._put(None)
+        self._outbox.put(None)
 
     def kill(self) -> None:
         """End the connection now."""
@@ -144,39 +145,12 @@ class AgentConnection:
             return 0.0
         return time.monotonic() - self._heard_s
 
-    def _put(self, data: bytes | None) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._outbox.append(data)
-            if self._writing:
-                return
-            self._writing = True
-        self._threads.run(f"write {self.host}", self._write)
-
     def _write(self) -> None:
-        while (data := self._next()) is not None:
-            try:
+        """Write what is queued, in a thread of its own, because this may block."""
+        with contextlib.suppress(OSError):  # the reading thread sees and reports it
+            while (data := self._outbox.get()) is not None:
                 self._channel.write(data)
-            except OSError:
-                # The reading thread sees the end, too, and reports it.
-                self._shut()
-
-    def _next(self) -> bytes | None:
-        """What to write next; None: nothing for now, or nothing ever again."""
-        with self._lock:
-            if not self._outbox:
-                self._writing = False
-                return None
-            data = self._outbox.popleft()
-        if data is None:
-            self._shut()
-        return data
-
-    def _shut(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._outbox.clear()
+        self._is_closed = True
         self._channel.close()
 
     def _read(self) -> bool:
@@ -200,6 +174,7 @@ class AgentConnection:
     def _end(self) -> None:
         if self._broken:
             self._channel.kill()
+        self.close()
         details = self._channel.diagnosis()
         cause = f"{self._cause} ({details})" if details else self._cause
         self._post(Closed(self.host, cause))
@@ -259,7 +234,7 @@ def open_agent(
     run: str,
     grace_s: float,
     post: Post,
-    threads: ChannelThreads,
+    reader: ChannelReader,
     *,
     witness: str | None = None,
 ) -> AgentConnection:
@@ -271,7 +246,7 @@ def open_agent(
     """
     nonce = os.urandom(16).hex()
     channel = starter.start_agent(host)
-    connection = AgentConnection(host.name, channel, nonce, post, threads)
+    connection = AgentConnection(host.name, channel, nonce, post, reader)
     opened = Open(
         protocol=PROTOCOL,
         version=__version__,

@@ -19,7 +19,7 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.plan.model import Host
 from tfcluster.protocol.requests import Close, PingRequest, Request
 from tfcluster.schedulers.starting import Starter
@@ -45,7 +45,7 @@ class BriefContacts:
     def __init__(self, starter: Starter, purpose: str) -> None:
         self._starter = starter
         self._run = f"{purpose}-{os.urandom(8).hex()}"
-        self._threads = ChannelThreads()
+        self._reader = ChannelReader()
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._contacts: dict[str, AgentConnection] = {}
         self._gone: set[str] = set()
@@ -88,8 +88,8 @@ class BriefContacts:
                     left.discard(item.host)
 
     def _open_one(self, host: Host) -> AgentConnection:
-        post, threads = self._items.put, self._threads
-        return open_agent(self._starter, host, self._run, 0.0, post, threads)
+        post, reader = self._items.put, self._reader
+        return open_agent(self._starter, host, self._run, 0.0, post, reader)
 
     def _ping(self) -> None:
         """Send heartbeats: agents exit if they receive nothing for too long."""

@@ -24,7 +24,7 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
 from tfcluster.launcher.host_facts import HostFacts
@@ -73,7 +73,7 @@ class Hosts:
         self._pinged_s = time.monotonic()
         self._added: set[str] = set()
         """The hosts that have no task yet, but will have some of the planned job."""
-        self._threads = ChannelThreads()
+        self._reader = ChannelReader()
         self._events: list[Event] = []
         """What the lifecycle is to be told next."""
         self._failures: list[HostFailed] = []
@@ -106,7 +106,7 @@ class Hosts:
             self._job.run,
             self._job.description.grace_s,
             self._post,
-            self._threads,
+            self._reader,
             witness=str(self._job.witness),
         )
 
