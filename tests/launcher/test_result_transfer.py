@@ -104,7 +104,7 @@ def test_a_file_arrives(tmp_path: Path) -> None:
 def test_a_wrong_digest_leaves_nothing(tmp_path: Path) -> None:
     trial = Trial(tmp_path, host(b"weights", digest="other"))
     trial.transfer.run()
-    assert "another digest" in trial.outcome.missed.named[0][1]
+    assert "another digest" in trial.outcome.missed[0][1]
     assert trial.files() == []
 
 
@@ -124,7 +124,7 @@ def test_names_that_nobody_asked_for_are_refused_by_name(
 ) -> None:
     trial = Trial(tmp_path, host(b"x", path=path))
     trial.transfer.run()
-    assert [name for name, _ in trial.outcome.missed.named] == [path]
+    assert [name for name, _ in trial.outcome.missed] == [path]
     assert trial.files() == []
     assert {type(each) for each in trial.asked} == {List}
 
@@ -140,7 +140,7 @@ def test_a_file_that_has_no_room_here_is_not_begun(tmp_path: Path) -> None:
     files = (a_file(1 << 60), a_file(7, "b.keras"))
     trial = Trial(tmp_path, host(b"weights", listing=files))
     trial.transfer.run()
-    ((path, cause),) = trial.outcome.missed.named
+    ((path, cause),) = trial.outcome.missed
     assert path == "a.keras"
     assert "are free in" in cause
     assert trial.files() == ["b.keras"]
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_read_there_leaves_nothing_here(tmp_path: Path) ->
         ),
     )
     trial.transfer.run()
-    assert trial.outcome.missed.named == [("a.keras", "it is gone")]
+    assert trial.outcome.missed == [("a.keras", "it is gone")]
     assert trial.files() == []
 
 
@@ -191,4 +191,4 @@ def test_a_lost_host_names_what_is_missing(tmp_path: Path) -> None:
     trial.inbox.end("contact lost")
     trial.transfer.run()
     assert trial.outcome.cause == "contact lost"
-    assert trial.outcome.missed.named == [("a.keras", "not fetched")]
+    assert trial.outcome.missed == [("a.keras", "not fetched")]

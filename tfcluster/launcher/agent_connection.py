@@ -73,15 +73,7 @@ class Unopened:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Whether a host that had fallen silent answers on another connection."""
-
-    host: str
-    answers: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CameBack:
-    """Whether a host that was lost answers again."""
+    """Whether a host that is silent, or was lost, answers on another connection."""
 
     host: str
     answers: bool

@@ -18,7 +18,6 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.agent_connection import (
     LEASE_S,
     Answered,
-    CameBack,
     Closed,
     Opened,
     Unopened,
@@ -186,12 +185,10 @@ class Driver:
             return [events.Interrupted(item.code)]
         if isinstance(item, Closed):
             return self._hosts.closed(item)
-        if isinstance(item, CameBack):
-            request = self._resizer.came_back(item, time.monotonic())
-            return [] if request is None else self._resize(None, request)
         if isinstance(item, Answered):
             self._hosts.silence.answered(item)
-            return []
+            request = self._resizer.answered(item, time.monotonic())
+            return [] if request is None else self._resize(None, request)
         if isinstance(item, Opened | Unopened):
             return self._hosts.opened(item)
         host, message = item.host, item.message

@@ -12,7 +12,6 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import RECORDING
 from tfcluster.launcher.agent_connection import (
     Answered,
-    CameBack,
     Closed,
     Opened,
     Received,
@@ -41,7 +40,7 @@ DISPATCHER = TaskId("data", 0)
 # that train independently restart alone, ranks that train in step all restart.
 _ALONE = {"task": True, "job": False}
 
-Item = Received | Closed | Opened | Unopened | Answered | CameBack | Interrupt
+Item = Received | Closed | Opened | Unopened | Answered | Interrupt
 """What the launcher's queue holds."""
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.base.task_id import TaskId
+from tfcluster.lifecycle.events import Stalled
+from tfcluster.lifecycle.transitions import first_of
 from tfcluster.protocol.messages import Exited, Gpu, Usage
 
 STACK_LINES = 18
@@ -204,23 +206,16 @@ def _number(value: object) -> bool:
     return abs(value) < _MAX_NUMBER
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Which tasks hold up the others."""
-
-    cause: str
-    """One sentence: which tasks made no step, and who waits for whom."""
-    stack: tuple[str, ...] = ()
-    """The stack of the first task that holds up others, innermost call last."""
-
-
 def blame(
     stalled: Iterable[TaskId],
     answers: Mapping[TaskId, Answer],
     ranks: Mapping[int, TaskId],
     timeout_s: float,
-) -> Blame:
-    """Find the culprits from the hung tasks' answers, or from missing answers."""
+) -> Stalled:
+    """Find the culprits from the hung tasks' answers, or from missing answers.
+
+    The cause says which tasks made no step, and who waits for whom.
+    """
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))
@@ -236,8 +231,8 @@ def blame(
     stack = _stack_of(culprits, answers)
     if waiting and culprits:
         who = f"{_names(waiting)} wait for {_names(culprits)}"
-        return Blame(f"{text}: {who}{_silent(culprits, answers)}", stack)
-    return Blame(f"{text}: {_names(tasks)}{_silent(tasks, answers)}", stack)
+        return Stalled(f"{text}: {who}{_silent(culprits, answers)}", stack)
+    return Stalled(f"{text}: {_names(tasks)}{_silent(tasks, answers)}", stack)
 
 
 def _stack_of(
@@ -252,9 +247,7 @@ def _stack_of(
 
 
 def _names(tasks: Iterable[TaskId]) -> str:
-    names = [str(task) for task in tasks]
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
+    return first_of([str(task) for task in tasks])
 
 
 def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:

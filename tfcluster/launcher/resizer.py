@@ -7,12 +7,12 @@ new plan, when the epoch of ``fit`` ends: by then, the script has saved its stat
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Container
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.light_dataclasses import dataclass, replace
-from tfcluster.launcher.agent_connection import CameBack
+from tfcluster.launcher.agent_connection import Answered
+from tfcluster.launcher.host_liveness import probe
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job
 from tfcluster.launcher.live_run import LiveRun, remember_hosts
@@ -21,7 +21,7 @@ from tfcluster.lifecycle.events import Event, HostLost, Resize
 from tfcluster.plan.host_patterns import fold
 from tfcluster.plan.model import Host
 from tfcluster.protocol import commands
-from tfcluster.schedulers.starting import ReachabilityProbe, Starter
+from tfcluster.schedulers.starting import Starter
 
 FIRST_PROBE_S = 5.0
 LONGEST_WAIT_S = 300.0
@@ -58,7 +58,7 @@ class Resizer:
         run: LiveRun,
         hosts: Hosts,
         starter: Starter,
-        post: Callable[[CameBack], None],
+        post: Callable[[Answered], None],
     ) -> None:
         self._run = run
         self._journal = run.journal
@@ -222,23 +222,15 @@ class Resizer:
         self._absent[host.name] = _Absent(host, now_s + wait_s, wait_s)
 
     def probe(self, now_s: float) -> None:
-        """Check now and then, in threads, whether absent hosts answer."""
-        starter = self._starter
-        if not isinstance(starter, ReachabilityProbe) or self._pending is not None:
+        """Check now and then whether absent hosts answer."""
+        if self._pending is not None:
             return
-        prober = starter
         for absent in self._absent.values():
-            if absent.asked or now_s < absent.next_s:
-                continue
-            absent.asked = True
-            host = absent.host
+            if not absent.asked and now_s >= absent.next_s:
+                absent.asked = True
+                probe(self._starter, absent.host, self._post)
 
-            def ask(host: Host = host) -> None:
-                self._post(CameBack(host.name, prober.answers(host)))
-
-            threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
-
-    def came_back(self, item: CameBack, now_s: float) -> commands.ResizeCommand | None:
+    def answered(self, item: Answered, now_s: float) -> commands.ResizeCommand | None:
         """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:

@@ -33,8 +33,6 @@ from tfcluster.protocol import messages, requests
 
 STALL_S = 30.0
 """A host that sends nothing for this long is given up."""
-SHOWN = 20
-"""How many files each list of an outcome names; the rest are only counted."""
 _LOOK_S = 0.25
 _VIOLATED = "its agent violated the protocol"
 _MOST_LISTED = RESULT_FILES + 1000
@@ -72,23 +70,6 @@ class Inbox:
 
 
 @dataclass(slots=True)
-class Names:
-    """Files with a reason for each; only the first ones are named."""
-
-    named: list[tuple[str, str]] = field(default_factory=list)
-    more: int = 0
-
-    def add(self, path: str, cause: str) -> None:
-        if len(self.named) < SHOWN:
-            self.named.append((path, cause))
-        else:
-            self.more += 1
-
-    def __len__(self) -> int:
-        return len(self.named) + self.more
-
-
-@dataclass(slots=True)
 class TransferOutcome:
     """What became of a host's results, with numbers of files and bytes.
 
@@ -109,11 +90,14 @@ class TransferOutcome:
     """The bytes that the host actually sent."""
     fetched: int = 0
     unchanged: int = 0
-    kept: Names = field(default_factory=Names)
+    kept: list[tuple[str, str]] = field(default_factory=list)
     """Files here that were not replaced, and why."""
-    growing: Names = field(default_factory=Names)
-    """Files that changed while they were sent."""
-    missed: Names = field(default_factory=Names)
+    growing: list[tuple[str, str]] = field(default_factory=list)
+    """Files that changed while they were sent, and how."""
+    missed: list[tuple[str, str]] = field(default_factory=list)
+    """Files that were not fetched, and why."""
+    missed_more: int = 0
+    """The number of others, which the host did not name."""
     cause: str | None = None
     """Why the fetch from this host ended early."""
     steps: int = 0
@@ -122,7 +106,7 @@ class TransferOutcome:
 
     @property
     def well(self) -> bool:
-        return self.cause is None and not len(self.missed)
+        return self.cause is None and not self.missed and not self.missed_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +164,7 @@ class HostTransfer:
     def _leave(self, cause: str) -> None:
         self._outcome.cause = cause
         for remote in self._left:
-            self._outcome.missed.add(remote.path, "not fetched")
+            self._outcome.missed.append((remote.path, "not fetched"))
 
     # --- the list -------------------------------------------------------------------
 
@@ -197,18 +181,17 @@ class HostTransfer:
             if not isinstance(answer, messages.Listed):
                 raise _Ended(_VIOLATED)
             outcome.shared, outcome.folder = answer.shared, answer.folder
-            listed += max(len(answer.files), 1)
+            listed += max(len(answer.files) + len(answer.refused), 1)
             if listed > _MOST_LISTED:
                 raise _Ended("its agent lists too many files")
             for file in answer.files:
                 if problem := self._problem(file.path):
-                    outcome.missed.add(file.path, problem)
+                    outcome.missed.append((file.path, problem))
                 else:
                     files[file.path] = file
-            for path, cause in answer.refused:
-                outcome.missed.add(path, cause)
+            outcome.missed += answer.refused
             last = answer.last
-            outcome.missed.more += answer.more if last else 0
+            outcome.missed_more += answer.more if last else 0
         outcome.files = len(files)
         outcome.bytes = sum(file.size for file in files.values())
         return list(files.values())
@@ -231,16 +214,16 @@ class HostTransfer:
             if here.has(remote):
                 outcome.unchanged += 1
             elif why := here.objection(remote):
-                outcome.kept.add(here.path(remote), why)
+                outcome.kept.append((here.path(remote), why))
             else:
                 self._receive_file(remote)
         except (_FileError, PlacementError) as error:
-            outcome.missed.add(remote.path, str(error))
+            outcome.missed.append((remote.path, str(error)))
         except OSError as error:
             cause = f"{error.filename or remote.path}: {error.strerror}"
             if error.errno in _FULL:
                 raise _Ended(f"no space is left here: {cause}") from error
-            outcome.missed.add(remote.path, f"cannot be written here: {cause}")
+            outcome.missed.append((remote.path, f"cannot be written here: {cause}"))
         outcome.done_bytes = before + remote.size
 
     def _receive_file(self, remote: messages.Result) -> None:
@@ -253,7 +236,7 @@ class HostTransfer:
             if end.digest != partial.hash.hexdigest():
                 raise _FileError("what arrived has another digest than on the host")
             if why := here.place(partial, remote):
-                outcome.kept.add(here.path(remote), why)
+                outcome.kept.append((here.path(remote), why))
                 return
         outcome.fetched += 1
         if here.path(remote) == remote.path:
@@ -263,7 +246,7 @@ class HostTransfer:
             text = (
                 f"it changed while it was sent; its first {remote.size} bytes are here"
             )
-            outcome.growing.add(remote.path, text)
+            outcome.growing.append((remote.path, text))
 
     def _tick(self) -> None:
         """Note a part of a long step here, or a moment in which nothing came.

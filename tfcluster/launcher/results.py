@@ -41,6 +41,8 @@ AT_ONCE = 8
 """How many hosts send their files at a time."""
 STUCK_S = 90.0
 """A fetch in which nothing happens for this long is given up: a disk here may hang."""
+SHOWN = 20
+"""How many files each list of an event names; the rest are only counted."""
 PROGRESS_S = 0.5
 CLOSE_S = 2.0
 """How long fetches may take to end when the run is over."""
@@ -268,12 +270,16 @@ def event_fields(
         "fetched": outcome.fetched,
         "unchanged": outcome.unchanged,
         "sent_bytes": outcome.sent_bytes,
-        "kept": [list(pair) for pair in outcome.kept.named] or None,
-        "growing": [list(pair) for pair in outcome.growing.named] or None,
-        "missed": [list(pair) for pair in outcome.missed.named] or None,
-        "missed_count": len(outcome.missed) or None,
+        "kept": _rows(outcome.kept),
+        "growing": _rows(outcome.growing),
+        "missed": _rows(outcome.missed),
+        "missed_count": len(outcome.missed) + outcome.missed_more or None,
         "cause": outcome.cause,
     }
+
+
+def _rows(files: Sequence[tuple[str, str]]) -> list[list[str]] | None:
+    return [[path, why] for path, why in files[:SHOWN]] or None
 
 
 def state_of(outcome: TransferOutcome) -> str:

@@ -47,10 +47,10 @@ class StallDetector:
                 return None
             job = self._run.job
             timeout_s = job.description.progress_timeout_s or 0.0
-            culprit = blame(self._asked, self._answers, job.ranks(), timeout_s)
+            verdict = blame(self._asked, self._answers, job.ranks(), timeout_s)
             self._asked = ()
             self._progress.unwatch()
-            return Stalled(culprit.cause, culprit.stack)
+            return verdict
         stalled = self._progress.stalled(now) if well else ()
         if stalled:
             self._asked, self._asked_until = stalled, now + STACKS_WAIT_S
