@@ -259,10 +259,11 @@ def event_fields(
     outcome: TransferOutcome, number: str | None, folder: str
 ) -> dict[str, Any]:
     """The keys of the event ``results``; ``folder`` is the workdir here."""
+    state = "fetched" if outcome.well else "incomplete"
     return {
         "request": number,
         "host": outcome.host,
-        "state": state_of(outcome),
+        "state": "shared" if outcome.shared else state,
         "folder": folder,
         "there": outcome.folder or None,
         "files": outcome.files,
@@ -280,9 +281,3 @@ def event_fields(
 
 def _rows(files: Sequence[tuple[str, str]]) -> list[list[str]] | None:
     return [[path, why] for path, why in files[:SHOWN]] or None
-
-
-def state_of(outcome: TransferOutcome) -> str:
-    if outcome.shared:
-        return "shared"
-    return "fetched" if outcome.well else "incomplete"

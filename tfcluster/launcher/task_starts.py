@@ -63,8 +63,8 @@ class TaskStarts:
         self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]
     ) -> list[Event]:
         """Start tasks; returns what the lifecycle must know of those that cannot."""
-        ports, hosts = self._ports, self._hosts
-        if not any(attempts):
+        hosts, is_first = self._hosts, not any(attempts)
+        if is_first:
             try:
                 self._run.current.adopt(self.located(self._job))
             except StartError as error:
@@ -75,41 +75,41 @@ class TaskStarts:
                 choice = self._job.transport
                 self._run.say(f"transport: {choice.transport}, because {choice.reason}")
         specs, cpus = [*self._job.specs.values()], hosts.facts.cpus()
-        cluster = cluster_of(specs, ports)
+        cluster = cluster_of(specs, self._ports)
         try:
             cluster.require_fit(tasks)
         except StartError as error:
             return [TaskUnstartable(tasks[0], attempts[0], error.message)]
         if self._is_new_plan:
             self._is_new_plan = False
-            self._record_plan(cluster, ports)
+            self._record_plan(cluster)
         if self._has_new_hosts:
             self._has_new_hosts = False
-            self._show_hosts(ports)
-        if not any(attempts) and (note := crowding(specs, cpus)):
+            self._show_hosts()
+        if is_first and (note := crowding(specs, cpus)):
             self._run.say(note)
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
-            ports=ports,
             parameter_ports=hosts.parameter_ports(),
             threads=threads_env(specs, cpus),
             peers=",".join(hosts.peers()) if closed else None,
         )
         now_s, events = time.monotonic(), list[Event]()
         for task, attempt in zip(tasks, attempts, strict=True):
+            spec = self._job.specs[task]
             try:
-                self._send(task, attempt, facts)
+                hosts.send(spec.place.host.name, self._request(spec, attempt, facts))
             except WireError as error:
                 events.append(TaskUnstartable(task, attempt, str(error)))
                 continue
-            reports = self._job.specs[task].trains
-            self._run.progress.started(task, now_s, reports=reports, attempt=attempt)
+            progress = self._run.progress
+            progress.started(task, now_s, reports=spec.trains, attempt=attempt)
             # Starting hundreds of tasks may take longer than a lease on a busy machine.
-            self._hosts.ping()
+            hosts.ping()
         return events
 
-    def _record_plan(self, cluster: Cluster, ports: Mapping[TaskId, int]) -> None:
+    def _record_plan(self, cluster: Cluster) -> None:
         """Record the plan with the tasks' ports."""
         job = self._job
         document = plan_document(
@@ -117,34 +117,52 @@ class TaskStarts:
             job.allocation,
             (*job.specs.values(), *job.left_out.values()),
             logs=str(job.logs),
-            ports=ports,
+            ports=self._ports,
             transport=job.transport,
         )
         with contextlib.suppress(OSError):  # events have the addresses, too
             replace_json(self._run.paths.plan, task_parts(document, cluster))
 
-    def _show_hosts(self, ports: Mapping[TaskId, int]) -> None:
+    def _show_hosts(self) -> None:
         facts = self._hosts.facts
-        self._run.show.ports(self._job, ports)
+        self._run.show.ports(self._job, self._ports)
         for warning in clock_warnings(self._hosts.clock_leads_s):
             self._run.say(warning)
         apart = [h for h in self._run.plan.hosts() if not facts.shares_files(h)]
         self._run.show.places(self._job, apart, self._hosts.files.copies())
 
-    def _send(self, task: TaskId, attempt: int, facts: _StartFacts) -> None:
-        """Have the host start a task. Raises WireError if the request is too long."""
-        spec, hosts = self._job.specs[task], self._hosts
+    def _request(self, spec: TaskSpec, attempt: int, facts: _StartFacts) -> Start:
+        """The request to start an attempt, with the paths on its host."""
+        job, hosts, task = self._job, self._hosts, spec.task
         host = spec.place.host.name
-        request = _request(
-            self._job,
-            task,
-            attempt,
-            facts,
-            package=hosts.facts.package(host),
+        package = hosts.facts.package(host)
+        is_warm = hosts.is_warm(host, spec.warm) and task not in self._cold
+        variables = {
+            **warm_env(job, spec),
+            **spec.own_env,
+            "TF_CONFIG": facts.cluster.tf_config(task),
+            "TFCLUSTER_DATA_SERVICE": job.data_service(self._ports),
+            "TFCLUSTER_DATA_TASKS": job.data_tasks(),
+            "TFCLUSTER_PARAMETER_SERVERS": job.parameter_servers(facts.parameter_ports),
+            **({} if spec.place.rank is None else facts.threads),
+            **_files_env(job, spec),
+            "TFCLUSTER_ATTEMPT": str(attempt),
+        }
+        return Start(
+            task=str(task),
+            attempt=attempt,
+            argv=tuple(spec.arguments if is_warm else spec.cold_argv(package)),
+            env=variables,
             cwd=hosts.files.cwd(host, spec.cwd),
-            warm=hosts.is_warm(host, spec.warm) and task not in self._cold,
+            log=job.log(task),
+            port=self._ports.get(task),
+            parameter_port=facts.parameter_ports.get(task),
+            warm=spec.warm if is_warm else None,
+            listens=is_awaited(spec),
+            watched=job.may_listen(task),
+            peers=facts.peers,
+            prepend=search_paths(job, package),
         )
-        hosts.send(host, request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,57 +170,12 @@ class _StartFacts:
     """What is known of all tasks once their hosts are ready."""
 
     cluster: Cluster
-    ports: Mapping[TaskId, int]
     parameter_ports: Mapping[TaskId, int]
     """The second port of each ps that has one."""
     threads: Mapping[str, str | None]
     """The variables that say how many threads each rank uses."""
     peers: str | None
     """The networks from which others may connect; None: from everywhere."""
-
-
-def _request(
-    job: Job,
-    task: TaskId,
-    attempt: int,
-    facts: _StartFacts,
-    *,
-    package: str,
-    cwd: str,
-    warm: bool,
-) -> Start:
-    """The request to start an attempt.
-
-    ``package`` is the folder of this package on the host, and ``cwd`` the working
-    directory there. ``warm``: the task is forked from its warm interpreter.
-    """
-    spec = job.specs[task]
-    variables = {
-        **warm_env(job, spec),
-        **spec.own_env,
-        "TF_CONFIG": facts.cluster.tf_config(task),
-        "TFCLUSTER_DATA_SERVICE": job.data_service(facts.ports),
-        "TFCLUSTER_DATA_TASKS": job.data_tasks(),
-        "TFCLUSTER_PARAMETER_SERVERS": job.parameter_servers(facts.parameter_ports),
-        **({} if spec.place.rank is None else facts.threads),
-        **_files_env(job, spec),
-        "TFCLUSTER_ATTEMPT": str(attempt),
-    }
-    return Start(
-        task=str(task),
-        attempt=attempt,
-        argv=tuple(spec.arguments if warm else spec.cold_argv(package)),
-        env=variables,
-        cwd=cwd,
-        log=job.log(task),
-        port=facts.ports.get(task),
-        parameter_port=facts.parameter_ports.get(task),
-        warm=spec.warm if warm else None,
-        listens=is_awaited(spec),
-        watched=job.may_listen(task),
-        peers=facts.peers,
-        prepend=search_paths(job, package),
-    )
 
 
 def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:
