@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.base.errors import ExitCode
+from tfcluster.launcher.agent_connection import Closed
 from tfcluster.launcher.host_start import (
     Action,
     Begin,
     Connected,
     Connecting,
-    ConnectionEnded,
     Disconnect,
     EndAgent,
     EndWanted,
@@ -178,7 +178,7 @@ def test_a_host_that_cannot_be_prepared(said: tuple[Event, ...]) -> None:
     failure = HostFailed("h", "line 2 failed", tail=("no such module",))
     assert host.after(Unable("line 2 failed", ("no such module",))) == [failure]
     assert host.after(PREPARED, PortsHeld((7,)), WARMED) == []
-    assert host.after(ConnectionEnded("its agent ended")) == [], "it is known to fail"
+    assert host.after(Closed("h", "its agent ended")) == [], "it is known to fail"
 
 
 def test_too_few_ports() -> None:
@@ -191,7 +191,7 @@ def test_too_few_ports() -> None:
 @pytest.mark.parametrize("greeted", [False, True])
 def test_a_connection_that_ends_during_the_start(greeted: bool) -> None:
     host = HostHistory(Needs(), Connected(), *([Greeted()] if greeted else []))
-    assert host.after(ConnectionEnded("its agent ended")) == [
+    assert host.after(Closed("h", "its agent ended")) == [
         HostFailed("h", "its agent ended")
     ]
     assert is_gone(host.state)
@@ -211,7 +211,7 @@ def test_a_new_attempt_after_a_failed_one_knows_nothing_of_it() -> None:
 
 def test_a_ready_host_is_lost() -> None:
     host = ready()
-    assert host.after(ConnectionEnded("its agent ended")) == [LOST]
+    assert host.after(Closed("h", "its agent ended")) == [LOST]
     assert host.state == Gone((7,)), "other tasks may still have the address"
     assert host.after(GivenUp()) == [Disconnect(sweep=True)]
 
@@ -219,7 +219,7 @@ def test_a_ready_host_is_lost() -> None:
 def test_a_silent_host_is_given_up() -> None:
     host = ready()
     assert host.after(GivenUp()) == [Disconnect(sweep=True)]
-    assert host.after(ConnectionEnded("killed")) == [], "we did that ourselves"
+    assert host.after(Closed("h", "killed")) == [], "we did that ourselves"
 
 
 def test_an_interpreter_may_die_later() -> None:
@@ -277,7 +277,7 @@ def test_an_orderly_end() -> None:
     host = ready()
     assert host.after(EndWanted(10.0)) == [EndAgent(10.0)]
     assert host.after(BYE) == [HostClosed("h")]
-    assert host.after(ConnectionEnded("its agent ended")) == []
+    assert host.after(Closed("h", "its agent ended")) == []
 
 
 def test_a_stop_while_connecting_does_not_wait_for_the_connection() -> None:
@@ -307,4 +307,4 @@ def test_a_connection_that_ends_during_the_end() -> None:
     host = ready()
     host.after(EndWanted(10.0))
     assert host.after(EndWanted(0.0)) == [EndAgent(0.0)]
-    assert host.after(ConnectionEnded("its agent ended")) == [LOST]
+    assert host.after(Closed("h", "its agent ended")) == [LOST]

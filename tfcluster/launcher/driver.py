@@ -24,7 +24,6 @@ from tfcluster.launcher.agent_connection import (
 )
 from tfcluster.launcher.clocks import Measured
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.job import Item, Job
 from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.resizer import Resizer
@@ -181,8 +180,8 @@ class Driver:
             pass
 
     def _events(self, item: Item) -> Iterable[events.Event]:
-        if isinstance(item, Interrupt):
-            return [events.Interrupted(item.code)]
+        if isinstance(item, events.Interrupted):
+            return [item]
         if isinstance(item, Closed):
             return self._hosts.closed(item)
         if isinstance(item, Answered):

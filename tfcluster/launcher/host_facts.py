@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.peer_filter import compact
-from tfcluster.console.text import plural
 from tfcluster.plan.compose import TaskSpec
 from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Hello
@@ -202,23 +200,3 @@ def threads_env(
     if alone or not shares or not all(shares):
         return {}
     return {INTRA_OP_THREADS: str(max(1, int(min(shares))))}
-
-
-def crowding(specs: Iterable[TaskSpec], cpus: Mapping[str, int]) -> str | None:
-    """A note if hosts have more ranks than cores; None if none has."""
-    ranks = Counter(
-        (spec.place.host.name, spec.place.local_size)
-        for spec in specs
-        if spec.place.rank is not None
-    )
-    crowded = [(host, size) for host, size in ranks if 0 < cpus.get(host, 0) < size]
-    if not crowded:
-        return None
-    host, size = crowded[0]
-    others = plural(len(crowded) - 1, "other host")
-    more = f", and alike on {others}" if crowded[1:] else ""
-    cores = plural(cpus[host], "core")
-    return (
-        f"note: {plural(size, 'rank')} share {cores} of {host}{more}: each has "
-        "one thread for an operation, and more ranks than cores are not faster"
-    )

@@ -12,6 +12,7 @@ from enum import Enum
 
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.light_dataclasses import dataclass, replace
+from tfcluster.launcher.agent_connection import Closed
 from tfcluster.lifecycle.events import (
     HostClosed,
     HostEvent,
@@ -197,13 +198,6 @@ class EndWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionEnded:
-    """The connection to the agent has ended."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class GivenUp:
     """The run goes on, or ends, without the host."""
 
@@ -223,7 +217,7 @@ Event = (
     | PortsWanted
     | EndWanted
     | Bye
-    | ConnectionEnded
+    | Closed
     | GivenUp
 )
 
@@ -310,7 +304,7 @@ def step(host: str, state: State, event: Event) -> Result:
     match event:
         case Bye():
             return Gone(ports_of(state)), [HostClosed(host)]
-        case ConnectionEnded(cause):
+        case Closed(_, cause):
             actions: list[Action] = []
             if isinstance(state, Greeting | Preparing):
                 actions = [HostFailed(host, cause)]

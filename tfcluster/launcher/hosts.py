@@ -358,7 +358,7 @@ class Hosts:
     def closed(self, item: Closed) -> list[Event]:
         """Handle the end of a channel."""
         contact = self._contacts[item.host]
-        self._step(contact, host_start.ConnectionEnded(item.cause))
+        self._step(contact, item)
         return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:

@@ -17,9 +17,9 @@ from tfcluster.launcher.agent_connection import (
     Received,
     Unopened,
 )
-from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.lifecycle.state import Plan, Role
 from tfcluster.plan.compose import (
     PARAMETER_SERVICE,
@@ -40,7 +40,7 @@ DISPATCHER = TaskId("data", 0)
 # that train independently restart alone, ranks that train in step all restart.
 _ALONE = {"task": True, "job": False}
 
-Item = Received | Closed | Opened | Unopened | Answered | Interrupt
+Item = Received | Closed | Opened | Unopened | Answered | Interrupted
 """What the launcher's queue holds."""
 
 

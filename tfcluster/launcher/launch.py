@@ -23,7 +23,7 @@ from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.text import times
 from tfcluster.launcher.driver import Driver
-from tfcluster.launcher.interrupts import Interrupt, interrupts
+from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
 from tfcluster.launcher.journal import Journal
 from tfcluster.launcher.live_run import LiveRun, remember_hosts
@@ -40,6 +40,7 @@ from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.workdir_listing import Listing, listing
 from tfcluster.lifecycle.actions import Finish
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.plan.compose import Cluster, TaskSpec, provisional_cluster
 from tfcluster.plan.document import plan_document, task_parts
 from tfcluster.plan.model import Allocation, Description
@@ -197,9 +198,9 @@ class Launch:
         with ExitStack() as stack:
             # From before the run exists until its end is recorded: an early signal also
             # ends the run in order, and a late one has no effect.
-            signals: list[Interrupt] = []
+            signals: list[Interrupted] = []
 
-            def post(signal: Interrupt) -> None:
+            def post(signal: Interrupted) -> None:
                 signals.append(signal)
                 queue.put(signal)
 
@@ -305,7 +306,7 @@ class Launch:
         writer: Writer,
         show: RunOutput,
         queue: SimpleQueue[Item],
-        signals: Sequence[Interrupt],
+        signals: Sequence[Interrupted],
         environ: Mapping[str, str],
     ) -> RunView:
         """Drive the run to its end, and record the end."""

@@ -23,8 +23,8 @@ from tfcluster.base.states import RunState
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
-from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.lifecycle.actions import Finish
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.plan.model import Description, Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import open_private, replace_json
@@ -121,9 +121,9 @@ Record = Callable[[Mapping[str, Any]], None]
 """Write an event ``requeued`` with these keys, durably."""
 
 
-def is_due(restart: Restart, finish: Finish, signals: Collection[Interrupt]) -> bool:
+def is_due(restart: Restart, finish: Finish, signals: Collection[Interrupted]) -> bool:
     """Whether only the time limit ended the run, and the run is to continue."""
-    told = any(signal.code in _BY_A_PERSON for signal in signals)
+    told = any(signal.exit_code in _BY_A_PERSON for signal in signals)
     limit = finish.exit_code == ExitCode.TIME_LIMIT
     return restart.requeues and limit and finish.state is RunState.STOPPED and not told
 

@@ -11,7 +11,7 @@ from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.clocks import clock_warnings
-from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_env
+from tfcluster.launcher.host_facts import machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
 from tfcluster.launcher.job import Job, is_awaited, search_paths, warm_env
 from tfcluster.launcher.live_run import LiveRun
@@ -63,8 +63,8 @@ class TaskStarts:
         self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]
     ) -> list[Event]:
         """Start tasks; returns what the lifecycle must know of those that cannot."""
-        hosts, is_first = self._hosts, not any(attempts)
-        if is_first:
+        hosts = self._hosts
+        if not any(attempts):
             try:
                 self._run.current.adopt(self.located(self._job))
             except StartError as error:
@@ -74,7 +74,7 @@ class TaskStarts:
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
                 self._run.say(f"transport: {choice.transport}, because {choice.reason}")
-        specs, cpus = [*self._job.specs.values()], hosts.facts.cpus()
+        specs = [*self._job.specs.values()]
         cluster = cluster_of(specs, self._ports)
         try:
             cluster.require_fit(tasks)
@@ -86,13 +86,11 @@ class TaskStarts:
         if self._has_new_hosts:
             self._has_new_hosts = False
             self._show_hosts()
-        if is_first and (note := crowding(specs, cpus)):
-            self._run.say(note)
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
             parameter_ports=hosts.parameter_ports(),
-            threads=threads_env(specs, cpus),
+            threads=threads_env(specs, hosts.facts.cpus()),
             peers=",".join(hosts.peers()) if closed else None,
         )
         now_s, events = time.monotonic(), list[Event]()
