@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,11 +23,12 @@ TRACE_BYTES = 8 << 20
 _KEPT = ("first", "last", "base_us", "names", "events")
 
 
-class _TaskFiles(ABC):
+class _TaskFiles:
     """One file per task, written by a thread that starts with the first data."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
+    def __init__(self, path: Callable[[TaskId], Path]) -> None:
+        """``path`` returns a task's file."""
+        self._path = path
         self._queue: SimpleQueue[tuple[TaskId, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
@@ -42,10 +42,6 @@ class _TaskFiles(ABC):
             self._queue.put(None)
             self._thread.join(timeout_s)
         return self._trouble
-
-    @abstractmethod
-    def _path(self, task: TaskId) -> Path:
-        """The task's file."""
 
     def _make_room(self, task: TaskId, size: int) -> bool:
         """Whether a new file must be begun before one grows to ``size`` bytes."""
@@ -93,6 +89,9 @@ class LogCopies(_TaskFiles):
     The complete log stays where the task ran; a copy says where lines are missing.
     """
 
+    def __init__(self, paths: RunPaths) -> None:
+        super().__init__(paths.log)
+
     def add(self, task: TaskId, lines: Sequence[str], *, skipped: int, at: str) -> None:
         """Queue lines; never blocks. ``skipped`` earlier lines are only on ``at``."""
         text = "".join(f"{line}\n" for line in lines)
@@ -100,9 +99,6 @@ class LogCopies(_TaskFiles):
             log = self._path(task)
             text = f"---- {skipped} lines are only in {at}:{log} ----\n{text}"
         self._put(task, text.encode("utf-8", "surrogateescape"))
-
-    def _path(self, task: TaskId) -> Path:
-        return self._paths.log(task)
 
 
 class TraceFiles(_TaskFiles):
@@ -113,7 +109,8 @@ class TraceFiles(_TaskFiles):
     """
 
     def __init__(self, paths: RunPaths, limit_bytes: int = TRACE_BYTES) -> None:
-        super().__init__(paths)
+        super().__init__(paths.trace)
+        self._older = paths.older_trace
         self._limit_bytes = limit_bytes
 
     def add(
@@ -124,11 +121,8 @@ class TraceFiles(_TaskFiles):
         line = {"attempt": attempt, "host": host, **kept}
         self._put(task, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
-    def _path(self, task: TaskId) -> Path:
-        return self._paths.trace(task)
-
     def _make_room(self, task: TaskId, size: int) -> bool:
         if size <= self._limit_bytes:
             return False
-        self._path(task).replace(self._paths.older_trace(task))
+        self._path(task).replace(self._older(task))
         return True

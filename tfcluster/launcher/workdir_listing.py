@@ -39,11 +39,6 @@ class Listing:
     inodes: tuple[tuple[str, int], ...]
     """Inodes of some paths: a host that sees the same inodes shares our file system."""
 
-    @property
-    def size(self) -> int:
-        """The sum of all file sizes in bytes."""
-        return sum(entry.size for entry in self.entries)
-
     def sync_requests(self) -> Iterator[requests.SyncRequest]:
         """The requests that send this list to a host."""
         rows: list[File] = []
