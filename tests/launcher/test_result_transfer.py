@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,8 +45,6 @@ class Trial:
             ResultFolder(self.root, "h1"),
             send=self.send,
             inbox=self.inbox,
-            numbers=itertools.count(1),
-            stopped=lambda: None,
             stall_s=0.3,
         )
 

@@ -11,7 +11,7 @@ import errno
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -60,6 +60,8 @@ class Inbox:
     )
     cause: str | None = None
     """Why no more will come."""
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """The numbers of the requests to the host: answers have them, too."""
 
     def put(self, answer: messages.ResultsMessage) -> None:
         self.answers.put(answer)
@@ -130,8 +132,7 @@ class HostTransfer:
         *,
         send: Callable[[requests.Request], None],
         inbox: Inbox,
-        numbers: itertools.count[int],
-        stopped: Callable[[], str | None],
+        stopped: Callable[[], str | None] = lambda: None,
         stall_s: float = STALL_S,
     ) -> None:
         """``stopped`` returns why the fetch has to end, or None."""
@@ -140,7 +141,6 @@ class HostTransfer:
         self._here = here
         self._send = send
         self._inbox = inbox
-        self._numbers = numbers
         self._stopped = stopped
         self._stall_s = stall_s
         self._left: list[messages.Result] = []
@@ -170,7 +170,7 @@ class HostTransfer:
 
     def _list(self) -> list[messages.Result]:
         """The files that the host has, without those that are refused here."""
-        number, outcome, wanted = next(self._numbers), self._outcome, self._wanted
+        number, outcome, wanted = next(self._inbox.numbers), self._outcome, self._wanted
         self._send(requests.List(number, wanted.folder, wanted.inodes, wanted.patterns))
         files: dict[str, messages.Result] = {}
         listed, last = 0, False
@@ -229,7 +229,7 @@ class HostTransfer:
     def _receive_file(self, remote: messages.Result) -> None:
         outcome, here = self._outcome, self._here
         with here.partial(remote) as partial:
-            number = next(self._numbers)
+            number = next(self._inbox.numbers)
             partial.begin(remote.size)
             self._send(requests.Read(number, remote.path, remote.size))
             end = self._pieces(number, remote.size, partial)

@@ -6,7 +6,6 @@ of hosts, and records what has become of each host's files.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import defaultdict
@@ -75,7 +74,6 @@ class ResultsFetcher:
         self._run = run
         self._hosts = hosts
         self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
-        self._numbers = itertools.count(1)
         self._fetches: list[HostFetch] = []
         self._final: HostFetch | None = None
         """The fetch at the end of the run."""
@@ -129,7 +127,6 @@ class ResultsFetcher:
                 ResultFolder(root, host, force=request.force, apart=every),
                 send=partial(self._hosts.send, host),
                 inbox=self._inboxes[host],
-                numbers=self._numbers,
                 stopped=lambda: fetch.stop,
             )
             fetch.transfers = (*fetch.transfers, transfer)
