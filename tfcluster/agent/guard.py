@@ -40,7 +40,9 @@ _CLEAN = b"clean"
 class GuardSocket:
     """The agent's end of the socket to the guard."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, guard: int) -> None:
+        self.guard = guard
+        """The guard's pid."""
         self._end = end
         end.setblocking(False)
 
@@ -77,10 +79,11 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*AWAITED, *IGNORED})
     ours, theirs = socket.socketpair()
+    guard = os.getpid()
     agent = os.fork()
     if agent == 0:
         ours.close()
-        _become_agent(serve, GuardSocket(theirs))
+        _become_agent(serve, GuardSocket(theirs, guard))
     theirs.close()
     return _watch(agent, ours)
 

@@ -238,7 +238,7 @@ class Supervisor:
         if not self.closing:
             text = "the guard process died; if the agent is also killed, "
             text += "tasks may keep running"
-            self._channel.send(messages.Note(text))
+            self._channel.send(messages.Note(text, guard=self._guard_socket.guard))
 
     # --- the end --------------------------------------------------------------------
 

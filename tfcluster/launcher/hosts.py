@@ -76,6 +76,8 @@ class Hosts:
         self._reader = ChannelReader()
         self._events: list[Event] = []
         """What the lifecycle is to be told next."""
+        self._dead_guards: dict[str, int] = {}
+        """The pids of agents' guard processes that have died."""
         self._failures: list[HostFailed] = []
         """What it is to be told once every host has answered or failed: others may
         fail like this one."""
@@ -357,8 +359,13 @@ class Hosts:
 
     def closed(self, item: Closed) -> list[Event]:
         """Handle the end of a channel."""
-        contact = self._contacts[item.host]
-        self._step(contact, item)
+        if guard := self._dead_guards.get(item.host):
+            cause = (
+                f"the guard process of its agent (pid {guard}) died, and the "
+                "connection ended with it; the agent has stopped all tasks there"
+            )
+            item = Closed(item.host, cause)
+        self._step(self._contacts[item.host], item)
         return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:
@@ -374,6 +381,8 @@ class Hosts:
             case messages.Wants():
                 self.files.wants(host, message)
                 return []
+            case messages.Note(guard=int(pid)):
+                self._dead_guards[host] = pid
         event = self._event_of(contact, message)
         if event is None:
             return None

@@ -250,6 +250,7 @@ class Unkillable(Message):
 class Note(Message):
     text: str
     signal: str | None = None
+    guard: int | None = None
 
 
 class Fault(Message):
