@@ -213,7 +213,7 @@ def test_a_plan_warns_of_what_a_launch_would_not_find(cluster: Cluster) -> None:
         assert done.returncode == 0
         assert done.stderr == (
             f"warning: worker:0: there is no trian.py in {cluster.folder} "
-            "(did you mean train.py?)\n"
+            "(did you mean 'train.py'?)\n"
         )
     for backend, hosts in (("ssh", "hosts: [h1]\n"), ("slurm", "")):
         elsewhere = f"backend: {backend}\n{hosts}"

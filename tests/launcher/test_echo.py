@@ -78,13 +78,6 @@ def test_what_a_program_prints_itself_is_shown() -> None:
     assert echo.chosen("worker:1", [*DUMP, "saving", "", *OWN]) == ["saving", "", *OWN]
 
 
-def test_a_warning_is_shown_once_and_not_once_for_each_rank() -> None:
-    echo = Echo(lambda _: None)
-    assert echo.chosen("worker:0", [*WARNING, "a"]) == [*WARNING, "a"]
-    assert echo.chosen("worker:1", [*WARNING, "b"]) == ["b"]
-    assert echo.chosen("worker:0", WARNING) == WARNING  # the task repeats it itself
-
-
 def test_what_a_library_says_of_its_own_log_is_left_out() -> None:
     assert Echo(lambda _: True).chosen("worker:0", [ABSL, "a"]) == ["a"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plan.descriptions import describe, hosts
-from tfcluster.launcher.host_facts import choose_address, crowding, resolve, threads_env
+from tfcluster.launcher.host_facts import choose_address, resolve, threads_env
 from tfcluster.plan.compose import TaskSpec, compose
 from tfcluster.plan.model import Allocation, Host
 from tfcluster.plan.placement import place
@@ -85,11 +85,3 @@ def test_all_ranks_have_the_threads_of_the_smallest_share(
 ) -> None:
     found = threads_env(specs(workers, slots, cpus))
     assert found == ({} if expected is None else {INTRA_OP_THREADS: expected})
-
-
-def test_one_note_is_made_of_more_ranks_than_cores() -> None:
-    assert crowding(specs(4, (2, 3), {"h1": 2, "h2": 2})) is None
-    assert crowding(specs(4, (2, 3), {})) is None
-    note = crowding(specs(4, (2, 3), {"h1": 1, "h2": 1}))
-    assert note is not None
-    assert "2 ranks share 1 core of h1, and alike on 1 other host: each" in note

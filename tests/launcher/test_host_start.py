@@ -5,51 +5,45 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.base.errors import ExitCode
-from tfcluster.launcher.host_start import is_gone, ports_of, step, warm_of
-from tfcluster.launcher.host_types import (
+from tfcluster.launcher.agent_connection import Closed
+from tfcluster.launcher.host_start import (
     Action,
-    AgentEnded,
+    Begin,
     Connected,
     Connecting,
-    ConnectionEnded,
-    CopyFiles,
     Disconnect,
     EndAgent,
-    Ending,
     EndWanted,
-    EnvironmentBegun,
     Event,
     FailedHost,
-    FilesCopied,
     GivenUp,
     Gone,
     Greeted,
-    GuardDied,
     HoldPorts,
-    Import,
-    Imported,
     ImportsBegun,
     Needs,
     NotConnected,
-    NoteStage,
     NotImported,
     PortsHeld,
     PortsWanted,
     Preparing,
     ReadyHost,
-    ReportEnd,
-    ReportFailure,
-    ReportLoss,
-    ReportReady,
-    RunSetUp,
-    SetUp,
     StartStage,
     State,
-    Sweep,
     Unable,
     Unreached,
+    is_gone,
+    ports_of,
+    step,
+    warm_of,
 )
+from tfcluster.lifecycle.events import HostClosed, HostFailed, HostLost, HostReady
+from tfcluster.protocol.messages import Bye, Making, Prepared, Synced, Warmed
 
+SYNCED, PREPARED = Synced("/copy", 1), Prepared(None, None)
+MAKING, WARMED = Making("installing"), Warmed("k", 1.0)
+BYE = Bye(0, others=False)
+LOST = HostLost("h", "contact lost: its agent ended")
 K = frozenset({"k"})
 ONE_PORT = Needs(ports=1)
 
@@ -66,12 +60,12 @@ class HostHistory:
     def after(self, *events: Event) -> list[Action]:
         """Let these events happen; returns the actions of the last one."""
         for event in events:
-            self.state, self.actions = step(self.state, event)
+            self.state, self.actions = step("h", self.state, event)
             self.all += self.actions
         return self.actions
 
     def stages(self) -> list[StartStage]:
-        return [action.stage for action in self.all if isinstance(action, NoteStage)]
+        return [action.stage for action in self.all if isinstance(action, Begin)]
 
 
 def preparing(needs: Needs = ONE_PORT) -> HostHistory:
@@ -82,8 +76,8 @@ def preparing(needs: Needs = ONE_PORT) -> HostHistory:
 def ready(ports: tuple[int, ...] = (7,)) -> HostHistory:
     """A host with one warm interpreter."""
     host = preparing(Needs(ports=len(ports)))
-    host.after(ImportsBegun(K), PortsHeld(ports), Imported("k"))
-    assert host.actions == [ReportReady()]
+    host.after(ImportsBegun(K), PortsHeld(ports), WARMED)
+    assert host.actions == [HostReady("h")]
     return host
 
 
@@ -93,10 +87,10 @@ def ready(ports: tuple[int, ...] = (7,)) -> HostHistory:
 def test_a_host_that_only_imports() -> None:
     host = HostHistory(Needs(ports=2))
     assert host.after(Connected()) == [HoldPorts(2)]
-    assert host.after(Greeted()) == [Import()]
-    assert host.after(ImportsBegun(K)) == [NoteStage(StartStage.IMPORT)]
+    assert host.after(Greeted()) == [Begin(StartStage.IMPORT)]
+    assert host.after(ImportsBegun(K)) == []
     assert host.after(PortsHeld((7, 8))) == []
-    assert host.after(Imported("k")) == [ReportReady()]
+    assert host.after(WARMED) == [HostReady("h")]
     assert ports_of(host.state) == (7, 8)
     assert warm_of(host.state) == K
 
@@ -104,26 +98,25 @@ def test_a_host_that_only_imports() -> None:
 def test_a_host_without_anything_to_import_waits_for_its_ports() -> None:
     host = preparing(Needs(ports=1))
     assert host.after(ImportsBegun(frozenset())) == []
-    assert host.after(PortsHeld((7,))) == [ReportReady()]
-    assert host.stages() == []
+    assert host.after(PortsHeld((7,))) == [HostReady("h")]
 
 
 def test_a_host_without_ports_is_ready_once_the_agent_says_so() -> None:
     host = preparing(Needs())
     assert host.after(ImportsBegun(frozenset())) == [], "none were held yet"
-    assert host.after(PortsHeld(())) == [ReportReady()]
+    assert host.after(PortsHeld(())) == [HostReady("h")]
 
 
 def test_files_then_lines_then_imports() -> None:
     host = HostHistory(Needs(ports=1, files=True, set_up=True), Connected())
-    assert host.after(Greeted()) == [NoteStage(StartStage.COPY), CopyFiles()]
+    assert host.after(Greeted()) == [Begin(StartStage.COPY)]
     assert host.after(PortsHeld((7,))) == []
-    assert host.after(FilesCopied()) == [NoteStage(StartStage.SET_UP), RunSetUp()]
-    assert host.after(EnvironmentBegun()) == [NoteStage(StartStage.ENVIRONMENT)]
-    assert host.after(EnvironmentBegun()) == [], "each line of its output tells so"
-    assert host.after(SetUp()) == [Import()]
-    host.after(ImportsBegun(K), Imported("k"))
-    assert host.actions == [ReportReady()]
+    assert host.after(SYNCED) == [Begin(StartStage.SET_UP)]
+    assert host.after(MAKING) == [Begin(StartStage.ENVIRONMENT)]
+    assert host.after(MAKING) == [], "each line of its output tells so"
+    assert host.after(PREPARED) == [Begin(StartStage.IMPORT)]
+    host.after(ImportsBegun(K), WARMED)
+    assert host.actions == [HostReady("h")]
     assert host.stages() == [
         StartStage.COPY,
         StartStage.SET_UP,
@@ -134,22 +127,22 @@ def test_files_then_lines_then_imports() -> None:
 
 def test_ports_may_come_last() -> None:
     host = preparing(Needs(ports=1, set_up=True))
-    host.after(SetUp(), ImportsBegun(K), Imported("k"))
+    host.after(PREPARED, ImportsBegun(K), WARMED)
     assert isinstance(host.state, Preparing)
-    assert host.after(PortsHeld((7,))) == [ReportReady()]
+    assert host.after(PortsHeld((7,))) == [HostReady("h")]
 
 
 def test_all_interpreters_must_import() -> None:
     host = preparing()
     host.after(PortsHeld((7,)), ImportsBegun(frozenset({"a", "b"})))
-    assert host.after(Imported("a")) == []
-    assert host.after(Imported("b")) == [ReportReady()]
+    assert host.after(Warmed("a", 1.0)) == []
+    assert host.after(Warmed("b", 1.0)) == [HostReady("h")]
 
 
 def test_tasks_start_cold_without_an_interpreter_that_cannot_fork() -> None:
     host = preparing()
     host.after(PortsHeld((7,)), ImportsBegun(K))
-    assert host.after(NotImported("k")) == [ReportReady()]
+    assert host.after(NotImported("k")) == [HostReady("h")]
     assert warm_of(host.state) == frozenset()
 
 
@@ -158,14 +151,14 @@ def test_tasks_start_cold_without_an_interpreter_that_cannot_fork() -> None:
 
 def test_a_host_that_cannot_be_reached() -> None:
     host = HostHistory(Needs())
-    failure = ReportFailure("unknown host", ExitCode.USAGE, together=True)
+    failure = HostFailed("h", "unknown host", ExitCode.USAGE)
     assert host.after(NotConnected("unknown host", ExitCode.USAGE)) == [failure]
     assert host.state == Unreached()
 
 
 def test_a_host_without_an_address() -> None:
     host = HostHistory(Needs(), Connected(), Greeted("no address"))
-    assert host.actions == [ReportFailure("no address", together=True)]
+    assert host.actions == [HostFailed("h", "no address")]
     assert host.state == FailedHost()
 
 
@@ -173,24 +166,24 @@ def test_a_host_without_packages() -> None:
     host = preparing()
     host.after(PortsHeld((7,)), ImportsBegun(K))
     unable = Unable("Python cannot import TensorFlow", ("ImportError",))
-    failure = ReportFailure(unable.cause, tail=("ImportError",))
+    failure = HostFailed("h", unable.cause, tail=("ImportError",))
     assert host.after(NotImported("k", unable)) == [failure]
-    assert host.after(AgentEnded()) == [ReportEnd()]
+    assert host.after(BYE) == [HostClosed("h")]
 
 
-@pytest.mark.parametrize("said", [(), (FilesCopied(),), (FilesCopied(), SetUp())])
+@pytest.mark.parametrize("said", [(), (SYNCED,), (SYNCED, PREPARED)])
 def test_a_host_that_cannot_be_prepared(said: tuple[Event, ...]) -> None:
     host = preparing(Needs(ports=1, files=True, set_up=True))
     host.after(*said)
-    failure = ReportFailure("line 2 failed", tail=("no such module",))
+    failure = HostFailed("h", "line 2 failed", tail=("no such module",))
     assert host.after(Unable("line 2 failed", ("no such module",))) == [failure]
-    assert host.after(SetUp(), PortsHeld((7,)), Imported("k")) == []
-    assert host.after(ConnectionEnded("its agent ended")) == [], "it is known to fail"
+    assert host.after(PREPARED, PortsHeld((7,)), WARMED) == []
+    assert host.after(Closed("h", "its agent ended")) == [], "it is known to fail"
 
 
 def test_too_few_ports() -> None:
     host = preparing(Needs(ports=2))
-    failure = ReportFailure("only one is free", together=True)
+    failure = HostFailed("h", "only one is free")
     assert host.after(PortsHeld((7,), "only one is free")) == [failure]
     assert host.after(ImportsBegun(frozenset())) == []
 
@@ -198,11 +191,11 @@ def test_too_few_ports() -> None:
 @pytest.mark.parametrize("greeted", [False, True])
 def test_a_connection_that_ends_during_the_start(greeted: bool) -> None:
     host = HostHistory(Needs(), Connected(), *([Greeted()] if greeted else []))
-    assert host.after(ConnectionEnded("its agent ended")) == [
-        ReportFailure("its agent ended", together=True)
+    assert host.after(Closed("h", "its agent ended")) == [
+        HostFailed("h", "its agent ended")
     ]
     assert is_gone(host.state)
-    assert host.after(ImportsBegun(K), Imported("k")) == []
+    assert host.after(ImportsBegun(K), WARMED) == []
 
 
 def test_a_new_attempt_after_a_failed_one_knows_nothing_of_it() -> None:
@@ -210,7 +203,7 @@ def test_a_new_attempt_after_a_failed_one_knows_nothing_of_it() -> None:
     assert is_gone(failed.state), "so the host may be added anew"
     host = HostHistory(Needs(ports=1), Connected(), Greeted())
     host.after(PortsHeld((8,)), ImportsBegun(frozenset()))
-    assert host.actions == [ReportReady()]
+    assert host.actions == [HostReady("h")]
 
 
 # --- the life of a ready host -------------------------------------------------------
@@ -218,24 +211,15 @@ def test_a_new_attempt_after_a_failed_one_knows_nothing_of_it() -> None:
 
 def test_a_ready_host_is_lost() -> None:
     host = ready()
-    loss = ReportLoss("contact lost: its agent ended")
-    assert host.after(ConnectionEnded("its agent ended")) == [loss]
+    assert host.after(Closed("h", "its agent ended")) == [LOST]
     assert host.state == Gone((7,)), "other tasks may still have the address"
-    assert host.after(GivenUp()) == [Disconnect(), Sweep()]
-
-
-def test_the_death_of_the_guard_explains_the_loss() -> None:
-    host = ready()
-    host.after(GuardDied(44), ConnectionEnded("its agent ended"))
-    (loss,) = host.actions
-    assert isinstance(loss, ReportLoss)
-    assert "guard process of its agent (pid 44) died" in loss.cause
+    assert host.after(GivenUp()) == [Disconnect(sweep=True)]
 
 
 def test_a_silent_host_is_given_up() -> None:
     host = ready()
-    assert host.after(GivenUp()) == [Disconnect(), Sweep()]
-    assert host.after(ConnectionEnded("killed")) == [], "we did that ourselves"
+    assert host.after(GivenUp()) == [Disconnect(sweep=True)]
+    assert host.after(Closed("h", "killed")) == [], "we did that ourselves"
 
 
 def test_an_interpreter_may_die_later() -> None:
@@ -247,12 +231,12 @@ def test_an_interpreter_may_die_later() -> None:
 
 def test_a_fault_of_the_agent_matters_only_during_the_start() -> None:
     assert ready().after(Unable("cannot write")) == []
-    failure = ReportFailure("cannot write")
+    failure = HostFailed("h", "cannot write")
     assert preparing().after(Unable("cannot write")) == [failure]
 
 
 def test_an_agent_that_was_asked_to_end_by_somebody_else() -> None:
-    assert ready().after(AgentEnded()) == [ReportEnd()]
+    assert ready().after(BYE) == [HostClosed("h")]
 
 
 # --- resizes ------------------------------------------------------------------------
@@ -282,8 +266,8 @@ def test_a_resize_for_which_ports_are_missing() -> None:
 def test_a_new_host_that_is_no_longer_needed() -> None:
     connecting = HostHistory(Needs(ports=1))
     assert connecting.after(GivenUp()) == [], "nothing can have been left there"
-    assert connecting.after(Connected()) == [Disconnect()]
-    assert preparing().after(GivenUp()) == [Disconnect(), Sweep()]
+    assert connecting.after(Connected()) == [Disconnect(sweep=False)]
+    assert preparing().after(GivenUp()) == [Disconnect(sweep=True)]
 
 
 # --- ends ---------------------------------------------------------------------------
@@ -292,15 +276,15 @@ def test_a_new_host_that_is_no_longer_needed() -> None:
 def test_an_orderly_end() -> None:
     host = ready()
     assert host.after(EndWanted(10.0)) == [EndAgent(10.0)]
-    assert host.after(AgentEnded()) == [ReportEnd()]
-    assert host.after(ConnectionEnded("its agent ended")) == []
+    assert host.after(BYE) == [HostClosed("h")]
+    assert host.after(Closed("h", "its agent ended")) == []
 
 
 def test_a_stop_while_connecting_does_not_wait_for_the_connection() -> None:
     host = HostHistory(Needs(ports=1))
-    assert host.after(EndWanted(10.0)) == [ReportEnd()]
+    assert host.after(EndWanted(10.0)) == [HostClosed("h")]
     assert host.after(NotConnected("timed out")) == []
-    assert host.after(Connected()) == [Disconnect()]
+    assert host.after(Connected()) == [Disconnect(sweep=False)]
 
 
 @pytest.mark.parametrize("greeted", [False, True])
@@ -308,13 +292,13 @@ def test_a_stop_during_the_preparation(greeted: bool) -> None:
     needs = Needs(ports=1, set_up=True)
     host = HostHistory(needs, Connected(), *([Greeted()] if greeted else []))
     assert host.after(EndWanted(10.0)) == [EndAgent(10.0)]
-    assert host.after(Greeted(), SetUp(), Unable("the lines were killed")) == []
-    assert host.after(AgentEnded()) == [ReportEnd()]
+    assert host.after(Greeted(), PREPARED, Unable("the lines were killed")) == []
+    assert host.after(BYE) == [HostClosed("h")]
 
 
 def test_a_stop_of_a_host_that_has_failed() -> None:
     unreached = HostHistory(Needs(), NotConnected("refused"))
-    assert unreached.after(EndWanted(10.0)) == [ReportEnd()], "or all would wait"
+    assert unreached.after(EndWanted(10.0)) == [HostClosed("h")], "or all would wait"
     failed = HostHistory(Needs(), Connected(), Greeted("no address"))
     assert failed.after(EndWanted(10.0)) == [EndAgent(10.0)]
 
@@ -323,11 +307,4 @@ def test_a_connection_that_ends_during_the_end() -> None:
     host = ready()
     host.after(EndWanted(10.0))
     assert host.after(EndWanted(0.0)) == [EndAgent(0.0)]
-    loss = ReportLoss("contact lost: its agent ended")
-    assert host.after(ConnectionEnded("its agent ended")) == [loss]
-
-
-def test_the_guard_may_die_during_the_end() -> None:
-    host = ready()
-    host.after(GuardDied(44), EndWanted(10.0))
-    assert host.state == Ending(dead_guard=44)
+    assert host.after(Closed("h", "its agent ended")) == [LOST]

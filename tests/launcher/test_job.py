@@ -34,7 +34,7 @@ def job() -> Job:
 
 
 def resize(current: CurrentJob, *hosts: Host) -> None:
-    current.use(current.job.resized(hosts, len(hosts)))
+    current.adopt(current.job.resized(hosts, len(hosts)))
 
 
 @pytest.fixture

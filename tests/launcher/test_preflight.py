@@ -36,7 +36,7 @@ def test_what_is_there_passes(tmp_path: Path) -> None:
     [
         (("pyhton", "train.py"), "'pyhton'", "did you mean 'python'?"),
         (("train.py",), "'train.py'", "write `python train.py`"),
-        (("python", "trian.py"), "no trian.py", "did you mean train.py?"),
+        (("python", "trian.py"), "no trian.py", "did you mean 'train.py'?"),
         (("python", "zzz.py"), "no zzz.py", "set 'workdir'"),
         (("./missing", "x"), "'./missing'", None),
     ],

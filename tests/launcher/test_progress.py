@@ -121,7 +121,7 @@ def test_blame_falls_on_whom_the_others_wait_for() -> None:
     }
     found = blame((CHIEF, W0, W1), answers, RANKS, 60.0)
     assert found.cause == "no step for 60 s: chief:0, worker:0 wait for worker:1"
-    assert found.stack == ("worker:1 is here:", "File a", "sleep()")
+    assert found.tail == ("worker:1 is here:", "File a", "sleep()")
 
 
 def test_blame_follows_a_ring_to_the_one_that_does_not_wait() -> None:

@@ -7,43 +7,17 @@ from pathlib import Path
 import pytest
 
 from tfcluster.launcher.result_placement import (
-    Local,
     PartialFile,
     PlacementError,
-    Remote,
     ResultFolder,
-    is_current,
-    objection,
-    safe_name,
+    host_folder,
 )
-
-THERE = Remote("a", 5, 2000, 0o644)
-
-
-@pytest.mark.parametrize(
-    ("local", "said"),
-    [
-        (None, None),
-        (Local(9, 1999), None),
-        (Local(9, 2000), None),
-        (Local(5, 2001), "the one here is newer"),
-    ],
-)
-def test_the_newer_file_wins(local: Local | None, said: str | None) -> None:
-    assert objection(THERE, local) == said
-
-
-def test_only_what_has_the_same_size_and_time_is_current() -> None:
-    assert is_current(THERE, Local(5, 2000))
-    assert not is_current(THERE, None)
-    assert not is_current(THERE, Local(5, 2001))
-    assert not is_current(THERE, Local(6, 2000))
-    assert not is_current(THERE, Local(5, 2000, is_file=False))
+from tfcluster.protocol.messages import Result
 
 
 def test_names_of_hosts() -> None:
-    assert safe_name("../x:22/y") == "_x:22_y"
-    assert safe_name("..") == "_"
+    assert host_folder("../x:22/y") == "results-by-host/_x:22_y"
+    assert host_folder("..") == "results-by-host/_"
 
 
 class Here:
@@ -63,7 +37,7 @@ class Here:
         ``mine`` is written to the same path while the file arrives.
         """
         folder = folder or self.folder()
-        remote = Remote(path, len(text), 10**9, 0o666)
+        remote = Result(path, len(text), 10**9, 0o666)
         with folder.partial(remote) as partial:
             partial.begin(len(text))
             partial.write(text.encode())
@@ -87,17 +61,23 @@ def here(tmp_path: Path) -> Here:
 def test_a_file_is_put_into_place(here: Here) -> None:
     assert here.receive("logs/a", "text") is None
     assert here.files() == {"logs/a": "text"}
-    found = (here.root / "logs" / "a").stat()
-    assert found.st_mtime_ns == 10**9
-    assert found.st_mode & 0o777 == 0o644
-    assert here.folder().has(Remote("logs/a", 4, 10**9, 0o644))
+    status = (here.root / "logs" / "a").stat()
+    assert status.st_mtime_ns == 10**9
+    assert status.st_mode & 0o777 == 0o644
+    for size, time_ns in ((4, 10**9), (5, 10**9), (4, 1)):
+        here_already = here.folder().has(Result("logs/a", size, time_ns, 0o644))
+        assert here_already == ((size, time_ns) == (4, 10**9))
+    assert not here.folder().has(Result("logs/b", 4, 10**9, 0o644))
     assert here.receive("logs/a", "text, again") is None
     assert here.files() == {"logs/a": "text, again"}
 
 
 def test_a_newer_file_here_is_kept(here: Here) -> None:
     (here.root / "a").write_text("mine")
-    assert here.folder().objection(Remote("a", 1, 5, 0o644)) == "the one here is newer"
+    changed_ns = (here.root / "a").stat().st_mtime_ns
+    same, older = (Result("a", 1, changed_ns - n, 0o644) for n in (0, 1))
+    assert here.folder().objection(same) is None
+    assert here.folder().objection(older) == "the one here is newer"
     assert here.receive("a", "forced", here.folder(force=True)) is None
     assert here.files() == {"a": "forced"}
 
@@ -128,7 +108,7 @@ def test_no_link_leads_out(here: Here) -> None:
 def test_a_file_where_a_folder_should_be(here: Here) -> None:
     (here.root / "logs").write_text("")
     with pytest.raises(PlacementError, match="a file is here"):
-        here.folder().has(Remote("logs/a", 1, 1, 0o644))
+        here.folder().has(Result("logs/a", 1, 1, 0o644))
 
 
 def test_what_does_not_arrive_whole_is_removed(tmp_path: Path) -> None:

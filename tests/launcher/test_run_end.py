@@ -12,9 +12,9 @@ import pytest
 from tests.plan.descriptions import describe
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.states import RunState
-from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.run_end import is_due, requeue
-from tfcluster.lifecycle.types import Finish
+from tfcluster.lifecycle.actions import Finish
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.plan.model import Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import read_json
@@ -23,7 +23,7 @@ from tfcluster.schedulers.base import Requeuing
 
 RESTART = Restart(max=2, on_time_limit="requeue")
 ENDED = Finish(RunState.STOPPED, ExitCode.TIME_LIMIT)
-LIMIT = Interrupt(ExitCode.TIME_LIMIT)
+LIMIT = Interrupted(ExitCode.TIME_LIMIT)
 
 
 class FakeScheduler(Requeuing):
@@ -65,9 +65,9 @@ def paths(tmp_path: Path) -> RunPaths:
     ("restart", "finish", "signals", "due"),
     [
         (RESTART, ENDED, [LIMIT], True),
-        (RESTART, ENDED, [LIMIT, Interrupt(ExitCode.TERMINATED)], True),
-        (RESTART, ENDED, [LIMIT, Interrupt(ExitCode.INTERRUPTED)], False),
-        (RESTART, ENDED, [Interrupt(ExitCode.HANGUP), LIMIT], False),
+        (RESTART, ENDED, [LIMIT, Interrupted(ExitCode.TERMINATED)], True),
+        (RESTART, ENDED, [LIMIT, Interrupted(ExitCode.INTERRUPTED)], False),
+        (RESTART, ENDED, [Interrupted(ExitCode.HANGUP), LIMIT], False),
         (Restart(max=2), ENDED, [LIMIT], False),
         (RESTART, Finish(RunState.FAILED, 1), [LIMIT], False),
         (RESTART, Finish(RunState.SUCCEEDED, 0), [LIMIT], False),
@@ -75,7 +75,7 @@ def paths(tmp_path: Path) -> RunPaths:
     ],
 )
 def test_only_the_time_limit_alone_counts(
-    restart: Restart, finish: Finish, signals: list[Interrupt], due: bool
+    restart: Restart, finish: Finish, signals: list[Interrupted], due: bool
 ) -> None:
     assert is_due(restart, finish, signals) is due
 

@@ -6,28 +6,30 @@ from collections.abc import Iterable, Sequence
 
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
-from tfcluster.lifecycle import Action, Event, begin, step
-from tfcluster.lifecycle.types import (
+from tfcluster.lifecycle import begin, step
+from tfcluster.lifecycle.actions import (
+    Action,
     CloseHosts,
-    Expired,
     Failure,
     Finish,
-    HostClosed,
-    HostReady,
-    Plan,
     Replan,
-    Role,
     SetDeadline,
     SetRunState,
     SetTaskState,
     StartTasks,
-    State,
     StopTasks,
+)
+from tfcluster.lifecycle.events import (
+    Event,
+    Expired,
+    HostClosed,
+    HostReady,
     TaskExited,
     TaskListening,
     TaskSettled,
     TaskStarted,
 )
+from tfcluster.lifecycle.state import Plan, Role, State
 
 CHIEF, W0, W1 = TaskId("chief", 0), TaskId("worker", 0), TaskId("worker", 1)
 PS, EVALUATOR = TaskId("ps", 0), TaskId("evaluator", 0)

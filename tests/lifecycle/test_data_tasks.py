@@ -10,7 +10,8 @@ from tests.lifecycle import histories
 from tests.lifecycle.histories import W0, W1, History, started, stopped
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.task_id import TaskId
-from tfcluster.lifecycle.types import Plan, Role, Say
+from tfcluster.lifecycle.actions import Say
+from tfcluster.lifecycle.state import Plan, Role
 
 DATA0, DATA1 = TaskId("data", 0), TaskId("data", 1)
 

@@ -9,9 +9,10 @@ import pytest
 from tests.lifecycle.histories import CHIEF, W0, W1, History, plan, started
 from tfcluster.base.states import TaskState
 from tfcluster.base.task_id import TaskId
+from tfcluster.lifecycle.events import TaskExited, TaskSettled
 from tfcluster.lifecycle.shutdown import run_code
+from tfcluster.lifecycle.state import Plan
 from tfcluster.lifecycle.step import NOTHING_EXCHANGED
-from tfcluster.lifecycle.types import Plan, TaskExited, TaskSettled
 
 
 def together(*tasks: TaskId, max_restarts: int = 0) -> Plan:

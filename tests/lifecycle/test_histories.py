@@ -27,25 +27,25 @@ from tfcluster.base.errors import ExitCode
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.lifecycle import begin, step
-from tfcluster.lifecycle.types import (
+from tfcluster.lifecycle.actions import (
     Action,
-    AgentAskedToStop,
     DropHosts,
+    Failure,
+    Say,
+    SetDeadline,
+    SetRunState,
+)
+from tfcluster.lifecycle.events import (
+    AgentAskedToStop,
     Event,
     Expired,
-    Failure,
     HostClosed,
     HostFailed,
     HostLost,
     HostReady,
-    HostState,
     Interrupted,
     LauncherFault,
-    Phase,
     Replanned,
-    Say,
-    SetDeadline,
-    SetRunState,
     Stalled,
     TaskExited,
     TaskListening,
@@ -53,6 +53,7 @@ from tfcluster.lifecycle.types import (
     TaskStarted,
     TaskUnstartable,
 )
+from tfcluster.lifecycle.state import HostState, Phase
 
 
 def test_nothing_starts_before_every_host_is_ready() -> None:

@@ -14,9 +14,8 @@ from tests.lifecycle.histories import (
 )
 from tfcluster.base.errors import ExitCode
 from tfcluster.base.task_id import TaskId
-from tfcluster.lifecycle.types import (
-    DropHosts,
-    Failure,
+from tfcluster.lifecycle.actions import DropHosts, Failure, Say
+from tfcluster.lifecycle.events import (
     HostAdded,
     HostClosed,
     HostFailed,
@@ -24,7 +23,6 @@ from tfcluster.lifecycle.types import (
     HostReady,
     Replanned,
     Resize,
-    Say,
 )
 
 W2 = TaskId("worker", 2)

@@ -8,16 +8,9 @@ import pytest
 
 from tests.lifecycle.histories import W0, W1, History, plan
 from tfcluster.base.errors import ExitCode
-from tfcluster.lifecycle.types import (
-    CloseHosts,
-    FetchResults,
-    HostFailed,
-    HostLost,
-    Interrupted,
-    LeaveResults,
-    Plan,
-    ResultsFetched,
-)
+from tfcluster.lifecycle.actions import CloseHosts, FetchResults, LeaveResults
+from tfcluster.lifecycle.events import HostFailed, HostLost, Interrupted, ResultsFetched
+from tfcluster.lifecycle.state import Plan
 
 
 def planned(

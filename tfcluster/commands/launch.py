@@ -20,7 +20,6 @@ from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views.plan import plan as plan_view
 from tfcluster.launcher.detach import detached
-from tfcluster.launcher.host_facts import crowding
 from tfcluster.launcher.launch import Begun, check, prepare
 from tfcluster.launcher.preflight import command_warnings, idle_hosts, shared_files
 from tfcluster.plan.document import plan_lines, task_parts
@@ -321,8 +320,6 @@ def _show_plan(
         *shared_files(description, prepared.specs),
     ):
         _say(warning)
-    if note := crowding(prepared.specs):
-        _say(note)
     if display.quiet and not as_json:
         return 0
     run = _provisional_paths(description, environ)

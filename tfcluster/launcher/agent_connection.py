@@ -5,17 +5,18 @@ Knows the outer form of the channel (noise, hello, frames), not what messages me
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 from tfcluster import __version__
 from tfcluster.base.errors import TfclusterError
 from tfcluster.base.light_dataclasses import dataclass, field
-from tfcluster.launcher.channel_threads import ChannelThreads, Watch
+from tfcluster.launcher.channel_reader import ChannelReader, Watch
+from tfcluster.launcher.host_facts import resolved_address
 from tfcluster.plan.model import Host
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError, encode, type_of
@@ -53,7 +54,7 @@ class Opened:
     """The agent of ``host`` was started but has not sent anything yet."""
 
     host: str
-    contact: AgentConnection
+    connection: AgentConnection
     resolved: tuple[str, ...] = ()
     """The addresses that the host's name resolves to on this machine."""
     begun_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -72,15 +73,7 @@ class Unopened:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Whether a host that had fallen silent answers on another connection."""
-
-    host: str
-    answers: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CameBack:
-    """Whether a host that was lost answers again."""
+    """Whether a host that is silent, or was lost, answers on another connection."""
 
     host: str
     answers: bool
@@ -90,9 +83,9 @@ Post = Callable[[Received | Closed], None]
 
 
 class AgentConnection:
-    """One agent's channel, served by ``threads``.
+    """One agent's channel, with a thread that writes to it.
 
-    ``post`` is called from the threads, never for two messages at a time.
+    ``post`` is called from the thread of ``reader``, and for the end from another one.
     """
 
     def __init__(
@@ -101,7 +94,7 @@ class AgentConnection:
         channel: AgentChannel,
         nonce: str,
         post: Post,
-        threads: ChannelThreads,
+        reader: ChannelReader,
     ) -> None:
         self.host = host
         self._heard_s = time.monotonic()
@@ -112,24 +105,26 @@ class AgentConnection:
         self._post = post
         self._reception = Reception(nonce)
         self._cause, self._broken = "its agent ended", False
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._outbox: deque[bytes | None] = deque()
-        self._writing = False
-        self._closed = False
+        self._reader = reader
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._is_closed = False
         self._watch = Watch(f"end {host}", channel.fileno(), self._read, self._end)
+        name = f"write {host}"
+        threading.Thread(target=self._write, name=name, daemon=True).start()
 
     def listen(self) -> None:
         """Begin to post messages. Their handler must have this connection by then."""
-        self._threads.watch(self._watch)
+        self._reader.watch(self._watch)
 
     def send(self, request: Request) -> None:
         """Queue a request; never blocks. Raises WireError if it is too long."""
-        self._put(encode(request))
+        data = encode(request)
+        if not self._is_closed:
+            self._outbox.put(data)
 
     def close(self) -> None:
         """Close the agent's input once everything queued has been sent."""
-        self._put(None)
+        self._outbox.put(None)
 
     def kill(self) -> None:
         """End the connection now."""
@@ -142,39 +137,12 @@ class AgentConnection:
             return 0.0
         return time.monotonic() - self._heard_s
 
-    def _put(self, data: bytes | None) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._outbox.append(data)
-            if self._writing:
-                return
-            self._writing = True
-        self._threads.run(f"write {self.host}", self._write)
-
     def _write(self) -> None:
-        while (data := self._next()) is not None:
-            try:
+        """Write what is queued, in a thread of its own, because this may block."""
+        with contextlib.suppress(OSError):  # the reading thread sees and reports it
+            while (data := self._outbox.get()) is not None:
                 self._channel.write(data)
-            except OSError:
-                # The reading thread sees the end, too, and reports it.
-                self._shut()
-
-    def _next(self) -> bytes | None:
-        """What to write next; None: nothing for now, or nothing ever again."""
-        with self._lock:
-            if not self._outbox:
-                self._writing = False
-                return None
-            data = self._outbox.popleft()
-        if data is None:
-            self._shut()
-        return data
-
-    def _shut(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._outbox.clear()
+        self._is_closed = True
         self._channel.close()
 
     def _read(self) -> bool:
@@ -198,10 +166,10 @@ class AgentConnection:
     def _end(self) -> None:
         if self._broken:
             self._channel.kill()
-        said = self._channel.diagnosis()
-        self._post(
-            Closed(self.host, f"{self._cause} ({said})" if said else self._cause)
-        )
+        self.close()
+        details = self._channel.diagnosis()
+        cause = f"{self._cause} ({details})" if details else self._cause
+        self._post(Closed(self.host, cause))
 
 
 class Reception:
@@ -232,8 +200,8 @@ class Reception:
     def end(self) -> None:
         """The channel has ended. Raises WireError if no agent ever greeted us."""
         if not self._greeted and self._noise.strip():
-            said = self._noise.decode(errors="backslashreplace").strip().splitlines()
-            raise WireError(f"no hello from the agent; it said: {said[-1][:200]}")
+            lines = self._noise.decode(errors="backslashreplace").strip().splitlines()
+            raise WireError(f"no hello from the agent; it said: {lines[-1][:200]}")
 
     def _hello(self, line: bytes) -> Message | None:
         """The hello with our nonce; None for any other line, which is noise.
@@ -258,7 +226,7 @@ def open_agent(
     run: str,
     grace_s: float,
     post: Post,
-    threads: ChannelThreads,
+    reader: ChannelReader,
     *,
     witness: str | None = None,
 ) -> AgentConnection:
@@ -269,9 +237,8 @@ def open_agent(
     file, that is, whether the host shares our files.
     """
     nonce = os.urandom(16).hex()
-    contact = AgentConnection(
-        host.name, starter.start_agent(host), nonce, post, threads
-    )
+    channel = starter.start_agent(host)
+    connection = AgentConnection(host.name, channel, nonce, post, reader)
     opened = Open(
         protocol=PROTOCOL,
         version=__version__,
@@ -282,8 +249,8 @@ def open_agent(
         grace_s=grace_s,
         witness=witness,
     )
-    contact.send(opened)
-    return contact
+    connection.send(opened)
+    return connection
 
 
 FAN_OUT = 32
@@ -291,11 +258,14 @@ FAN_OUT = 32
 
 
 def open_all(
-    starter: Starter, hosts: Sequence[Host], open_one: Callable[[Host], None]
+    starter: Starter,
+    hosts: Sequence[Host],
+    open_one: Callable[[Host], AgentConnection],
+    post: Callable[[Opened | Unopened], None],
 ) -> None:
-    """Call ``open_one`` for each host, in FAN_OUT threads; does not wait for them.
+    """Start an agent on each host, in FAN_OUT threads; does not wait for them.
 
-    ``open_one`` calls ``starter.start_agent``.
+    ``open_one`` calls ``open_agent``.
     """
     waiting: SimpleQueue[Host] = SimpleQueue()
     for host in hosts:
@@ -304,13 +274,28 @@ def open_all(
         starter.expect(hosts)
 
     def open_some() -> None:
-        while True:
-            try:
-                host = waiting.get_nowait()
-            except Empty:
-                return
-            open_one(host)
+        with contextlib.suppress(Empty):
+            while True:
+                _open(waiting.get_nowait(), open_one, post)
 
     for number in range(min(FAN_OUT, len(hosts))):
         name = f"open {number}"
         threading.Thread(target=open_some, name=name, daemon=True).start()
+
+
+def _open(
+    host: Host,
+    open_one: Callable[[Host], AgentConnection],
+    post: Callable[[Opened | Unopened], None],
+) -> None:
+    began_s = time.time()
+    try:
+        connection = open_one(host)
+    except TfclusterError as error:
+        post(Unopened(host.name, error, began_s))
+        return
+    connected_s = time.time()
+    resolved = resolved_address(host)
+    begun_s = began_s, connected_s, time.time()
+    post(Opened(host.name, connection, resolved, begun_s))
+    connection.listen()

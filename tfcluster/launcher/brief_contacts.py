@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from tfcluster.base.errors import TfclusterError
 from tfcluster.launcher.agent_connection import (
     FAN_OUT,
     HEARTBEAT_S,
@@ -20,7 +19,7 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.plan.model import Host
 from tfcluster.protocol.requests import Close, PingRequest, Request
 from tfcluster.schedulers.starting import Starter
@@ -46,7 +45,7 @@ class BriefContacts:
     def __init__(self, starter: Starter, purpose: str) -> None:
         self._starter = starter
         self._run = f"{purpose}-{os.urandom(8).hex()}"
-        self._threads = ChannelThreads()
+        self._reader = ChannelReader()
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._contacts: dict[str, AgentConnection] = {}
         self._gone: set[str] = set()
@@ -54,7 +53,7 @@ class BriefContacts:
 
     def open(self, hosts: Sequence[Host]) -> None:
         """Start an agent on each host, FAN_OUT at a time; does not wait for them."""
-        open_all(self._starter, hosts, self._open_one)
+        open_all(self._starter, hosts, self._open_one, self._items.put)
 
     def next(self, timeout_s: float) -> Item | None:
         """The next item; None if there is none for now: call again.
@@ -65,7 +64,7 @@ class BriefContacts:
         with contextlib.suppress(Empty):
             item = self._items.get(timeout=min(max(0.0, timeout_s), HEARTBEAT_S))
             if isinstance(item, Opened):
-                self._contacts[item.host] = item.contact
+                self._contacts[item.host] = item.connection
             elif isinstance(item, Closed):
                 self._gone.add(item.host)
             return item
@@ -88,15 +87,9 @@ class BriefContacts:
                 if isinstance(item, Closed):
                     left.discard(item.host)
 
-    def _open_one(self, host: Host) -> None:
-        post, threads, began_s = self._items.put, self._threads, time.time()
-        try:
-            contact = open_agent(self._starter, host, self._run, 0.0, post, threads)
-        except TfclusterError as error:
-            self._items.put(Unopened(host.name, error, began_s))
-        else:
-            self._items.put(Opened(host.name, contact))
-            contact.listen()
+    def _open_one(self, host: Host) -> AgentConnection:
+        post, reader = self._items.put, self._reader
+        return open_agent(self._starter, host, self._run, 0.0, post, reader)
 
     def _ping(self) -> None:
         """Send heartbeats: agents exit if they receive nothing for too long."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from tfcluster.base.errors import TfclusterError
 from tfcluster.launcher.agent_connection import FAN_OUT, Closed, Received, open_agent
-from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Bye
 from tfcluster.protocol.requests import Close
@@ -31,11 +31,11 @@ def sweep_all(
     # Imported here: it takes long, and a launch does not need it.
     from concurrent.futures import ThreadPoolExecutor
 
-    threads = ChannelThreads()
+    reader = ChannelReader()
 
     def one(host: Host) -> int | TfclusterError | None:
         try:
-            return sweep(starter, host, run, threads)
+            return sweep(starter, host, run, reader)
         except TfclusterError as error:
             return error
 
@@ -49,7 +49,7 @@ class Cleanup:
     def __init__(self, starter: Starter, run: str) -> None:
         self._starter = starter
         self._run = run
-        self._channels = ChannelThreads()
+        self._reader = ChannelReader()
         self._threads: list[tuple[str, threading.Thread, float]] = []
         self.swept: dict[str, int] = {}
         """Host -> number of processes that were swept there."""
@@ -65,7 +65,7 @@ class Cleanup:
 
     def _sweep(self, host: Host) -> None:
         with contextlib.suppress(TfclusterError):
-            count = sweep(self._starter, host, self._run, self._channels)
+            count = sweep(self._starter, host, self._run, self._reader)
             if count is not None:
                 self.swept[host.name] = count
 
@@ -76,9 +76,7 @@ class Cleanup:
         return [name for name, _, _ in self._threads if name not in self.swept]
 
 
-def sweep(
-    starter: Starter, host: Host, run: str, threads: ChannelThreads
-) -> int | None:
+def sweep(starter: Starter, host: Host, run: str, reader: ChannelReader) -> int | None:
     """End all processes with the run's marks on ``host``; returns how many.
 
     Returns None if no agent answered in time, or if an older agent is still alive and
@@ -86,14 +84,14 @@ def sweep(
     """
     until = time.monotonic() + SWEEP_S
     for _ in range(SWEEPERS):
-        count = _sweep_once(starter, host, run, until, threads)
+        count = _sweep_once(starter, host, run, until, reader)
         if count is not None or time.monotonic() >= until:
             return count
     return None
 
 
 def _sweep_once(
-    starter: Starter, host: Host, run: str, until: float, threads: ChannelThreads
+    starter: Starter, host: Host, run: str, until: float, reader: ChannelReader
 ) -> int | None:
     over = threading.Event()
     counts: list[int] = []
@@ -106,11 +104,11 @@ def _sweep_once(
                 counts.append(item.message.swept)
             over.set()
 
-    contact = open_agent(starter, host, run, 0.0, listen, threads)
-    contact.listen()
+    connection = open_agent(starter, host, run, 0.0, listen, reader)
+    connection.listen()
     left_s = max(0.0, until - time.monotonic())
-    contact.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
+    connection.send(Close(0.0, others_s=min(OTHERS_S, left_s)))
     if not over.wait(left_s):
-        contact.kill()
-    contact.close()
+        connection.kill()
+    connection.close()
     return counts[0] if counts else None

@@ -80,16 +80,16 @@ def _end_with(parent: int) -> None:
 def _launch(launch: Launch, writing: int) -> int:
     def begun(paths: RunPaths) -> None:
         leave_terminal(paths)
-        _tell(writing, {"run": paths.run})
+        _report(writing, {"run": paths.run})
 
     try:
         return launch(begun)
     except TfclusterError as error:
-        _tell(writing, {"error": error.lines(), "code": int(error.exit_code)})
+        _report(writing, {"error": error.lines(), "code": int(error.exit_code)})
         return int(error.exit_code)
 
 
-def _tell(writing: int, message: dict[str, Any]) -> None:
+def _report(writing: int, message: dict[str, Any]) -> None:
     try:
         os.write(writing, json.dumps(message).encode())
         os.close(writing)

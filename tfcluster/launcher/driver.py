@@ -16,67 +16,31 @@ from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.agent_connection import (
-    HEARTBEAT_S,
     LEASE_S,
     Answered,
-    CameBack,
     Closed,
     Opened,
     Unopened,
 )
 from tfcluster.launcher.clocks import Measured
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.launcher.job import CurrentJob, Item, Job
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.resizer import Remember, Resizer
+from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.resizer import Resizer
 from tfcluster.launcher.results import ResultsFetcher
-from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.stacks import StallDetector, ask_stacks
 from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.launcher.task_messages import TaskMessages
-from tfcluster.launcher.task_starts import RecordPlan, TaskStarts
-from tfcluster.lifecycle import begin, step
+from tfcluster.launcher.task_starts import TaskStarts
+from tfcluster.lifecycle import actions, begin, events, step
+from tfcluster.lifecycle.state import HostState, Phase, Plan
 from tfcluster.lifecycle.transitions import START
-from tfcluster.lifecycle.types import (
-    Action,
-    ClearDeadline,
-    CloseHosts,
-    DropHosts,
-    Event,
-    Expired,
-    Failure,
-    FetchResults,
-    Finish,
-    HostAdded,
-    HostClosed,
-    HostFailed,
-    HostLost,
-    HostReady,
-    HostState,
-    Interrupted,
-    LauncherFault,
-    LeaveResults,
-    Phase,
-    Plan,
-    Replan,
-    Replanned,
-    ResultsFetched,
-    Say,
-    SetDeadline,
-    SetRunState,
-    SetTaskState,
-    StartTasks,
-    StopTasks,
-)
 from tfcluster.plan.host_patterns import fold
 from tfcluster.protocol import commands
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.protocol.messages import Clock, Hello, Making
 from tfcluster.protocol.requests import StopRequest
 from tfcluster.record.crash import save_crash
-from tfcluster.record.paths import RunPaths
 from tfcluster.record.requests import take
 from tfcluster.schedulers.starting import Starter
 
@@ -87,10 +51,10 @@ COPIES_S = 5.0
 
 
 _HOST_WORDS = {
-    HostReady: "ready",
-    HostFailed: "failed",
-    HostLost: "lost",
-    HostClosed: "closed",
+    events.HostReady: "ready",
+    events.HostFailed: "failed",
+    events.HostLost: "lost",
+    events.HostClosed: "closed",
 }
 
 
@@ -99,78 +63,47 @@ class Driver:
 
     def __init__(
         self,
-        current: CurrentJob,
-        hosts: Hosts,
+        run: LiveRun,
         starter: Starter,
         queue: SimpleQueue[Item],
-        journal: Journal,
-        show: RunOutput,
-        *,
-        record_plan: RecordPlan,
-        remember: Remember,
         earlier: Sequence[float],
     ) -> None:
         """``earlier``: Unix times of restarts in previous runs that still count."""
-        job = current.job
-        self._current = current
-        self._hosts = hosts
+        self._run = run
         self._queue = queue
-        self._journal = journal
-        self._show = show
-        self._progress = Progress(job.description.progress_timeout_s)
-        paths = RunPaths(job.logs.parent)
-        self._traces = TraceFiles(paths)
-        self._tasks = TaskMessages(
-            current, journal, show, self._progress, self._keep, self._traces
-        )
-        self._copies = LogCopies(paths)
+        self._journal = run.journal
+        self._show = run.show
+        self._hosts = hosts = Hosts(run, starter, queue.put)
+        self._traces = TraceFiles(run.paths)
+        self._copies = LogCopies(run.paths)
+        self._tasks = TaskMessages(run, hosts.facts, self._copies, self._traces)
         self._clocks: dict[str, Measured] = {}
         """The last recorded measurements, by host."""
         self._deadlines: dict[str, float] = {}
-        self._stalls = StallDetector(self._progress, self._tasks.answers, hosts.send)
-        self._results = ResultsFetcher(
-            current, hosts.send, hosts.files.has_copy, journal, show
-        )
+        self._stalls = StallDetector(run, self._tasks.answers, hosts.send)
+        self._results = ResultsFetcher(run, hosts)
         self.restarts = list(earlier)
         """Unix times of the restarts so far, ``earlier`` included."""
-        self._resizer = Resizer(
-            current,
-            hosts,
-            starter,
-            journal,
-            self._progress,
-            self._say,
-            remember,
-            queue.put,
-        )
-        self._starts = TaskStarts(
-            current,
-            hosts,
-            show,
-            self._progress,
-            cold=self._tasks.cold,
-            say=self._say,
-            ping=self._ping,
-            record_plan=record_plan,
-        )
-        self._finish: Finish | None = None
+        self._resizer = Resizer(run, hosts, starter, queue.put)
+        self._starts = TaskStarts(run, hosts, self._tasks.cold)
+        self._finish: actions.Finish | None = None
         self._fault: Exception | None = None
-        self._last = self._pinged = self._told = time.monotonic()
+        self._last = self._served = time.monotonic()
 
     @property
     def _job(self) -> Job:
-        return self._current.job
+        return self._run.job
 
     @property
     def _plan(self) -> Plan:
-        return self._current.plan
+        return self._run.plan
 
-    def run(self) -> Finish:
+    def run(self) -> actions.Finish:
         """Run the job to its end; nothing that happens on hosts raises."""
         now_s = time.time()
         ago = [max(0.0, now_s - t_s) for t_s in self.restarts]
-        self._state, actions = begin(self._plan, ago)
-        self._perform(actions)
+        self._state, first = begin(self._plan, ago)
+        self._perform(first)
         for used in self._job.used_hosts():
             self._journal.event("host", host=used.name, state="starting")
         self._hosts.open()
@@ -186,12 +119,10 @@ class Driver:
                 f"warning: {fold(unswept)} could not be swept after contact was lost; "
                 f"a live agent ends its tasks within {LEASE_S:g} s"
             )
-        self._copies.close(COPIES_S)
-        if self._copies.trouble is not None:
-            self._show.say(f"warning: cannot copy logs: {self._copies.trouble}")
-        self._traces.close(COPIES_S)
-        if self._traces.trouble is not None:
-            self._show.say(f"warning: the trace is incomplete: {self._traces.trouble}")
+        if trouble := self._copies.close(COPIES_S):
+            self._show.say(f"warning: cannot copy logs: {trouble}")
+        if trouble := self._traces.close(COPIES_S):
+            self._show.say(f"warning: the trace is incomplete: {trouble}")
         for host, count in self._hosts.sweeps.swept.items():
             self._journal.event("swept", host=host, count=count)
         return self._finish
@@ -205,25 +136,18 @@ class Driver:
         self._expire(now)
         for event in self._hosts.elapsed(elapsed):
             self._feed(event)
-        self._ping()
-        if now - self._told >= PROGRESS_S:
+        self._hosts.ping()
+        if now - self._served >= PROGRESS_S:
             self._record_progress()
-            self._told = now
+            self._served = now
             self._serve()
         if self._results.finished(now):
-            self._feed(ResultsFetched())
+            self._feed(events.ResultsFetched())
         self._watch(now)
         self._show.live(self._journal.view, now, self._results.text)
 
-    def _ping(self) -> None:
-        """Send all hosts a heartbeat if one is due."""
-        now = time.monotonic()
-        if now - self._pinged >= HEARTBEAT_S:
-            self._hosts.ping()
-            self._pinged = now
-
     def _record_progress(self) -> None:
-        progress = self._progress
+        progress = self._run.progress
         self._journal.progress(progress.snapshot(), progress.attempts())
 
     def _faulty(self, error: Exception) -> None:
@@ -233,8 +157,8 @@ class Driver:
         self._fault = error
         where = save_crash(error, os.environ)
         kept = f" (see {where})" if where else ""
-        said = f"{type(error).__name__}: {error}"
-        self._feed(LauncherFault(f"internal error in tfcluster: {said}{kept}"))
+        cause = f"{type(error).__name__}: {error}"
+        self._feed(events.LauncherFault(f"internal error in tfcluster: {cause}{kept}"))
 
     # --- in -------------------------------------------------------------------------
 
@@ -255,17 +179,15 @@ class Driver:
         except Empty:
             pass
 
-    def _events(self, item: Item) -> Iterable[Event]:
-        if isinstance(item, Interrupt):
-            return [Interrupted(item.code)]
+    def _events(self, item: Item) -> Iterable[events.Event]:
+        if isinstance(item, events.Interrupted):
+            return [item]
         if isinstance(item, Closed):
             return self._hosts.closed(item)
-        if isinstance(item, CameBack):
-            request = self._resizer.came_back(item, time.monotonic())
-            return [] if request is None else self._resize(None, request)
         if isinstance(item, Answered):
             self._hosts.silence.answered(item)
-            return []
+            request = self._resizer.answered(item, time.monotonic())
+            return [] if request is None else self._resize(None, request)
         if isinstance(item, Opened | Unopened):
             return self._hosts.opened(item)
         host, message = item.host, item.message
@@ -276,11 +198,11 @@ class Driver:
             if self._results.received(host, message):
                 self._hosts.silence.heard(host)
                 return []
-            events = self._hosts.received(host, message)
-            if events is None:
-                events = self._tasks.received(host, message, time.monotonic())
+            results = self._hosts.received(host, message)
+            if results is None:
+                results = self._tasks.received(host, message, time.monotonic())
         except ProtocolError as error:
-            return [HostLost(host, f"its agent violated the protocol: {error}")]
+            return [events.HostLost(host, f"its agent violated the protocol: {error}")]
         if isinstance(message, Making):
             self._making(host, message.text)
         if isinstance(message, Hello):
@@ -289,9 +211,7 @@ class Driver:
             if self._job.description.runtime.trace:
                 # Whatever tasks record carries the time of their host's clock.
                 self._hosts.ask_clock(host)
-            if self._hosts.importing(host):
-                self._importing(host)
-        return events
+        return results
 
     def _clock(self, host: str, clock: Clock, heard_s: float) -> None:
         measured = Measured.of(clock.monotonic_s, clock.asked_s, heard_s)
@@ -305,39 +225,34 @@ class Driver:
             later = time.monotonic() + self._job.description.start_timeout_s
             self._deadlines[START] = later
         if text is not None:
-            self._say(f"{host}: {text}")
+            self._run.say(f"{host}: {text}")
 
-    def _importing(self, host: str) -> None:
-        """Record that the host's tasks wait for TensorFlow to be imported."""
-        for task, spec in self._job.specs.items():
-            if spec.warm and spec.place.host.name == host:
-                self._journal.event(
-                    "task", task=str(task), attempt=0, phase="importing tensorflow"
-                )
-
-    def _feed(self, event: Event) -> None:
-        if isinstance(event, HostReady | HostFailed | HostLost | HostClosed):
-            cause = getattr(event, "cause", None)
-            word = _HOST_WORDS[type(event)]
-            self._journal.event("host", host=event.host, state=word, cause=cause)
-            if not isinstance(event, HostReady):
-                self._results.lost(event.host, cause or "its agent has ended")
-        if isinstance(event, HostLost | HostFailed):
-            self._resizer.failed(event.host, event.cause)
-        if isinstance(event, HostLost) and event.host in self._plan.hosts():
-            host = next(h for h in self._job.used_hosts() if h.name == event.host)
-            after_s = event.harmless_after_s
-            self._resizer.lost(host, time.monotonic(), after_s)
+    def _feed(self, event: events.Event) -> None:
+        if isinstance(event, events.HostEvent):
+            self._note_host(event)
         before = self._state.restarts
-        self._state, actions = step(self._state, event)
+        self._state, due = step(self._state, event)
         if self._state.restarts > before:
             self.restarts.append(time.time())
-        self._perform(actions)
+        self._perform(due)
+
+    def _note_host(self, event: events.HostEvent) -> None:
+        """Record what has become of a host, for those who expect something of it."""
+        host, cause = event.host, getattr(event, "cause", None)
+        word = _HOST_WORDS[type(event)]
+        self._journal.event("host", host=host, state=word, cause=cause)
+        if not isinstance(event, events.HostReady):
+            self._results.lost(host, cause or "its agent has ended")
+        if isinstance(event, events.HostLost | events.HostFailed):
+            self._resizer.failed(host, event.cause)
+        if isinstance(event, events.HostLost) and host in self._plan.hosts():
+            lost = next(h for h in self._job.used_hosts() if h.name == host)
+            self._resizer.lost(lost, time.monotonic(), event.harmless_after_s)
 
     def _expire(self, now: float) -> None:
         for name in [n for n, at in self._deadlines.items() if at <= now]:
             self._deadlines.pop(name, None)
-            self._feed(Expired(name))
+            self._feed(events.Expired(name))
 
     def _running(self) -> dict[TaskId, str]:
         """The running tasks and their hosts."""
@@ -350,7 +265,7 @@ class Driver:
 
     def _serve(self) -> None:
         """Handle the requests of other commands."""
-        for number, request in take(RunPaths(self._job.logs.parent)):
+        for number, request in take(self._run.paths):
             match request:
                 case commands.StacksCommand(tasks):
                     running, send = self._running(), self._hosts.send
@@ -364,7 +279,7 @@ class Driver:
 
     def _resize(
         self, number: str | None, request: commands.ResizeCommand
-    ) -> list[Event]:
+    ) -> list[events.Event]:
         """Take a request to resize; returns the events for its new hosts."""
         state = self._state
         alive = [h for h, word in state.hosts.items() if word is HostState.READY]
@@ -374,12 +289,12 @@ class Driver:
         )
         for host in added:
             self._journal.event("host", host=host, state="starting")
-        return [HostAdded(host) for host in added]
+        return [events.HostAdded(host) for host in added]
 
     def _watch(self, now: float) -> None:
         state, running = self._state, self._running()
         well = state.verdict is None and state.interrupted is None
-        if stalled := self._stalls.check(now, running, self._job, well=well):
+        if stalled := self._stalls.check(now, running, well=well):
             self._feed(stalled)
         trains = state.phase is Phase.TRAINING and not state.pending
         for event in self._resizer.due(now, trains=trains):
@@ -387,42 +302,38 @@ class Driver:
 
     # --- out ------------------------------------------------------------------------
 
-    def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
+    def _perform(self, due: Iterable[actions.Action]) -> None:
+        for action in due:
             match action:
-                case StartTasks(tasks, attempts):
+                case actions.StartTasks(tasks, attempts):
                     for event in self._starts.start(tasks, attempts):
                         self._feed(event)
-                case Replan(hosts):
+                case actions.Replan(hosts):
                     self._plan_again(hosts)
-                case StopTasks(tasks, signal, grace_s):
+                case actions.StopTasks(tasks, signal, grace_s):
                     self._stop(tasks, signal, grace_s)
-                case FetchResults(_, not_now):
+                case actions.FetchResults(_, not_now):
                     self._results.at_end(not_now)
-                case LeaveResults(why):
+                case actions.LeaveResults(why):
                     self._results.leave(why)
-                case CloseHosts(hosts, grace_s):
+                case actions.CloseHosts(hosts, grace_s):
                     self._hosts.close(hosts, grace_s)
-                case DropHosts(hosts):
+                case actions.DropHosts(hosts):
                     self._hosts.drop(hosts)
-                case SetDeadline(name, after_s):
+                case actions.SetDeadline(name, after_s):
                     self._deadlines[name] = time.monotonic() + after_s
-                case ClearDeadline(name):
+                case actions.ClearDeadline(name):
                     self._deadlines.pop(name, None)
-                case Say(text):
-                    self._say(text)
-                case SetRunState(state, reason):
+                case actions.Say(text):
+                    self._run.say(text)
+                case actions.SetRunState(state, reason):
                     self._run_state(state, reason)
-                case SetTaskState():
+                case actions.SetTaskState():
                     self._task_state(action)
-                case Failure():
+                case actions.Failure():
                     self._failure(action)
-                case Finish():
+                case actions.Finish():
                     self._finish = action
-
-    def _say(self, text: str) -> None:
-        self._journal.event("note", text=text)
-        self._show.say(text)
 
     def _plan_again(self, left: Container[str]) -> None:
         """Plan for the remaining hosts, whose addresses are already known.
@@ -432,24 +343,17 @@ class Driver:
         after = self._resizer.job_on(left) if self._state.resizing else None
         try:
             if after is None:
-                self._current.use(self._job.on_fewer(left))
+                self._run.current.adopt(self._job.on_fewer(left))
             else:
-                self._current.use(self._starts.located(after))
+                self._run.current.adopt(self._starts.located(after))
         except StartError as error:
-            self._feed(LauncherFault(error.message, ExitCode.START))
+            self._feed(events.LauncherFault(error.message, ExitCode.START))
             return
-        self._hosts.use()
+        self._hosts.adopt_plan()
         self._starts.replanned(new_hosts=after is not None)
         if after is not None:
             self._resizer.done()
-        self._feed(Replanned(self._plan))
-
-    def _keep(
-        self, host: str, task: TaskId, lines: Sequence[str], skipped: int
-    ) -> None:
-        """Copy lines of logs that are not on our file system."""
-        if not self._hosts.facts.shares_files(host):
-            self._copies.add(task, lines, skipped=skipped, at=host)
+        self._feed(events.Replanned(self._plan))
 
     def _stop(self, tasks: tuple[TaskId, ...], signal: str, grace_s: float) -> None:
         by_host: dict[str, list[str]] = {}
@@ -464,15 +368,15 @@ class Driver:
         if not state.final:
             self._journal.event("state", state=str(state), reason=reason)
 
-    def _task_state(self, change: SetTaskState) -> None:
+    def _task_state(self, change: actions.SetTaskState) -> None:
         if change.state.final or change.state is TaskState.STOPPING:
-            self._progress.ended(change.task)
-        known = self._tasks.facts(change.task, change.attempt)
+            self._run.progress.ended(change.task)
+        facts = self._tasks.facts(change.task, change.attempt)
         if change.state is TaskState.STARTING:
-            known = {"address": self._starts.address(change.task)}
+            facts = {"address": self._starts.address(change.task)}
             if change.attempt:  # it may be new, or on another host than before
-                known["host"] = self._plan.tasks[change.task]
-                known["log"] = self._job.log(change.task)
+                facts["host"] = self._plan.tasks[change.task]
+                facts["log"] = self._job.log(change.task)
         self._journal.event(
             "task",
             task=str(change.task),
@@ -481,10 +385,10 @@ class Driver:
             exit_code=change.exit_code,
             signal=change.signal,
             cause=change.cause,
-            **known,
+            **facts,
         )
 
-    def _failure(self, failure: Failure) -> None:
+    def _failure(self, failure: actions.Failure) -> None:
         task = failure.task
         self._journal.event(
             "failure",

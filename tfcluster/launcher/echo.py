@@ -28,7 +28,6 @@ _OF_DUMP = re.compile(
     r"(?:[A-Za-z_]\w*\.)+\w*(?:Error|Exception)\b"
 )
 _TRACEBACK = "Traceback (most recent call last):"
-_WARNING = re.compile(r"\S.*:\d+: \w*Warning: ")
 
 
 HasGpus = Callable[[str], bool | None]
@@ -45,10 +44,6 @@ class Echo:
         self._held: dict[str, str] = {}
         """By task: a "Traceback" line inside a dump. If the next line is not empty,
         Python's own traceback begins there, which is shown."""
-        self._repeating: set[str] = set()
-        """Tasks whose next line belongs to a warning that is left out."""
-        self._warned: dict[str, str] = {}
-        """Python warnings that were shown -> the task that issued them first."""
 
     def chosen(self, task: str, lines: Sequence[str]) -> Sequence[str]:
         """The lines to show out of a task's next lines."""
@@ -66,10 +61,6 @@ class Echo:
         return shown
 
     def _is_wanted(self, task: str, line: str) -> bool:
-        if task in self._repeating:
-            self._repeating.discard(task)
-            if line.startswith("  "):
-                return False
         if line.startswith(_BEFORE_NATIVE):
             return False
         if _NATIVE.match(line):
@@ -86,7 +77,4 @@ class Echo:
             if _OF_DUMP.match(line):
                 return False
             self._dumping.discard(task)
-        if _WARNING.match(line) and self._warned.setdefault(line, task) != task:
-            self._repeating.add(task)
-            return False
         return True

@@ -39,14 +39,14 @@ def cause_of_exit(
         text = _SIGNALS.get(signal, f"killed by {signal}")
         if oom:
             return f"{text}: out of memory (the kernel's OOM killer)"
-        said = _abort_reason(tail) if signal == "SIGABRT" else None
-        return f"{text}: {said}" if said else text
+        reason = _abort_reason(tail) if signal == "SIGABRT" else None
+        return f"{text}: {reason}" if reason else text
     if code == 0:
         return None
-    said = last_words(tail)
-    if code == 127 and said is None:
+    error = last_words(tail)
+    if code == 127 and error is None:
         return "exited with code 127 (command not found?)"
-    return said or f"exited with code {code}"
+    return error or f"exited with code {code}"
 
 
 def last_words(tail: Sequence[str]) -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.light_dataclasses import dataclass, replace
 from tfcluster.base.peer_filter import compact
-from tfcluster.console.text import plural
 from tfcluster.plan.compose import TaskSpec
 from tfcluster.plan.model import Host
 from tfcluster.protocol.messages import Hello
@@ -18,13 +17,20 @@ from tfcluster.protocol.wire import INTRA_OP_THREADS
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
+    host: Host
     hello: Hello
     resolved: tuple[str, ...]
     """What the host's name or configured address resolves to here."""
-    reachable: str
-    """The address for other hosts."""
-    address: str
-    """The address to use; same as ``reachable`` unless this is the only host."""
+
+    def address(self, *, alone: bool) -> str:
+        """The address for all hosts; "" if there is none."""
+        return choose_address(
+            self.host,
+            way_in=self.hello.way_in,
+            local=self.hello.addresses,
+            resolved=self.resolved,
+            alone=alone,
+        )
 
 
 class HostFacts:
@@ -38,18 +44,8 @@ class HostFacts:
         self, host: Host, hello: Hello, resolved: tuple[str, ...], *, alone: bool
     ) -> str | None:
         """Note what a host has said; returns why it is of no use, if it is not."""
-        reachable, address = (
-            choose_address(
-                host,
-                way_in=hello.way_in,
-                local=hello.addresses,
-                resolved=resolved,
-                alone=only,
-            )
-            for only in (False, alone)
-        )
-        self._facts[host.name] = _Facts(hello, resolved, reachable, address)
-        if address:
+        facts = self._facts[host.name] = _Facts(host, hello, resolved)
+        if facts.address(alone=alone):
             return None
         return (
             "it has no address at which the other hosts can reach it (give it an "
@@ -75,22 +71,22 @@ class HostFacts:
         located = {host.name: host for host in hosts}
         for name, facts in self._items():
             if (host := located.get(name)) is not None:
-                shared = facts.reachable or facts.address
+                own = facts.address(alone=True)
                 located[name] = replace(
                     host,
-                    address=facts.address if alone else shared,
+                    address=facts.address(alone=alone) or own,
                     gpus=facts.hello.gpus if host.gpus is None else host.gpus,
                     cpus=facts.hello.cpus,
                     machine=machines.get(name),
                 )
         return located
 
-    def peers(self) -> tuple[str, ...]:
+    def peers(self, *, alone: bool) -> tuple[str, ...]:
         """The networks that the hosts of the run are in, as in ``peer_filter``."""
         addresses: list[str] = []
         for _, facts in self._items():
-            addresses += facts.hello.addresses
-            addresses += (*facts.resolved, facts.address, facts.reachable)
+            addresses += (*facts.hello.addresses, *facts.resolved)
+            addresses += (facts.address(alone=alone), facts.address(alone=False))
         return compact(addresses)
 
     def _machines(self) -> dict[str, str]:
@@ -172,22 +168,25 @@ def _is_reachable(text: str) -> bool:
     return not (address.is_loopback or address.is_link_local or address.is_unspecified)
 
 
-def is_address(text: str) -> bool:
-    """Whether the text is an IP address and not a name."""
+def resolved_address(host: Host) -> tuple[str, ...]:
+    """What the host's name or configured address resolves to; () if it is an IP
+    address."""
+    if host.address is None:
+        return resolve(host.name)
     try:
-        ipaddress.ip_address(text)
+        ipaddress.ip_address(host.address)
     except ValueError:
-        return False
-    return True
+        return resolve(host.address)
+    return ()
 
 
 def resolve(name: str) -> tuple[str, ...]:
     """The addresses that a name resolves to here; () if it does not resolve."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return ()
-    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
@@ -206,23 +205,3 @@ def threads_env(specs: Iterable[TaskSpec]) -> dict[str, str | None]:
     if alone or not shares or not all(shares):
         return {}
     return {INTRA_OP_THREADS: str(max(1, int(min(shares))))}
-
-
-def crowding(specs: Iterable[TaskSpec]) -> str | None:
-    """A note if hosts have more ranks than cores; None if none has."""
-    crowded = {
-        spec.place.host.name: (spec.place.local_size, spec.place.host.cpus)
-        for spec in specs
-        if spec.place.rank is not None
-        and 0 < (spec.place.host.cpus or 0) < spec.place.local_size
-    }
-    if not crowded:
-        return None
-    host, (size, cpus) = next(iter(crowded.items()))
-    others = plural(len(crowded) - 1, "other host")
-    more = f", and alike on {others}" if len(crowded) > 1 else ""
-    cores = plural(cpus or 0, "core")
-    return (
-        f"note: {plural(size, 'rank')} share {cores} of {host}{more}: each has "
-        "one thread for an operation, and more ranks than cores are not faster"
-    )

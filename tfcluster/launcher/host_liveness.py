@@ -46,8 +46,8 @@ class HostLiveness:
             self._quiet[host] = _Quiet(ago_s)
 
     def answered(self, item: Answered) -> None:
-        quiet = self._quiet[item.host]
-        quiet.answers = quiet.asked and item.answers
+        if quiet := self._quiet.get(item.host):
+            quiet.answers = quiet.asked and item.answers
 
     def elapsed(self, host: Host, seconds: float) -> float | None:
         """Add to a host's silence; returns the limit in seconds if it is exceeded."""
@@ -55,21 +55,22 @@ class HostLiveness:
         quiet.seconds += seconds
         if quiet.seconds > DOUBT_S and not quiet.asked:
             quiet.asked = True
-            self._ask(host)
+            probe(self._starter, host, self._post)
         limit_s = ANSWERING_S if quiet.answers else SILENCE_S
         return limit_s if quiet.seconds > limit_s else None
 
     def is_long(self, host: str) -> bool:
         """Whether a frame from the host is overdue."""
-        known = self._quiet.get(host)
-        return known is not None and known.seconds > 2 * HEARTBEAT_S
+        quiet = self._quiet.get(host)
+        return quiet is not None and quiet.seconds > 2 * HEARTBEAT_S
 
-    def _ask(self, host: Host) -> None:
-        starter = self._starter
-        if isinstance(starter, ReachabilityProbe):
-            prober = starter
 
-            def ask() -> None:
-                self._post(Answered(host.name, prober.answers(host)))
+def probe(starter: Starter, host: Host, post: Callable[[Answered], None]) -> None:
+    """Post, from a thread, whether a host answers, if the starter can find out."""
+    if isinstance(starter, ReachabilityProbe):
+        answers = starter.answers
 
-            threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
+        def ask() -> None:
+            post(Answered(host.name, answers(host)))
+
+        threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import islice
 
-from tfcluster.base.errors import TfclusterError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher import host_start, host_types
+from tfcluster.launcher import host_start
 from tfcluster.launcher.agent_connection import (
+    HEARTBEAT_S,
     LEASE_S,
     AgentConnection,
     Closed,
@@ -24,13 +24,14 @@ from tfcluster.launcher.agent_connection import (
     open_agent,
     open_all,
 )
-from tfcluster.launcher.channel_threads import ChannelThreads
+from tfcluster.launcher.channel_reader import ChannelReader
 from tfcluster.launcher.cleanup import SILENT_SWEEP_S, SWEEP_S, Cleanup
 from tfcluster.launcher.clocks import certain_lead
-from tfcluster.launcher.host_facts import HostFacts, is_address, resolve
+from tfcluster.launcher.host_facts import HostFacts
 from tfcluster.launcher.host_liveness import HostLiveness
-from tfcluster.launcher.host_types import StartStage
-from tfcluster.launcher.job import CurrentJob, Item, Job
+from tfcluster.launcher.host_start import StartStage
+from tfcluster.launcher.job import Item, Job
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.preparation import (
     changed_python,
     prepare_request,
@@ -40,14 +41,11 @@ from tfcluster.launcher.preparation import (
     why_unable,
 )
 from tfcluster.launcher.workdir_listing import WorkdirSender
-from tfcluster.lifecycle.types import Event, HostClosed, HostFailed, HostLost, HostReady
+from tfcluster.lifecycle.events import Event, HostFailed, HostLost
 from tfcluster.plan.model import Host
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.schedulers.starting import Starter
-
-NoteStage = Callable[[str, StartStage, float | None], None]
-"""Called with a host, a stage, and the Unix time when it began (None: now)."""
 
 
 @dataclass(slots=True)
@@ -55,7 +53,7 @@ class _Contact:
     """A host, how far it is, and our connection to its agent."""
 
     host: Host
-    state: host_types.State
+    state: host_start.State
     connection: AgentConnection | None = None
     resolved: tuple[str, ...] = ()
     """What the host's name or configured address resolves to here."""
@@ -65,25 +63,24 @@ class Hosts:
     """All hosts of a job. Every method is called from the launcher's one loop."""
 
     def __init__(
-        self,
-        current: CurrentJob,
-        starter: Starter,
-        post: Callable[[Item], None],
-        note: NoteStage,
+        self, run: LiveRun, starter: Starter, post: Callable[[Item], None]
     ) -> None:
-        job = current.job
-        self._current = current
-        self._note = note
+        job = run.job
+        self._run = run
         self._starter = starter
         self._post = post
         self._contacts = {host.name: self._new(job, host) for host in job.used_hosts()}
+        self._pinged_s = time.monotonic()
         self._added: set[str] = set()
         """The hosts that have no task yet, but will have some of the planned job."""
-        self._threads = ChannelThreads()
+        self._reader = ChannelReader()
         self._events: list[Event] = []
         """What the lifecycle is to be told next."""
+        self._dead_guards: dict[str, int] = {}
+        """The pids of agents' guard processes that have died."""
         self._failures: list[HostFailed] = []
-        """What it is to be told once every host has answered or failed."""
+        """What it is to be told once every host has answered or failed: others may
+        fail like this one."""
         self.facts = HostFacts(self._contacts)
         self.files = WorkdirSender(job.files, self.send)
         self.sweeps = Cleanup(starter, job.run)
@@ -93,7 +90,7 @@ class Hosts:
 
     @property
     def _job(self) -> Job:
-        return self._current.job
+        return self._run.job
 
     # --- starts ---------------------------------------------------------------------
 
@@ -102,43 +99,32 @@ class Hosts:
         self._open([contact.host for contact in self._contacts.values()])
 
     def _open(self, hosts: Sequence[Host]) -> None:
-        open_all(self._starter, hosts, self._open_one)
+        open_all(self._starter, hosts, self._open_one, self._post)
 
-    def _open_one(self, host: Host) -> None:
-        began_s = time.time()
-        try:
-            connection = open_agent(
-                self._starter,
-                host,
-                self._job.run,
-                self._job.description.grace_s,
-                self._post,
-                self._threads,
-                witness=str(self._job.witness),
-            )
-        except TfclusterError as error:
-            self._post(Unopened(host.name, error, began_s))
-        else:
-            connected_s, name = time.time(), host.reached_by
-            is_known = host.address is not None and is_address(host.address)
-            resolved = () if is_known else resolve(name)
-            begun_s = began_s, connected_s, time.time()
-            self._post(Opened(host.name, connection, resolved, begun_s))
-            connection.listen()
+    def _open_one(self, host: Host) -> AgentConnection:
+        return open_agent(
+            self._starter,
+            host,
+            self._job.run,
+            self._job.description.grace_s,
+            self._post,
+            self._reader,
+            witness=str(self._job.witness),
+        )
 
     def prepare_for(self, job: Job) -> list[str]:
-        """Prepare for a job on more hosts or with other tasks, which is ``use``d later.
+        """Prepare for a job on more hosts or with other tasks, which begins later.
 
         Starts agents on the job's new hosts, and returns these hosts: they are prepared
         while the tasks of the current job run. Other hosts hold more ports if needed.
         """
-        self._current.planned = job
+        self._run.current.planned = job
         new = []
         for host in job.used_hosts():
             contact = self._contacts.get(host.name)
             if contact is not None and not host_start.is_gone(contact.state):
                 count = _count_ports(job, host)
-                self._step(contact, host_types.PortsWanted(count))
+                self._step(contact, host_start.PortsWanted(count))
                 continue
             self._contacts[host.name] = self._new(job, host)
             self._added.add(host.name)
@@ -151,7 +137,7 @@ class Hosts:
         """Whether all hosts of the job are ready and hold enough ports."""
         for host in job.used_hosts():
             state = self._state(host)
-            if not isinstance(state, host_types.ReadyHost):
+            if not isinstance(state, host_start.ReadyHost):
                 return False
             if len(state.ports) < _count_ports(job, host):
                 return False
@@ -163,38 +149,38 @@ class Hosts:
             state = self._state(host)
             if host_start.is_gone(state):
                 return f"{host.name} is lost"
-            if isinstance(state, host_types.ReadyHost) and state.shortage is not None:
+            if isinstance(state, host_start.ReadyHost) and state.shortage is not None:
                 return f"{host.name}: {state.shortage}"
         return None
 
     def forget_plan(self) -> list[str]:
         """Drop the planned job; returns the hosts that are no longer needed."""
-        self._current.planned = self._job
+        self._run.current.planned = self._job
         return [
             name
             for name, contact in self._contacts.items()
             if name in self._added and not host_start.is_gone(contact.state)
         ]
 
-    def use(self) -> None:
+    def adopt_plan(self) -> None:
         """Note that the planned job is now the current one."""
         self._added -= {host.name for host in self._job.used_hosts()}
 
-    def _state(self, host: Host) -> host_types.State:
+    def _state(self, host: Host) -> host_start.State:
         contact = self._contacts.get(host.name)
-        return host_types.Unreached() if contact is None else contact.state
+        return host_start.Unreached() if contact is None else contact.state
 
     def _new(self, job: Job, host: Host) -> _Contact:
-        needs = host_types.Needs(
+        needs = host_start.Needs(
             ports=_count_ports(job, host),
             files=job.files is not None,
             set_up=job.description.prepares_hosts,
         )
-        return _Contact(host, host_types.Connecting(needs))
+        return _Contact(host, host_start.Connecting(needs))
 
     def _job_of(self, host: Host) -> Job:
         """The job for whose tasks the host is prepared."""
-        return self._current.planned if host.name in self._added else self._job
+        return self._run.current.planned if host.name in self._added else self._job
 
     # --- out ------------------------------------------------------------------------
 
@@ -205,6 +191,11 @@ class Hosts:
             connection.send(request)
 
     def ping(self) -> None:
+        """Send all hosts a heartbeat if one is due."""
+        now_s = time.monotonic()
+        if now_s - self._pinged_s < HEARTBEAT_S:
+            return
+        self._pinged_s = now_s
         clocks = self._job.description.runtime.trace
         for name, contact in self._contacts.items():
             if not host_start.is_gone(contact.state):
@@ -220,12 +211,12 @@ class Hosts:
         """Have agents end; ``elapsed`` returns the ends of those that never began."""
         self._failures = [f for f in self._failures if f.host not in names]
         for name in names:
-            self._step(self._contacts[name], host_types.EndWanted(grace_s))
+            self._step(self._contacts[name], host_start.EndWanted(grace_s))
 
     def drop(self, names: Sequence[str]) -> None:
         """End contact, and have new agents sweep what the old ones left."""
         for name in names:
-            self._step(self._contacts[name], host_types.GivenUp())
+            self._step(self._contacts[name], host_start.GivenUp())
 
     def finish(self) -> list[str]:
         """Wait for running sweeps and end all contacts.
@@ -238,44 +229,61 @@ class Hosts:
                 contact.connection.close()
         return unswept
 
-    def _step(self, contact: _Contact, event: host_types.Event) -> None:
-        contact.state, actions = host_start.step(contact.state, event)
+    def _step(self, contact: _Contact, event: host_start.Event) -> None:
+        name, state = contact.host.name, contact.state
+        contact.state, actions = host_start.step(name, state, event)
         for action in actions:
             self._perform(contact, action)
 
-    def _perform(self, contact: _Contact, action: host_types.Action) -> None:
+    def _perform(self, contact: _Contact, action: host_start.Action) -> None:
         name = contact.host.name
         match action:
-            case host_types.NoteStage(stage):
-                self._note(name, stage, None)
-            case host_types.HoldPorts(count):
+            case host_start.Begin(stage):
+                self._begin(contact, stage)
+            case host_start.HoldPorts(count):
                 ports = self._job.description.ports
                 low, high = (ports.low, ports.high) if ports else (None, None)
                 self.send(name, requests.Hold(count, low, high))
-            case host_types.CopyFiles():
-                self.files.begin(name)
-            case host_types.RunSetUp():
-                self._set_up(contact.host)
-            case host_types.Import():
-                keys = self._import(contact.host)
-                self._step(contact, host_types.ImportsBegun(keys))
-            case host_types.EndAgent(grace_s):
+            case host_start.EndAgent(grace_s):
                 self.send(name, requests.Close(grace_s))
-            case host_types.Disconnect():
+            case host_start.Disconnect(sweep):
                 if contact.connection is not None:
                     contact.connection.kill()
-            case host_types.Sweep():
-                patience_s = SILENT_SWEEP_S if self.silence.is_long(name) else SWEEP_S
-                self.sweeps.begin(contact.host, patience_s)
-            case host_types.ReportReady():
-                self._events.append(HostReady(name))
-            case host_types.ReportFailure(cause, exit_code, tail, together):
-                later = self._failures if together else self._events
-                later.append(HostFailed(name, cause, exit_code, tail))
-            case host_types.ReportLoss(cause):
-                self._events.append(HostLost(name, cause))
-            case host_types.ReportEnd():
-                self._events.append(HostClosed(name))
+                if sweep:
+                    is_long = self.silence.is_long(name)
+                    patience_s = SILENT_SWEEP_S if is_long else SWEEP_S
+                    self.sweeps.begin(contact.host, patience_s)
+            case HostFailed():
+                self._failures.append(action)
+            case _:
+                self._events.append(action)
+
+    def _begin(self, contact: _Contact, stage: StartStage) -> None:
+        if stage is StartStage.IMPORT:
+            keys = self._import(contact.host)
+            if keys:
+                self._note_import(contact.host)
+            self._step(contact, host_start.ImportsBegun(keys))
+            return
+        self._note(contact.host.name, stage)
+        if stage is StartStage.COPY:
+            self.files.begin(contact.host.name)
+        elif stage is StartStage.SET_UP:
+            self._set_up(contact.host)
+
+    def _note_import(self, host: Host) -> None:
+        """Record that the host's tasks wait for TensorFlow to be imported."""
+        self._note(host.name, StartStage.IMPORT)
+        phase = "importing tensorflow"
+        for spec in self._job.on_host(host):
+            if spec.warm:
+                task = str(spec.task)
+                self._run.journal.event("task", task=task, attempt=0, phase=phase)
+
+    def _note(self, host: str, stage: StartStage, began_s: float | None = None) -> None:
+        """Record that a stage began, by default now."""
+        journal = self._run.journal
+        journal.event("stage", host=host, stage=stage.value, began=began_s)
 
     def _set_up(self, host: Host) -> None:
         """Have the host run the set-up lines, and find or make its environment."""
@@ -339,20 +347,25 @@ class Hosts:
             cause = item.error.sentence.removeprefix(f"{item.host}: ")
             if host_start.is_awaited(contact.state):
                 self._note(item.host, StartStage.CONNECT, item.began_s)
-            self._step(contact, host_types.NotConnected(cause, item.error.exit_code))
+            self._step(contact, host_start.NotConnected(cause, item.error.exit_code))
             return self._take_events()
-        contact.connection, contact.resolved = item.contact, item.resolved
+        contact.connection, contact.resolved = item.connection, item.resolved
         stages = (StartStage.CONNECT, StartStage.RESOLVE, StartStage.AGENT)
         for stage, at_s in zip(stages, item.begun_s, strict=True):
             if stage is not StartStage.RESOLVE or item.resolved:
                 self._note(item.host, stage, at_s)
-        self._step(contact, host_types.Connected())
+        self._step(contact, host_start.Connected())
         return self._take_events()
 
     def closed(self, item: Closed) -> list[Event]:
         """Handle the end of a channel."""
-        contact = self._contacts[item.host]
-        self._step(contact, host_types.ConnectionEnded(item.cause))
+        if guard := self._dead_guards.get(item.host):
+            cause = (
+                f"the guard process of its agent (pid {guard}) died, and the "
+                "connection ended with it; the agent has stopped all tasks there"
+            )
+            item = Closed(item.host, cause)
+        self._step(self._contacts[item.host], item)
         return self._take_events()
 
     def received(self, host: str, message: messages.Message) -> list[Event] | None:
@@ -368,11 +381,8 @@ class Hosts:
             case messages.Wants():
                 self.files.wants(host, message)
                 return []
-            case messages.Making(text=None):
-                return []
             case messages.Note(guard=int(pid)):
-                self._step(contact, host_types.GuardDied(pid))
-                return None  # the note is shown like any other
+                self._dead_guards[host] = pid
         event = self._event_of(contact, message)
         if event is None:
             return None
@@ -381,44 +391,39 @@ class Hosts:
 
     def _event_of(
         self, contact: _Contact, message: messages.Message
-    ) -> host_types.Event | None:
+    ) -> host_start.Event | None:
         """What a message says about the start or the end of a host; None: nothing."""
-        host = contact.host.name
+        host, description = contact.host.name, self._job.description
         match message:
             case messages.Hello():
                 return self._greeted(contact, message)
             case messages.Held(ports):
                 if not all(0 < port < 1 << 16 for port in ports):
                     raise ProtocolError("ports must be numbers from 1 to 65535")
-                return host_types.PortsHeld(ports, _shortage(message, self._job))
+                return host_start.PortsHeld(ports, _shortage(message, self._job))
             case messages.Synced():
                 self.files.synced(host, message)
-                return host_types.FilesCopied()
+                return message
             case messages.Unsynced(cause):
-                return host_types.Unable(f"cannot copy the workdir: {cause}")
-            case messages.Making():
-                return host_types.EnvironmentBegun()
+                return host_start.Unable(f"cannot copy the workdir: {cause}")
             case messages.Prepared():
-                described = self._job.description
-                python = changed_python(described, contact.host, message)
+                python = changed_python(description, contact.host, message)
                 if python is not None:
-                    self._current.set_python(host, python)
-                return host_types.SetUp()
+                    self._run.current.set_python(host, python)
+                return message
             case messages.Unprepared():
-                cause = unprepared_cause(self._job.description, message)
-                return host_types.Unable(cause, message.tail)
-            case messages.Warmed(key):
-                return host_types.Imported(key)
+                cause = unprepared_cause(description, message)
+                return host_start.Unable(cause, message.tail)
             case messages.Cold():
                 unable = why_unable(self._job_of(contact.host), contact.host, message)
-                return host_types.NotImported(message.key, unable)
+                return host_start.NotImported(message.key, unable)
             case messages.Fault(cause):
-                return host_types.Unable(cause)
-            case messages.Bye():
-                return host_types.AgentEnded()
+                return host_start.Unable(cause)
+            case messages.Making() | messages.Warmed() | messages.Bye():
+                return message
         return None
 
-    def _greeted(self, contact: _Contact, hello: messages.Hello) -> host_types.Greeted:
+    def _greeted(self, contact: _Contact, hello: messages.Hello) -> host_start.Greeted:
         name = contact.host.name
         if contact.connection is not None:
             asked_s = contact.connection.began_s
@@ -426,7 +431,7 @@ class Hosts:
         problem = self.facts.note(
             contact.host, hello, contact.resolved, alone=self._is_alone
         )
-        return host_types.Greeted(problem)
+        return host_start.Greeted(problem)
 
     def _take_events(self) -> list[Event]:
         """What the lifecycle is to be told now."""
@@ -447,6 +452,10 @@ class Hosts:
         """The hosts, by name, with what their agents have said about them."""
         return self.facts.located(hosts, alone=self._is_alone)
 
+    def peers(self) -> tuple[str, ...]:
+        """The networks that the hosts are in, as in ``peer_filter``."""
+        return self.facts.peers(alone=self._is_alone)
+
     def ports(self) -> dict[TaskId, int]:
         """The port of each task that has one, held by its host's agent."""
         return {task: held[0] for task, held in self._held().items()}
@@ -463,11 +472,6 @@ class Hosts:
                 if ports := list(islice(rest, spec.ports)):
                     by_task[spec.task] = ports
         return by_task
-
-    def importing(self, host: str) -> bool:
-        """Whether one of the host's warm interpreters is not ready yet."""
-        state = self._contacts[host].state
-        return isinstance(state, host_types.Preparing) and bool(state.importing)
 
     def is_warm(self, host: str, key: str | None) -> bool:
         return key in host_start.warm_of(self._contacts[host].state)

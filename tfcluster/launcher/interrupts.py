@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from tfcluster.base.errors import ExitCode
-from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.lifecycle.events import Interrupted
 
 _MEANING = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -22,16 +22,9 @@ _MEANING = {
 _TWICE_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """A signal told the run to end; the exit code says which one."""
-
-    code: ExitCode
-
-
 @contextmanager
 def interrupts(
-    post: Callable[[Interrupt], None], harmless: Container[int] = ()
+    post: Callable[[Interrupted], None], harmless: Container[int] = ()
 ) -> Iterator[None]:
     """Post signals while the run lasts. ``post`` must be safe in a signal handler.
 
@@ -46,7 +39,7 @@ def interrupts(
         is_twice = number != signal.SIGINT and now_s < last.get(number, 0.0) + _TWICE_S
         last[number] = now_s
         if number not in harmless and not is_twice:
-            post(Interrupt(_MEANING[signal.Signals(number)]))
+            post(Interrupted(_MEANING[signal.Signals(number)]))
 
     before = {number: signal.getsignal(number) for number in _MEANING}
     for number, old in before.items():

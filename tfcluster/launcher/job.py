@@ -12,16 +12,15 @@ from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import RECORDING
 from tfcluster.launcher.agent_connection import (
     Answered,
-    CameBack,
     Closed,
     Opened,
     Received,
     Unopened,
 )
-from tfcluster.launcher.interrupts import Interrupt
 from tfcluster.launcher.tensorflow_detection import uses_tensorflow
 from tfcluster.launcher.workdir_listing import Listing
-from tfcluster.lifecycle.types import Plan, Role
+from tfcluster.lifecycle.events import Interrupted
+from tfcluster.lifecycle.state import Plan, Role
 from tfcluster.plan.compose import (
     PARAMETER_SERVICE,
     TaskSpec,
@@ -41,7 +40,7 @@ DISPATCHER = TaskId("data", 0)
 # that train independently restart alone, ranks that train in step all restart.
 _ALONE = {"task": True, "job": False}
 
-Item = Received | Closed | Opened | Unopened | Answered | CameBack | Interrupt
+Item = Received | Closed | Opened | Unopened | Answered | Interrupted
 """What the launcher's queue holds."""
 
 
@@ -79,7 +78,7 @@ class Job:
         }
         return replace(self, specs=specs, pythons={**self.pythons, host: python})
 
-    def _at(self, places: Sequence[Place], description: Description) -> Job:
+    def _at(self, description: Description, places: Sequence[Place]) -> Job:
         """The job of this description with its tasks at these places."""
         prepared = [_prepared(p, self.pythons.get(p.host.name)) for p in places]
         specs = place_specs(description.runtime, self.specs.values(), prepared)
@@ -118,7 +117,7 @@ class Job:
         placed = share_machines(self.description, places, more_gpus)
         known = tuple(hosts[host.name] for host in self.allocation.hosts)
         located = replace(self, allocation=replace(self.allocation, hosts=known))
-        return located._at(placed, self.description)
+        return located._at(self.description, placed)
 
     def plan(self) -> Plan:
         """What the lifecycle needs to know about this run."""
@@ -167,10 +166,14 @@ class Job:
     def on_fewer(self, hosts: Container[str]) -> Job:
         """The job on the remaining ``hosts``. Raises StartError if GPUs are missing."""
         places = [spec.place for spec in self.specs.values()]
-        description, again = place_again(self.description, places, hosts)
-        fewer = self._at(again, description)
-        gone = {task: s for task, s in self.specs.items() if task not in fewer.specs}
-        return replace(fewer, left_out={**self.left_out, **gone})
+        return self._placed_anew(*place_again(self.description, places, hosts))
+
+    def _placed_anew(self, description: Description, places: Sequence[Place]) -> Job:
+        """The job with other places; tasks that have none are left out."""
+        changed = self._at(description, places)
+        everything = {**self.left_out, **self.specs}
+        left_out = {t: s for t, s in everything.items() if t not in changed.specs}
+        return replace(changed, left_out=left_out)
 
     @property
     def transport(self) -> Choice:
@@ -184,18 +187,14 @@ class Job:
         Raises StartError if they have too few slots or GPUs.
         """
         used = {spec.place.host.name: spec.place.host for spec in self.specs.values()}
-        whole = [used.get(host.name, host) for host in hosts]
+        by_name = {host.name: used.get(host.name, host) for host in hosts}
         places = [spec.place for spec in self.specs.values()]
-        description, again = place_anew(self.description, places, whole, workers)
-        changed = self._at(again, description)
-        everything = {**self.left_out, **self.specs}
-        by_name = {host.name: host for host in whole}
-        before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
-        return replace(
-            changed,
-            left_out={t: s for t, s in everything.items() if t not in changed.specs},
-            allocation=replace(self.allocation, hosts=(*before, *by_name.values())),
+        changed = self._placed_anew(
+            *place_anew(self.description, places, [*by_name.values()], workers)
         )
+        before = [by_name.pop(h.name, h) for h in self.allocation.hosts]
+        allocation = replace(self.allocation, hosts=(*before, *by_name.values()))
+        return replace(changed, allocation=allocation)
 
     def data_service(self, ports: Mapping[TaskId, int]) -> str | None:
         """The URL of the tf.data service's dispatcher; None without data tasks."""
@@ -244,7 +243,7 @@ def task_specs(
 ) -> tuple[TaskSpec, ...]:
     """The TaskSpec of every task, in listing order; reads programs in the workdir."""
     workdir = description.workdir
-    return compose(description, places, lambda it: uses_tensorflow(it, workdir))
+    return compose(description, places, lambda p: uses_tensorflow(p, workdir))
 
 
 def role_of(spec: TaskSpec) -> Role:
@@ -293,7 +292,7 @@ class CurrentJob:
         """All tasks and the hosts that they are on, or once were on."""
         self._note_owners()
 
-    def use(self, job: Job) -> None:
+    def adopt(self, job: Job) -> None:
         """Continue with this job, whose tasks may be on other hosts."""
         self.job = self.planned = job
         self.plan = job.plan()

@@ -25,15 +25,13 @@ class Journal:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Record an event; fields that are None are left out."""
-        known = {key: value for key, value in fields.items() if value is not None}
-        event = {"type": kind, **known}
+        values = {key: value for key, value in fields.items() if value is not None}
+        event = {"type": kind, **values}
         self._writer.append(event)
         self._folding.add({"t": time.time(), **event})
 
     def progress(
-        self,
-        tasks: Mapping[str, Mapping[str, Any]],
-        attempts: Mapping[str, int] | None = None,
+        self, tasks: Mapping[str, Mapping[str, Any]], attempts: Mapping[str, int]
     ) -> None:
         """Record the tasks' progress, which also shows that the launcher is alive.
 
@@ -42,11 +40,8 @@ class Journal:
         now_s = time.time()
         self._progress = {"t": now_s, "tasks": dict(tasks)}
         self._writer.progress(tasks)
-        known = attempts or {}
-        self._metrics.sample(
-            now_s,
-            {t: {"attempt": known.get(t, 0), **values} for t, values in tasks.items()},
-        )
+        sample = {t: {"attempt": attempts[t], **tasks[t]} for t in tasks}
+        self._metrics.sample(now_s, sample)
 
     def metrics(self, kind: str, task: str, **fields: Any) -> None:
         """Record a line of metrics other than the samples of ``progress``."""

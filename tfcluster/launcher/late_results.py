@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +41,7 @@ def fetch_late(
 
     ``show`` is called now and then with the outcomes so far.
     """
-    numbers, root, sync = itertools.count(1), description.workdir, description.sync
+    root, sync = description.workdir, description.sync
     folder = str(root) if sync is None else sync.folder
     wanted = WantedFiles(folder, witnesses(root), patterns)
     outcomes = {host.name: TransferOutcome(host.name) for host in hosts}
@@ -62,8 +61,6 @@ def fetch_late(
                 ResultFolder(root, name, force=force, apart=apart),
                 send=partial(contacts.send, name),
                 inbox=inboxes[name],
-                numbers=numbers,
-                stopped=lambda: None,
             )
             for name in outcomes
             if errors[name] is None

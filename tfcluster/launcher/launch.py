@@ -6,7 +6,6 @@ the logs and the report survive whatever happens.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -21,15 +20,13 @@ from typing import TYPE_CHECKING, Any
 from tfcluster import __version__, schedulers
 from tfcluster.base.errors import ExitCode, ResourceError, TfclusterError
 from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
-from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display
 from tfcluster.console.text import times
 from tfcluster.launcher.driver import Driver
-from tfcluster.launcher.host_types import StartStage
-from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.interrupts import Interrupt, interrupts
+from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.job import CurrentJob, Item, Job, task_specs
 from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.preflight import (
     idle_hosts,
     require_commands,
@@ -42,16 +39,16 @@ from tfcluster.launcher.run_end import call_on_end, is_due, requeue
 from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.secrets import read_secrets
 from tfcluster.launcher.workdir_listing import Listing, listing
-from tfcluster.lifecycle.types import Finish
+from tfcluster.lifecycle.actions import Finish
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.plan.compose import Cluster, TaskSpec, provisional_cluster
 from tfcluster.plan.document import plan_document, task_parts
 from tfcluster.plan.model import Allocation, Description
 from tfcluster.plan.placement import place
-from tfcluster.plan.transport_choice import Choice
 from tfcluster.record.continuation import Earlier, earlier, find_waiting, link
 from tfcluster.record.events import Writer
 from tfcluster.record.files import replace_json
-from tfcluster.record.launched import save_launched, save_resized
+from tfcluster.record.launched import save_launched
 from tfcluster.record.liveness import acquire, identity
 from tfcluster.record.metrics import MetricsWriter, most_of_series
 from tfcluster.record.paths import ELSEWHERE, RunPaths, create_run, state_dir
@@ -80,21 +77,9 @@ class PreparedLaunch:
     specs: tuple[TaskSpec, ...]
     cluster: Cluster
 
-    def document(
-        self,
-        logs: str,
-        ports: Mapping[TaskId, int] | None = None,
-        transport: Choice | None = None,
-    ) -> SharedPlan:
+    def document(self, logs: str) -> SharedPlan:
         """The plan; ``logs`` is the folder of the log files."""
-        return plan_document(
-            self.description,
-            self.allocation,
-            self.specs,
-            logs=logs,
-            ports=ports,
-            transport=transport,
-        )
+        return plan_document(self.description, self.allocation, self.specs, logs=logs)
 
 
 def prepare(description: Description, allocation: Allocation) -> PreparedLaunch:
@@ -121,7 +106,7 @@ def check(
 
     ``paths`` is the run if ``submit`` has already begun it. Raises TfclusterError.
     """
-    given, backend = description, schedulers.get(description.backend)
+    original, backend = description, schedulers.get(description.backend)
     scheduler = backend if isinstance(backend, BatchScheduler) else None
     requeuing = backend if isinstance(backend, Requeuing) else None
     if requeuing is not None and description.restart.requeues:
@@ -143,7 +128,7 @@ def check(
     values = read_secrets(description.secrets, description.origins, environ)
     starter = schedulers.of_launcher(description).starter(description, environ)
     return Launch(
-        given,
+        original,
         prepared,
         values,
         starter,
@@ -187,7 +172,7 @@ def _of_array(description: Description, index: str | None) -> Description:
 class Launch:
     """A launch that is ready to go."""
 
-    given: Description
+    original: Description
     """What the user asked for, before it was fitted to the scheduler's limits."""
     prepared: PreparedLaunch
     secrets: Mapping[str, str]
@@ -213,9 +198,9 @@ class Launch:
         with ExitStack() as stack:
             # From before the run exists until its end is recorded: an early signal also
             # ends the run in order, and a late one has no effect.
-            signals: list[Interrupt] = []
+            signals: list[Interrupted] = []
 
-            def post(signal: Interrupt) -> None:
+            def post(signal: Interrupted) -> None:
                 signals.append(signal)
                 queue.put(signal)
 
@@ -241,16 +226,16 @@ class Launch:
                 show.begin(job)
                 for note in self.notes:
                     show.say(note)
-                finish, view = self._drive(
+                view = self._drive(
                     current, paths, writer, show, queue, signals, environ
                 )
             # The run's name is free again: the command may launch a run of that name.
-            known = len(signals)
+            count = len(signals)
             if not view.requeued:
                 call_on_end(
-                    description, paths, view, environ, lambda: len(signals) > known
+                    description, paths, view, environ, lambda: len(signals) > count
                 )
-            return int(finish.exit_code)
+            return view.exit_code or 0
 
     def _harmless(self) -> frozenset[signal.Signals]:
         if self.scheduler is None:
@@ -301,7 +286,7 @@ class Launch:
         document = self.prepared.document(str(paths.logs))
         try:
             replace_json(paths.plan, task_parts(document, self.prepared.cluster))
-            save_launched(paths, self.given)
+            save_launched(paths, self.original)
             if before is not None:
                 link(before, paths)
         except OSError as error:
@@ -320,62 +305,32 @@ class Launch:
         writer: Writer,
         show: RunOutput,
         queue: SimpleQueue[Item],
-        signals: Sequence[Interrupt],
+        signals: Sequence[Interrupted],
         environ: Mapping[str, str],
-    ) -> tuple[Finish, RunView]:
-        logs, job = str(paths.logs), current.job
-        metrics = MetricsWriter(paths, most_of_series(len(job.specs)))
-        journal = Journal(writer, metrics, self.prepared.document(logs))
-        before, restart = earlier(paths), job.description.restart
-        journal.event("run", **_identity(job), **_origin(before))
+    ) -> RunView:
+        """Drive the run to its end, and record the end."""
+        metrics = MetricsWriter(paths, most_of_series(len(current.job.specs)))
+        journal = Journal(writer, metrics, self.prepared.document(str(paths.logs)))
+        before = earlier(paths)
+        journal.event("run", **_identity(current.job), **_origin(before))
         if before.requeues:
             show.say(
                 f"requeued after the time limit ({times(before.requeues)}): continues "
                 f"{before.run}"
             )
-
-        def record_plan(
-            job: Job, cluster: Cluster, ports: Mapping[TaskId, int]
-        ) -> None:
-            known = replace(
-                self.prepared,
-                description=job.description,
-                allocation=job.allocation,
-                specs=(*job.specs.values(), *job.left_out.values()),
-            ).document(logs, ports, job.transport)
-            with contextlib.suppress(OSError):  # events have the addresses, too
-                replace_json(paths.plan, task_parts(known, cluster))
-
-        def note(host: str, stage: StartStage, began_s: float | None) -> None:
-            journal.event("stage", host=host, stage=stage.value, began=began_s)
-
-        hosts = Hosts(current, self.starter, queue.put, note)
-
-        def remember(description: Description) -> None:
-            with contextlib.suppress(OSError):
-                save_resized(paths, description)
-
-        counted = before.counted(time.time(), restart.within_s)
-        driver = Driver(
-            current,
-            hosts,
-            self.starter,
-            queue,
-            journal,
-            show,
-            record_plan=record_plan,
-            remember=remember,
-            earlier=counted,
-        )
-        finish = driver.run()
-        finish, why = self._explained(finish, environ)
+        run = LiveRun(current, journal, show, paths)
+        within_s = current.job.description.restart.within_s
+        counted = before.counted(time.time(), within_s)
+        driver = Driver(run, self.starter, queue, counted)
+        finish, why = self._explained(driver.run(), environ)
+        restart = current.job.description.restart
         if self.requeuing is not None and is_due(restart, finish, signals):
 
             def record(event: Mapping[str, Any]) -> None:
                 journal.event("requeued", **event)
                 writer.flush(_FLUSH_S)
 
-            now = replace(before, restarts=tuple(driver.restarts))
+            now, job = replace(before, restarts=tuple(driver.restarts)), current.job
             why = requeue(job.description, self.requeuing, environ, paths, now, record)
         if why is not None:
             show.say(why)
@@ -390,7 +345,7 @@ class Launch:
         except OSError as error:
             show.say(f"warning: cannot write {paths.report}: {error.strerror}")
         show.end(view)
-        return finish, view
+        return view
 
     def _explained(
         self, finish: Finish, environ: Mapping[str, str]

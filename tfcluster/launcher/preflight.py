@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tfcluster.agent.proc import OPEN_FILES
@@ -64,12 +65,11 @@ def idle_hosts(
     if not idle:
         return
     count, tasks = len(allocation.hosts), len(description.task_ids())
-    said = f"warning: {fold(idle)} {'gets' if len(idle) == 1 else 'get'} no task: "
+    why = f"{plural(tasks, 'task')} fit on {len(used)} of {plural(count, 'host')} "
+    why += "(`spread: true` gives each host one task first)"
     if description.spread or tasks < count:
-        yield said + f"there are {count} hosts for {plural(tasks, 'task')}"
-        return
-    fit = f"{plural(tasks, 'task')} fit on {len(used)} of {plural(count, 'host')}"
-    yield said + f"{fit} (`spread: true` gives each host one task first)"
+        why = f"there are {count} hosts for {plural(tasks, 'task')}"
+    yield f"warning: {fold(idle)} {'gets' if len(idle) == 1 else 'get'} no task: {why}"
 
 
 def shared_files(description: Description, specs: Iterable[TaskSpec]) -> Iterator[str]:
@@ -165,26 +165,23 @@ def _require_script(spec: TaskSpec) -> None:
         return
     script = folder / name
     if not script.exists():
-        import difflib  # here and below: it takes long, needed only for messages
-
-        near = difflib.get_close_matches(script.name, _names(script.parent), n=1)
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [entry.name for entry in script.parent.iterdir()]
         raise StartError(
             f"{spec.task}: there is no {name} in {folder}",
-            hint=f"did you mean {near[0]}?" if near else "set 'workdir'",
+            hint=_nearest(script.name, names) or "set 'workdir'",
         )
 
 
 def _hint(program: str, folder: Path) -> str | None:
     if program.endswith(".py") and (folder / program).is_file():
         return f"write `python {program}`"
-    import difflib
+    return _nearest(program, _USUAL)
 
-    near = difflib.get_close_matches(program, _USUAL, n=1)
+
+def _nearest(name: str, names: Sequence[str]) -> str | None:
+    import difflib  # it takes long, and is needed only for messages
+
+    near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean '{near[0]}'?" if near else None
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [entry.name for entry in folder.iterdir()]
-    except OSError:
-        return []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.base.isolated_import import module_argv
-from tfcluster.launcher.host_types import Unable
+from tfcluster.launcher.host_start import Unable
 from tfcluster.launcher.job import Job, search_paths, warm_env
 from tfcluster.plan.compose import WARM, warm_specs
 from tfcluster.plan.model import Description, Host, Interpreter, Requirements, Strategy
@@ -137,8 +137,8 @@ def why_unable(job: Job, host: Host, cold: Cold) -> Unable | None:
 def requirements_digest(requirements: Requirements) -> str:
     """A digest that differs if the files or the local packages they refer to differ.
 
-    In a folder, sources count by content (large ones by size and time), and archives by
-    size. Of an editable package, only the files that its installation reads count: its
+    In a folder, sources count by content; large ones and archives, by size and time. Of
+    an editable package, only the files that its installation reads count: its
     modules are read in place.
     """
     import hashlib  # here and below: it takes long, and few launches need it
@@ -175,15 +175,14 @@ def _contents(path: Path, sources: tuple[str, ...]) -> Iterator[bytes]:
                 folders.clear()
                 continue
             for name in sorted(names):
+                if not name.endswith((*_ARCHIVES, *sources)):
+                    continue
                 file = Path(where, name)
-                if name.endswith(_ARCHIVES):
-                    yield f"{file.relative_to(path)} {file.stat().st_size}".encode()
-                elif name.endswith(sources):
-                    yield str(file.relative_to(path)).encode(errors="surrogateescape")
-                    status = file.stat()
-                    if status.st_size < _LARGE_BYTES:
-                        yield file.read_bytes()
-                    else:  # data rather than a source
-                        yield f"{status.st_size} {status.st_mtime_ns}".encode()
+                yield str(file.relative_to(path)).encode(errors="surrogateescape")
+                status = file.stat()
+                if name.endswith(sources) and status.st_size < _LARGE_BYTES:
+                    yield file.read_bytes()
+                else:  # data rather than a source
+                    yield f"{status.st_size} {status.st_mtime_ns}".encode()
     except OSError:
         return

@@ -10,6 +10,8 @@ from typing import Any
 
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.base.task_id import TaskId
+from tfcluster.lifecycle.events import Stalled
+from tfcluster.lifecycle.transitions import first_of
 from tfcluster.protocol.messages import Exited, Gpu, Usage
 
 STACK_LINES = 18
@@ -90,22 +92,22 @@ class Progress:
         if entry is None:
             return
         latest = {key: report[key] for key in _STEP if _number(report.get(key))}
-        if found := metrics(report):
-            latest["metrics"] = found
+        if values := metrics(report):
+            latest["metrics"] = values
         if latest.get("step") != entry.latest.get("step"):
             entry.since, entry.reports = now, True
         entry.latest = latest
 
     def epoch(
-        self, task: TaskId, epoch: int, found: Mapping[str, float | None]
+        self, task: TaskId, epoch: int, values: Mapping[str, float | None]
     ) -> None:
         """Note the metrics at the end of an epoch, which cover the rows of all ranks.
 
         The metrics of steps cover only the rank's own rows.
         """
         entry = self._tasks.get(task)
-        if entry is not None and entry.latest.get("epoch") == epoch and found:
-            entry.latest = {**entry.latest, "metrics": dict(found)}
+        if entry is not None and entry.latest.get("epoch") == epoch and values:
+            entry.latest = {**entry.latest, "metrics": dict(values)}
 
     def last_step(self, task: TaskId) -> int | None:
         """The number of steps that a task has reported."""
@@ -115,8 +117,8 @@ class Progress:
     def serving(self, task: TaskId, report: Mapping[str, Any]) -> None:
         """Note a ``serving`` event of a ps, which does not make steps itself."""
         if (entry := self._tasks.get(task)) is not None:
-            known = {key: report[key] for key in _SERVING if _number(report.get(key))}
-            entry.latest = {**entry.latest, "serving": known}
+            values = {key: report[key] for key in _SERVING if _number(report.get(key))}
+            entry.latest = {**entry.latest, "serving": values}
 
     def uses(self, task: TaskId, told: Usage | Exited) -> None:
         """Note what a task uses now, or has used when it ended."""
@@ -183,18 +185,18 @@ def _computes(entry: _TaskProgress, now: float) -> bool:
 
 def _gpu(gpu: Gpu) -> dict[str, float]:
     """What is known of a GPU, for the record."""
-    known = {key: value for key, value in vars(gpu).items() if value is not None}
-    return {key: known[key] for key in known if key != "uuid"}
+    values = {key: value for key, value in vars(gpu).items() if value is not None}
+    return {key: values[key] for key in values if key != "uuid"}
 
 
 def metrics(report: Mapping[str, Any]) -> dict[str, float | None]:
     """The metrics in a task's event; None for a metric that is not a finite number."""
-    found = report.get("metrics")
-    if not isinstance(found, Mapping):
+    values = report.get("metrics")
+    if not isinstance(values, Mapping):
         return {}
     return {
         str(name)[:_NAME_CHARS]: value if _number(value) else None
-        for name, value in list(found.items())[:_MOST_METRICS]
+        for name, value in list(values.items())[:_MOST_METRICS]
     }
 
 
@@ -204,30 +206,23 @@ def _number(value: object) -> bool:
     return abs(value) < _MAX_NUMBER
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """Which tasks hold up the others."""
-
-    cause: str
-    """One sentence: which tasks made no step, and who waits for whom."""
-    stack: tuple[str, ...] = ()
-    """The stack of the first task that holds up others, innermost call last."""
-
-
 def blame(
     stalled: Iterable[TaskId],
     answers: Mapping[TaskId, Answer],
     ranks: Mapping[int, TaskId],
     timeout_s: float,
-) -> Blame:
-    """Find the culprits from the hung tasks' answers, or from missing answers."""
+) -> Stalled:
+    """Find the culprits from the hung tasks' answers, or from missing answers.
+
+    The cause says which tasks made no step, and who waits for whom.
+    """
     tasks = list(stalled)
     place = {task: rank for rank, task in ranks.items()}
     answered = sorted(answers, key=lambda task: place.get(task, len(place)))
-    waiting = {t: said for t in answered if (said := answers[t].waiting)}
+    waiting = {t: what for t in answered if (what := answers[t].waiting)}
     awaited: dict[TaskId, None] = {}
-    for said in waiting.values():
-        for rank in said.get("for") or ():
+    for what in waiting.values():
+        for rank in what.get("for") or ():
             if ranks.get(rank) not in (None, *waiting):
                 awaited[ranks[rank]] = None
     # If no task says whom it waits for, the tasks that do not wait are blamed.
@@ -236,8 +231,8 @@ def blame(
     stack = _stack_of(culprits, answers)
     if waiting and culprits:
         who = f"{_names(waiting)} wait for {_names(culprits)}"
-        return Blame(f"{text}: {who}{_silent(culprits, answers)}", stack)
-    return Blame(f"{text}: {_names(tasks)}{_silent(tasks, answers)}", stack)
+        return Stalled(f"{text}: {who}{_silent(culprits, answers)}", stack)
+    return Stalled(f"{text}: {_names(tasks)}{_silent(tasks, answers)}", stack)
 
 
 def _stack_of(
@@ -252,9 +247,7 @@ def _stack_of(
 
 
 def _names(tasks: Iterable[TaskId]) -> str:
-    names = [str(task) for task in tasks]
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
+    return first_of([str(task) for task in tasks])
 
 
 def _silent(tasks: Iterable[TaskId], answers: Mapping[TaskId, Answer]) -> str:

@@ -90,7 +90,7 @@ def _added(
     scheduler = schedulers.get(job.description.backend)
     allocated = {host.name: host for host in job.allocation.hosts}
     used = {spec.place.host.name for spec in job.specs.values()}
-    found: list[Host] = []
+    added: list[Host] = []
     for item in request.hosts:
         name, slots = item.host, item.slots
         if host_name_problem(name):
@@ -103,12 +103,12 @@ def _added(
             problems.append(f"{name} is a host of the run already")
         elif name not in allocated and not scheduler.lists_hosts:
             problems.append(f"{name}: the job does not have this host")
-        elif any(name == host.name for host in found):
+        elif any(name == host.name for host in added):
             problems.append(f"{name} is named twice")
         else:
-            known = allocated.get(name) or Host(name=name)
-            found.append(known if slots is None else replace(known, slots=slots))
-    return found
+            host = allocated.get(name) or Host(name=name)
+            added.append(host if slots is None else replace(host, slots=slots))
+    return added
 
 
 def _workers(

@@ -6,29 +6,26 @@ new plan, when the epoch of ``fit`` ends: by then, the script has saved its stat
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable, Container
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.light_dataclasses import dataclass, replace
-from tfcluster.launcher.agent_connection import CameBack
+from tfcluster.launcher.agent_connection import Answered
+from tfcluster.launcher.host_liveness import probe
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.job import CurrentJob, Job
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import Progress
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.resize_request import Wanted, plan_resize
-from tfcluster.lifecycle.types import Event, HostLost, Resize
+from tfcluster.lifecycle.events import Event, HostLost, Resize
 from tfcluster.plan.host_patterns import fold
-from tfcluster.plan.model import Description, Host
+from tfcluster.plan.model import Host
 from tfcluster.protocol import commands
-from tfcluster.schedulers.starting import ReachabilityProbe, Starter
+from tfcluster.record.launched import save_resized
+from tfcluster.schedulers.starting import Starter
 
 FIRST_PROBE_S = 5.0
 LONGEST_WAIT_S = 300.0
-
-Say = Callable[[str], None]
-Remember = Callable[[Description], None]
-"""Records how to reach the hosts of this Description, before agents start there."""
 
 
 @dataclass(slots=True)
@@ -59,22 +56,15 @@ class Resizer:
 
     def __init__(
         self,
-        current: CurrentJob,
+        run: LiveRun,
         hosts: Hosts,
         starter: Starter,
-        journal: Journal,
-        progress: Progress,
-        say: Say,
-        remember: Remember,
-        post: Callable[[CameBack], None],
+        post: Callable[[Answered], None],
     ) -> None:
-        self._current = current
+        self._run = run
+        self._journal = run.journal
         self._hosts = hosts
         self._starter = starter
-        self._journal = journal
-        self._progress = progress
-        self._say = say
-        self._remember = remember
         self._post = post
         self._pending: _Pending | None = None
         self._let_go: list[HostLost] = []
@@ -97,7 +87,7 @@ class Resizer:
 
         ``trains``: all tasks have started, and the run is not ending.
         """
-        job = self._current.job
+        job = self._run.job
         target: Wanted | list[str]
         if not trains:
             target = ["it is not training now: try again when all tasks run"]
@@ -121,9 +111,11 @@ class Resizer:
         self._pending = _Pending(number, target, until_s, at_once=request.now)
         what = f"from {before} to {target.workers} workers"
         new = f"; preparing {fold(sorted(target.new))}" if target.new else ""
-        self._say(f"resizing {what}{new}")
+        self._run.say(f"resizing {what}{new}")
         if target.new:
-            self._remember(target.job.description)
+            # Before agents start there, so that a sweep reaches them.
+            with contextlib.suppress(OSError):
+                save_resized(self._run.paths, target.job.description)
         return self._hosts.prepare_for(target.job)
 
     def due(self, now_s: float, *, trains: bool) -> list[Event]:
@@ -155,7 +147,7 @@ class Resizer:
             pending.ready = True
             pending.epoch = None if pending.at_once else self._epoch()
             if pending.epoch is not None:
-                self._say(
+                self._run.say(
                     f"all tasks will restart when epoch {pending.epoch} has ended"
                 )
         epoch = self._epoch()
@@ -166,20 +158,20 @@ class Resizer:
 
     def _epoch(self) -> int | None:
         """The lowest epoch of any task; None if no task is known to be in ``fit``."""
-        reports = self._progress.snapshot().values()
+        reports = self._run.progress.snapshot().values()
         epochs = [e for report in reports if isinstance(e := report.get("epoch"), int)]
         return min(epochs, default=None)
 
     def job_on(self, left: Container[str]) -> Job | None:
         """The job after the resize, on the hosts that are left; None: impossible."""
-        pending, job = self._pending, self._current.job
+        pending, job = self._pending, self._run.job
         if pending is None:
             return None
         hosts = [host for host in pending.wanted.hosts if host.name in left]
         described = pending.wanted.job.description.hosts
-        known = replace(job, description=replace(job.description, hosts=described))
+        job = replace(job, description=replace(job.description, hosts=described))
         try:
-            after = known.resized(hosts, pending.wanted.workers)
+            after = job.resized(hosts, pending.wanted.workers)
         except StartError as error:
             self._give_up(error.message)
             return None
@@ -193,7 +185,7 @@ class Resizer:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        job = self._current.job
+        job = self._run.job
         workers = job.description.tasks["worker"].count
         hosts = [host.name for host in job.used_hosts()]
         self._journal.event(
@@ -203,14 +195,14 @@ class Resizer:
             self._absent.pop(name, None)
         if pending.number is not None or not self._absent:
             self._full = None
-        self._say(f"resized to {workers} workers on {fold(hosts)}")
+        self._run.say(f"resized to {workers} workers on {fold(hosts)}")
 
     def _give_up(self, why: str) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
         self._journal.event("resized", request=pending.number, cause=why)
-        self._say(f"not resized: {why}")
+        self._run.say(f"not resized: {why}")
         not_needed = self._hosts.forget_plan()
         self._let_go += [
             HostLost(name, "the resize was given up") for name in not_needed
@@ -223,31 +215,23 @@ class Resizer:
 
         ``after_s``: how long the processes there may still be alive.
         """
-        if self._current.plan.min_training is None:
+        if self._run.plan.min_training is None:
             return
         if self._full is None:
-            self._full = self._current.job.description.tasks["worker"].count
+            self._full = self._run.job.description.tasks["worker"].count
         wait_s = max(FIRST_PROBE_S, after_s)
         self._absent[host.name] = _Absent(host, now_s + wait_s, wait_s)
 
     def probe(self, now_s: float) -> None:
-        """Check now and then, in threads, whether absent hosts answer."""
-        starter = self._starter
-        if not isinstance(starter, ReachabilityProbe) or self._pending is not None:
+        """Check now and then whether absent hosts answer."""
+        if self._pending is not None:
             return
-        prober = starter
         for absent in self._absent.values():
-            if absent.asked or now_s < absent.next_s:
-                continue
-            absent.asked = True
-            host = absent.host
+            if not absent.asked and now_s >= absent.next_s:
+                absent.asked = True
+                probe(self._starter, absent.host, self._post)
 
-            def ask(host: Host = host) -> None:
-                self._post(CameBack(host.name, prober.answers(host)))
-
-            threading.Thread(target=ask, name=f"ask {host.name}", daemon=True).start()
-
-    def came_back(self, item: CameBack, now_s: float) -> commands.ResizeCommand | None:
+    def answered(self, item: Answered, now_s: float) -> commands.ResizeCommand | None:
         """A request that adds the host again, if it has answered."""
         absent = self._absent.get(item.host)
         if absent is None:
@@ -257,7 +241,7 @@ class Resizer:
         absent.next_s = now_s + absent.wait_s
         if not item.answers or self._full is None:
             return None
-        self._say(f"{item.host} answers again")
+        self._run.say(f"{item.host} answers again")
         workers = self._full if len(self._absent) == 1 else None
         return commands.ResizeCommand(
             workers, (commands.NewHost(item.host, None),), now=False

@@ -1,7 +1,6 @@
 """Where a result from a host goes in the workdir here, and what it may replace.
 
-The first half decides and is pure; ``ResultFolder`` looks at files and moves them. What
-hosts send is not trusted: no name leads out of the workdir, not even through links.
+What hosts send is not trusted: no name leads out of the workdir, not even by a link.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tfcluster.agent.file_names import BY_HOST, local_path, raw
-from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.console.text import byte_size
+from tfcluster.protocol.messages import Result
 
 if TYPE_CHECKING:
     import hashlib
@@ -41,45 +40,9 @@ class PlacementError(Exception):
     """A result cannot be put into place; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """A file on a host as it was listed; the path is relative to its workdir."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    mode: int
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """The file at a path here; the time in ns since the epoch."""
-
-    size: int
-    mtime_ns: int
-    is_file: bool = True
-
-
-def is_current(remote: Remote, local: Local | None) -> bool:
-    """Whether the file here is the host's: a fetch sets the time of the file here."""
-    return local is not None and local == Local(remote.size, remote.mtime_ns)
-
-
-def objection(remote: Remote, local: Local | None) -> str | None:
-    """Why ``remote`` must not replace ``local``; None if it may. The newer one wins."""
-    if local is not None and local.mtime_ns > remote.mtime_ns:
-        return "the one here is newer"
-    return None
-
-
 def host_folder(host: str) -> str:
     """The folder for all results of one host, if several are fetched."""
-    return f"{BY_HOST}/{safe_name(host)}"
-
-
-def safe_name(host: str) -> str:
-    """The host's name as a valid file name on this machine."""
-    return _UNSAFE.sub("_", host).lstrip(".") or "_"
+    return f"{BY_HOST}/{_UNSAFE.sub('_', host).lstrip('.') or '_'}"
 
 
 class ResultFolder:
@@ -94,22 +57,35 @@ class ResultFolder:
         self._force = force
         self._below = f"{host_folder(host)}/" if apart else ""
 
-    def has(self, remote: Remote) -> bool:
-        """Whether the file is here. Raises PlacementError."""
-        return is_current(remote, self._look(remote))
+    def has(self, remote: Result) -> bool:
+        """Whether the file is here. Raises PlacementError.
 
-    def objection(self, remote: Remote) -> str | None:
+        A fetch gives the file here the time of the host's.
+        """
+        local = self._status(remote)
+        there = (remote.size, remote.mtime_ns)
+        return (
+            local is not None
+            and stat.S_ISREG(local.st_mode)
+            and (local.st_size, local.st_mtime_ns) == there
+        )
+
+    def objection(self, remote: Result) -> str | None:
         """Why the file here has to stay, or None. Raises PlacementError."""
-        local = self._look(remote)
-        if local is not None and not local.is_file:
+        local = self._status(remote)
+        if local is None:
+            return None
+        if not stat.S_ISREG(local.st_mode):
             raise PlacementError("what is here is not a regular file")
-        return None if self._force else objection(remote, local)
+        if local.st_mtime_ns > remote.mtime_ns and not self._force:
+            return "the one here is newer"
+        return None
 
-    def path(self, remote: Remote) -> str:
+    def path(self, remote: Result) -> str:
         """Where the file goes, relative to the workdir."""
         return self._below + remote.path
 
-    def partial(self, remote: Remote) -> PartialFile:
+    def partial(self, remote: Result) -> PartialFile:
         """A file for what arrives. Raises PlacementError or OSError."""
         path = self.path(remote)
         target = self._root / local_path(path)
@@ -123,7 +99,7 @@ class ResultFolder:
         digest = new_hash(raw(f"{self._host}\0{path}")).hexdigest()[:24]
         return PartialFile(target.parent / f"{_PARTIAL}{digest}")
 
-    def place(self, partial: PartialFile, remote: Remote) -> str | None:
+    def place(self, partial: PartialFile, remote: Result) -> str | None:
         """Move a complete file into place. Raises PlacementError or OSError.
 
         Returns why it was not moved: a newer file may have been written meanwhile.
@@ -136,9 +112,10 @@ class ResultFolder:
         partial.path.replace(self._root / local_path(self.path(remote)))
         return None
 
-    def _look(self, remote: Remote) -> Local | None:
+    def _status(self, remote: Result) -> os.stat_result | None:
+        """The status of the file here; None if there is none."""
         try:
-            found = (self._root / local_path(self.path(remote))).lstat()
+            return (self._root / local_path(self.path(remote))).lstat()
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
@@ -146,7 +123,6 @@ class ResultFolder:
             raise PlacementError(text) from error
         except OSError as error:
             raise PlacementError(error.strerror or str(error)) from error
-        return Local(found.st_size, found.st_mtime_ns, stat.S_ISREG(found.st_mode))
 
 
 class PartialFile:

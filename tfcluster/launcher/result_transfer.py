@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import errno
 import itertools
-import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -28,24 +27,20 @@ from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.launcher.result_placement import (
     PartialFile,
     PlacementError,
-    Remote,
     ResultFolder,
 )
 from tfcluster.protocol import messages, requests
 
 STALL_S = 30.0
 """A host that sends nothing for this long is given up."""
-SHOWN = 20
-"""How many files each list of an outcome names; the rest are only counted."""
 _LOOK_S = 0.25
 _VIOLATED = "its agent violated the protocol"
 _MOST_LISTED = RESULT_FILES + 1000
 """Limit of a list's rows and empty answers: an agent that violates it is stopped."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TRIES = 2
-_QUICK_S, _SLOW_S = 0.2, 0.6
-_MAX_WINDOW = 32
-"""Most pieces on their way at a time: 2 MiB, half of the agent's queue of events."""
+_WINDOW = 8
+"""Pieces on their way at a time. Other frames of the agent, such as heartbeats, wait
+behind them: on a slow line for some seconds."""
 
 
 class _Ended(Exception):
@@ -65,6 +60,8 @@ class Inbox:
     )
     cause: str | None = None
     """Why no more will come."""
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    """The numbers of the requests to the host: answers have them, too."""
 
     def put(self, answer: messages.ResultsMessage) -> None:
         self.answers.put(answer)
@@ -72,23 +69,6 @@ class Inbox:
     def end(self, cause: str) -> None:
         self.cause = cause
         self.answers.put(None)
-
-
-@dataclass(slots=True)
-class Names:
-    """Files with a reason for each; only the first ones are named."""
-
-    named: list[tuple[str, str]] = field(default_factory=list)
-    more: int = 0
-
-    def add(self, path: str, cause: str) -> None:
-        if len(self.named) < SHOWN:
-            self.named.append((path, cause))
-        else:
-            self.more += 1
-
-    def __len__(self) -> int:
-        return len(self.named) + self.more
 
 
 @dataclass(slots=True)
@@ -112,11 +92,14 @@ class TransferOutcome:
     """The bytes that the host actually sent."""
     fetched: int = 0
     unchanged: int = 0
-    kept: Names = field(default_factory=Names)
+    kept: list[tuple[str, str]] = field(default_factory=list)
     """Files here that were not replaced, and why."""
-    growing: Names = field(default_factory=Names)
-    """Files that changed while they were sent."""
-    missed: Names = field(default_factory=Names)
+    growing: list[tuple[str, str]] = field(default_factory=list)
+    """Files that changed while they were sent, and how."""
+    missed: list[tuple[str, str]] = field(default_factory=list)
+    """Files that were not fetched, and why."""
+    missed_more: int = 0
+    """The number of others, which the host did not name."""
     cause: str | None = None
     """Why the fetch from this host ended early."""
     steps: int = 0
@@ -125,24 +108,7 @@ class TransferOutcome:
 
     @property
     def well(self) -> bool:
-        return self.cause is None and not len(self.missed)
-
-
-@dataclass(slots=True)
-class Window:
-    """How many pieces may be on their way: more if they arrive quickly.
-
-    Other frames of the agent wait behind the pieces, so a slow line gets few.
-    """
-
-    pieces: int = 2
-
-    def returned(self, seconds: float) -> None:
-        """Note that a piece arrived ``seconds`` after we asked for it."""
-        if seconds < _QUICK_S:
-            self.pieces = min(self.pieces + 1, _MAX_WINDOW)
-        elif seconds > _SLOW_S:
-            self.pieces = max(self.pieces // 2, 1)
+        return self.cause is None and not self.missed and not self.missed_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +132,7 @@ class HostTransfer:
         *,
         send: Callable[[requests.Request], None],
         inbox: Inbox,
-        numbers: itertools.count[int],
-        stopped: Callable[[], str | None],
+        stopped: Callable[[], str | None] = lambda: None,
         stall_s: float = STALL_S,
     ) -> None:
         """``stopped`` returns why the fetch has to end, or None."""
@@ -176,11 +141,9 @@ class HostTransfer:
         self._here = here
         self._send = send
         self._inbox = inbox
-        self._numbers = numbers
         self._stopped = stopped
         self._stall_s = stall_s
-        self._window = Window()
-        self._left: list[Remote] = []
+        self._left: list[messages.Result] = []
 
     def run(self) -> None:
         """Fetch everything; the outcome says what became of it."""
@@ -201,40 +164,37 @@ class HostTransfer:
     def _leave(self, cause: str) -> None:
         self._outcome.cause = cause
         for remote in self._left:
-            self._outcome.missed.add(remote.path, "not fetched")
+            self._outcome.missed.append((remote.path, "not fetched"))
 
     # --- the list -------------------------------------------------------------------
 
-    def _list(self) -> list[Remote]:
-        number = next(self._numbers)
-        wanted = self._wanted
+    def _list(self) -> list[messages.Result]:
+        """The files that the host has, without those that are refused here."""
+        number, outcome, wanted = next(self._inbox.numbers), self._outcome, self._wanted
         self._send(requests.List(number, wanted.folder, wanted.inodes, wanted.patterns))
-        found: dict[str, Remote] = {}
-        listed = 0
-        while True:
+        files: dict[str, messages.Result] = {}
+        listed, last = 0, False
+        while not last:
             answer = self._receive(number)
             if isinstance(answer, messages.Unlisted):
                 raise _Ended(answer.cause)
             if not isinstance(answer, messages.Listed):
                 raise _Ended(_VIOLATED)
-            self._outcome.shared = answer.shared
-            self._outcome.folder = answer.folder
-            listed += max(len(answer.files), 1)
+            outcome.shared, outcome.folder = answer.shared, answer.folder
+            listed += max(len(answer.files) + len(answer.refused), 1)
             if listed > _MOST_LISTED:
                 raise _Ended("its agent lists too many files")
             for file in answer.files:
                 if problem := self._problem(file.path):
-                    self._outcome.missed.add(file.path, problem)
+                    outcome.missed.append((file.path, problem))
                 else:
-                    found[file.path] = _remote(file)
-            for path, cause in answer.refused:
-                self._outcome.missed.add(path, cause)
-            if answer.last:
-                self._outcome.missed.more += answer.more
-                break
-        self._outcome.files = len(found)
-        self._outcome.bytes = sum(remote.size for remote in found.values())
-        return list(found.values())
+                    files[file.path] = file
+            outcome.missed += answer.refused
+            last = answer.last
+            outcome.missed_more += answer.more if last else 0
+        outcome.files = len(files)
+        outcome.bytes = sum(file.size for file in files.values())
+        return list(files.values())
 
     def _problem(self, path: str) -> str | None:
         if not is_inside(path):
@@ -247,41 +207,36 @@ class HostTransfer:
 
     # --- a file ---------------------------------------------------------------------
 
-    def _fetch(self, remote: Remote) -> None:
+    def _fetch(self, remote: messages.Result) -> None:
         outcome, here = self._outcome, self._here
         before = outcome.done_bytes
         try:
             if here.has(remote):
                 outcome.unchanged += 1
             elif why := here.objection(remote):
-                outcome.kept.add(here.path(remote), why)
+                outcome.kept.append((here.path(remote), why))
             else:
                 self._receive_file(remote)
         except (_FileError, PlacementError) as error:
-            outcome.missed.add(remote.path, str(error))
+            outcome.missed.append((remote.path, str(error)))
         except OSError as error:
-            said = f"{error.filename or remote.path}: {error.strerror}"
+            cause = f"{error.filename or remote.path}: {error.strerror}"
             if error.errno in _FULL:
-                raise _Ended(f"no space is left here: {said}") from error
-            outcome.missed.add(remote.path, f"cannot be written here: {said}")
+                raise _Ended(f"no space is left here: {cause}") from error
+            outcome.missed.append((remote.path, f"cannot be written here: {cause}"))
         outcome.done_bytes = before + remote.size
 
-    def _receive_file(self, remote: Remote) -> None:
+    def _receive_file(self, remote: messages.Result) -> None:
         outcome, here = self._outcome, self._here
-        start = outcome.done_bytes
         with here.partial(remote) as partial:
-            for _ in range(_TRIES):
-                number = next(self._numbers)
-                partial.begin(remote.size)
-                self._send(requests.Read(number, remote.path, remote.size))
-                end = self._pieces(number, remote.size, partial)
-                outcome.done_bytes = start
-                if end.digest == partial.hash.hexdigest():
-                    break
-            else:
+            number = next(self._inbox.numbers)
+            partial.begin(remote.size)
+            self._send(requests.Read(number, remote.path, remote.size))
+            end = self._pieces(number, remote.size, partial)
+            if end.digest != partial.hash.hexdigest():
                 raise _FileError("what arrived has another digest than on the host")
             if why := here.place(partial, remote):
-                outcome.kept.add(here.path(remote), why)
+                outcome.kept.append((here.path(remote), why))
                 return
         outcome.fetched += 1
         if here.path(remote) == remote.path:
@@ -291,7 +246,7 @@ class HostTransfer:
             text = (
                 f"it changed while it was sent; its first {remote.size} bytes are here"
             )
-            outcome.growing.add(remote.path, text)
+            outcome.growing.append((remote.path, text))
 
     def _tick(self) -> None:
         """Note a part of a long step here, or a moment in which nothing came.
@@ -306,18 +261,15 @@ class HostTransfer:
         self, number: int, size: int, partial: PartialFile
     ) -> messages.Complete:
         """Receive the next ``size`` bytes; returns the final answer."""
-        asked: list[float] = []
         left = -(-size // RESULT_PIECE_BYTES) + 1  # the last answer is `complete`
+        asked = 0
         while True:
-            while left and len(asked) < self._window.pieces:
+            while asked < min(left, _WINDOW):
                 self._send(requests.More(number))
-                asked.append(time.monotonic())
-                left -= 1
-            if not asked:  # pieces were shorter than they could be
-                left = 1
-                continue
+                asked += 1
             answer = self._receive_of_file(number)
-            self._window.returned(time.monotonic() - asked.pop(0))
+            asked -= 1
+            left = max(1, left - 1)  # pieces may be shorter than they could be
             if isinstance(answer, messages.Complete):
                 if size:
                     raise _Ended(f"{_VIOLATED}: pieces are missing")
@@ -364,10 +316,6 @@ class HostTransfer:
             heard_s = time.monotonic()
             if not isinstance(item, messages.Working):
                 return item
-
-
-def _remote(file: messages.Result) -> Remote:
-    return Remote(file.path, file.size, file.mtime_ns, stat.S_IMODE(file.mode))
 
 
 def _decoded(answer: messages.ResultsMessage) -> bytes:

@@ -1,24 +1,25 @@
 """Fetches results for the launcher: at the end of the run, and on request.
 
-Fetches run in a thread, one after the other. The launcher's loop passes on the frames
+Fetches run in threads, one after the other. The launcher's loop passes on the frames
 of hosts, and records what has become of each host's files.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 from tfcluster import schedulers
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.console.views.results import progress_text, result_lines
-from tfcluster.launcher.job import CurrentJob, Job
-from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.hosts import Hosts
+from tfcluster.launcher.job import Job
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.result_placement import ResultFolder
 from tfcluster.launcher.result_transfer import (
     HostTransfer,
@@ -27,20 +28,19 @@ from tfcluster.launcher.result_transfer import (
     WantedFiles,
     run_all,
 )
-from tfcluster.launcher.run_output import RunOutput
 from tfcluster.launcher.workdir_listing import witnesses
 from tfcluster.plan.model import pattern_problem
 from tfcluster.protocol import commands
 from tfcluster.protocol.messages import Message, ResultsMessage
-from tfcluster.protocol.requests import Request
 from tfcluster.record.files import replace_json
-from tfcluster.record.paths import RunPaths
 from tfcluster.record.replay import results_view
 
 AT_ONCE = 8
 """How many hosts send their files at a time."""
 STUCK_S = 90.0
 """A fetch in which nothing happens for this long is given up: a disk here may hang."""
+SHOWN = 20
+"""How many files each list of an event names; the rest are only counted."""
 PROGRESS_S = 0.5
 CLOSE_S = 2.0
 """How long fetches may take to end when the run is over."""
@@ -69,30 +69,14 @@ class ResultsFetcher:
     Every method is called from the launcher's one loop.
     """
 
-    def __init__(
-        self,
-        current: CurrentJob,
-        send: Callable[[str, Request], None],
-        has_copy: Callable[[str], bool | None],
-        journal: Journal,
-        show: RunOutput,
-    ) -> None:
-        """``has_copy`` returns whether a host works on a copy of the workdir; None:
-        unknown."""
-        self._current = current
-        self._journal = journal
-        self._show = show
-        self._has_copy = has_copy
-        self._paths = RunPaths(current.job.logs.parent)
-        self._send = send
-        self._inboxes: dict[str, Inbox] = {}
-        self._lost: dict[str, str] = {}
-        self._numbers = itertools.count(1)
-        self._waiting: SimpleQueue[HostFetch] = SimpleQueue()
+    def __init__(self, run: LiveRun, hosts: Hosts) -> None:
+        self._run = run
+        self._hosts = hosts
+        self._inboxes: defaultdict[str, Inbox] = defaultdict(Inbox)
         self._fetches: list[HostFetch] = []
         self._final: HostFetch | None = None
         """The fetch at the end of the run."""
-        self._thread: threading.Thread | None = None
+        self._one_at_a_time = threading.Lock()
         self._shown_s = 0.0
 
     # --- in -------------------------------------------------------------------------
@@ -107,52 +91,44 @@ class ResultsFetcher:
 
     def lost(self, host: str, cause: str) -> None:
         """Note that we have lost contact with a host."""
-        self._lost[host] = cause
-        if host in self._inboxes:
-            self._inboxes[host].end(cause)
+        self._inboxes[host].end(cause)
 
     def begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """Begin a fetch; events ``results`` follow, one for each host."""
-        fetch = self._begin(number, request)
-        self._journal.event("fetch", request=number, hosts=list(fetch.outcomes))
+        fetch = self._prepared(number, request)
+        self._run.journal.event("fetch", request=number, hosts=list(fetch.outcomes))
         self._fetches.append(fetch)
         if not fetch.over:
-            self._waiting.put(fetch)
-            if self._thread is None:
-                act = self._work
-                self._thread = threading.Thread(target=act, name="results", daemon=True)
-                self._thread.start()
+            work = partial(self._work, fetch)
+            threading.Thread(target=work, name="results", daemon=True).start()
         return fetch
 
-    def _begin(self, number: str | None, request: commands.Fetch) -> HostFetch:
+    def _prepared(self, number: str | None, request: commands.Fetch) -> HostFetch:
         """A fetch without the patterns that lead out of the workdir."""
         patterns, every = self._wanted(request)
-        hosts = self._hosts(every=every)
-        if schedulers.get(self._job.description.backend).here:
-            outcomes = {
-                host: TransferOutcome(host, shared=True, over=True) for host in hosts
-            }
-            return HostFetch(number, outcomes, (), over=True)
-        root = self._job.description.workdir
-        seen = witnesses(root)
-        outcomes = {host: TransferOutcome(host) for host in hosts}
+        description, files = self._job.description, self._hosts.files
+        here = schedulers.get(description.backend).here
+        outcomes = {}
+        for host in self._chosen_hosts(every=every):
+            shared = here or files.has_copy(host) is False
+            outcomes[host] = TransferOutcome(host, shared=shared, over=shared)
+        root, sync = description.workdir, description.sync
+        folder = str(root) if sync is None else sync.folder
+        fetch = HostFetch(number, outcomes, (), over=here)
         for host, outcome in outcomes.items():
-            if self._has_copy(host) is False:
-                outcome.shared = outcome.over = True
-        fetch = HostFetch(number, outcomes, ())
-        fetch.transfers = [
-            HostTransfer(
-                outcomes[host],
-                self._asked(host, patterns, seen),
+            if outcome.over:
+                continue
+            # What a host found out before its tasks were started is certain.
+            seen = () if files.has_copy(host) else witnesses(root)
+            transfer = HostTransfer(
+                outcome,
+                WantedFiles(folder, seen, patterns),
                 ResultFolder(root, host, force=request.force, apart=every),
-                send=self._sender(host),
-                inbox=self._inbox(host),
-                numbers=self._numbers,
+                send=partial(self._hosts.send, host),
+                inbox=self._inboxes[host],
                 stopped=lambda: fetch.stop,
             )
-            for host in hosts
-            if not outcomes[host].over
-        ]
+            fetch.transfers = (*fetch.transfers, transfer)
         return fetch
 
     def at_end(self, not_now: str | None) -> None:
@@ -162,8 +138,8 @@ class ResultsFetcher:
             return
         self.leave(not_now)
         _, every = self._wanted(commands.Fetch())
-        for host in self._hosts(every=every):
-            self._tell(TransferOutcome(host, cause=not_now, over=True), None)
+        for host in self._chosen_hosts(every=every):
+            self._record(TransferOutcome(host, cause=not_now, over=True), None)
 
     def leave(self, why: str) -> None:
         """End all fetches soon."""
@@ -177,20 +153,9 @@ class ResultsFetcher:
             patterns = configured.patterns
         if every is None:
             every = configured is not None and configured.all
-        return tuple(each for each in patterns if not pattern_problem(each)), every
+        return tuple(p for p in patterns if not pattern_problem(p)), every
 
-    def _asked(
-        self, host: str, patterns: tuple[str, ...], seen: tuple[tuple[str, int], ...]
-    ) -> WantedFiles:
-        description = self._job.description
-        # What a host found out before its tasks were started is certain.
-        if self._has_copy(host):
-            seen = ()
-        sync = description.sync
-        folder = str(description.workdir) if sync is None else sync.folder
-        return WantedFiles(folder, seen, patterns)
-
-    def _hosts(self, *, every: bool) -> list[str]:
+    def _chosen_hosts(self, *, every: bool) -> list[str]:
         """All hosts of the run, or only the host of the chief, which has rank 0."""
         everywhere = {**self._job.left_out, **self._job.specs}
         hosts = dict.fromkeys(spec.place.host.name for spec in everywhere.values())
@@ -203,17 +168,7 @@ class ResultsFetcher:
 
     @property
     def _job(self) -> Job:
-        return self._current.job
-
-    def _sender(self, host: str) -> Callable[[Request], None]:
-        return lambda request: self._send(host, request)
-
-    def _inbox(self, host: str) -> Inbox:
-        if host not in self._inboxes:
-            self._inboxes[host] = Inbox()
-            if host in self._lost:
-                self._inboxes[host].end(self._lost[host])
-        return self._inboxes[host]
+        return self._run.job
 
     # --- out ------------------------------------------------------------------------
 
@@ -231,10 +186,10 @@ class ResultsFetcher:
             with suppress(OSError):
                 fetch = self._fetches[0]
                 value = {"request": fetch.number, "hosts": progress_of(fetch)}
-                replace_json(self._paths.fetching, value, durable=False)
+                replace_json(self._run.paths.fetching, value, durable=False)
         for fetch in ended:
             for outcome in fetch.outcomes.values():
-                self._tell(outcome, fetch.number)
+                self._record(outcome, fetch.number)
         return any(fetch is self._final for fetch in ended)
 
     def close(self) -> None:
@@ -245,17 +200,17 @@ class ResultsFetcher:
             self.finished(time.monotonic())
             pause.wait(_POLL_S)
 
-    def _tell(self, outcome: TransferOutcome, number: str | None) -> None:
+    def _record(self, outcome: TransferOutcome, number: str | None) -> None:
         description = self._job.description
         fields = event_fields(outcome, number, str(description.workdir))
-        self._journal.event("results", **fields)
+        self._run.journal.event("results", **fields)
         if number is not None or outcome.shared:
             return
         for line in result_lines(results_view(fields)):
-            self._show.say(line)
+            self._run.show.say(line)
         reachable_later = schedulers.get(description.backend).lists_hosts
         if outcome.cause is not None and reachable_later:
-            self._show.say(f"  hint: tfcluster fetch {self._job.run}")
+            self._run.show.say(f"  hint: tfcluster fetch {self._job.run}")
 
     def text(self) -> str | None:
         """The progress of the current fetch; None if nothing is being fetched."""
@@ -263,11 +218,10 @@ class ResultsFetcher:
             return None
         return progress_text(progress_of(self._fetches[0]))
 
-    def _work(self) -> None:
-        while True:
-            fetch = self._waiting.get()
+    def _work(self, fetch: HostFetch) -> None:
+        with self._one_at_a_time:
             run_all(fetch.transfers, AT_ONCE)
-            fetch.over = True
+        fetch.over = True
 
 
 def _is_stuck(fetch: HostFetch) -> bool:
@@ -291,9 +245,9 @@ def _is_stuck(fetch: HostFetch) -> bool:
 def progress_of(fetch: HostFetch) -> dict[str, dict[str, int]]:
     """By host: the number of bytes that are here, and of all bytes."""
     return {
-        each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
-        for each in fetch.outcomes.values()
-        if not each.over
+        outcome.host: {"bytes": outcome.done_bytes, "of_bytes": outcome.bytes}
+        for outcome in fetch.outcomes.values()
+        if not outcome.over
     }
 
 
@@ -301,10 +255,11 @@ def event_fields(
     outcome: TransferOutcome, number: str | None, folder: str
 ) -> dict[str, Any]:
     """The keys of the event ``results``; ``folder`` is the workdir here."""
+    state = "fetched" if outcome.well else "incomplete"
     return {
         "request": number,
         "host": outcome.host,
-        "state": state_of(outcome),
+        "state": "shared" if outcome.shared else state,
         "folder": folder,
         "there": outcome.folder or None,
         "files": outcome.files,
@@ -312,15 +267,13 @@ def event_fields(
         "fetched": outcome.fetched,
         "unchanged": outcome.unchanged,
         "sent_bytes": outcome.sent_bytes,
-        "kept": [list(pair) for pair in outcome.kept.named] or None,
-        "growing": [list(pair) for pair in outcome.growing.named] or None,
-        "missed": [list(pair) for pair in outcome.missed.named] or None,
-        "missed_count": len(outcome.missed) or None,
+        "kept": _rows(outcome.kept),
+        "growing": _rows(outcome.growing),
+        "missed": _rows(outcome.missed),
+        "missed_count": len(outcome.missed) + outcome.missed_more or None,
         "cause": outcome.cause,
     }
 
 
-def state_of(outcome: TransferOutcome) -> str:
-    if outcome.shared:
-        return "shared"
-    return "fetched" if outcome.well else "incomplete"
+def _rows(files: Sequence[tuple[str, str]]) -> list[list[str]] | None:
+    return [[path, why] for path, why in files[:SHOWN]] or None

@@ -23,8 +23,8 @@ from tfcluster.base.states import RunState
 from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.text import times
-from tfcluster.launcher.interrupts import Interrupt
-from tfcluster.lifecycle.types import Finish
+from tfcluster.lifecycle.actions import Finish
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.plan.model import Description, Restart
 from tfcluster.record.continuation import Earlier
 from tfcluster.record.files import open_private, replace_json
@@ -58,7 +58,7 @@ def run_end_command(
     argv = description.on_end
     if not argv:
         return None
-    given = {**outcome, "folder": str(paths.root)}
+    message = {**outcome, "folder": str(paths.root)}
     folder = description.workdir if description.workdir.is_dir() else paths.root
     try:
         with contextlib.ExitStack() as stack:
@@ -68,7 +68,7 @@ def run_end_command(
             inbox = os.memfd_create("outcome")
             stack.callback(os.close, inbox)
             with os.fdopen(os.dup(inbox), "wb") as file:
-                file.write(json.dumps(given, default=str).encode() + b"\n")
+                file.write(json.dumps(message, default=str).encode() + b"\n")
             os.lseek(inbox, 0, os.SEEK_SET)
             process = subprocess.Popen(
                 argv,
@@ -121,9 +121,9 @@ Record = Callable[[Mapping[str, Any]], None]
 """Write an event ``requeued`` with these keys, durably."""
 
 
-def is_due(restart: Restart, finish: Finish, signals: Collection[Interrupt]) -> bool:
+def is_due(restart: Restart, finish: Finish, signals: Collection[Interrupted]) -> bool:
     """Whether only the time limit ended the run, and the run is to continue."""
-    told = any(signal.code in _BY_A_PERSON for signal in signals)
+    told = any(signal.exit_code in _BY_A_PERSON for signal in signals)
     limit = finish.exit_code == ExitCode.TIME_LIMIT
     return restart.requeues and limit and finish.state is RunState.STOPPED and not told
 
@@ -133,22 +133,22 @@ def requeue(
     backend: Requeuing,
     environ: Mapping[str, str],
     paths: RunPaths,
-    known: Earlier,
+    before: Earlier,
     record: Record,
 ) -> str:
     """Ask the scheduler if ``restart.max`` permits it; returns a sentence about it.
 
-    ``known`` has the restarts of this run and of the runs before it.
+    ``before`` has the restarts of this run and of the runs before it.
     """
     restart, now_s = description.restart, time.time()
-    counted = known.counted(now_s, restart.within_s)
+    counted = before.counted(now_s, restart.within_s)
     job = backend.job(environ)
     ended = f"the time limit of job {job} ended this run"
     if len(counted) >= restart.max:
         used = f"all {restart.max} restarts are used (restart.max)"
         return f"{ended}; it was not requeued: {used}"
     _remember(paths, job, description, now_s)
-    count = known.requeues + 1
+    count = before.requeues + 1
     record({"job": job, "count": count, "restarts": [*counted, now_s]})
     if refused := backend.requeue(environ):
         record({"job": job, "refused": refused})
@@ -161,10 +161,10 @@ def _remember(
     paths: RunPaths, job: str, description: Description, now_s: float
 ) -> None:
     """Note a job that the user wrote: this job will continue the run."""
-    known = {"job": job, "backend": description.backend, "name": description.name}
+    fields = {"job": job, "backend": description.backend, "name": description.name}
     with contextlib.suppress(OSError):
         if not paths.job.exists():
-            replace_json(paths.job, {**known, "submitted": now_s})
+            replace_json(paths.job, {**fields, "submitted": now_s})
 
 
 def call_on_end(

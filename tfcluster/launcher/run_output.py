@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -39,21 +40,18 @@ class RunOutput:
         screen: Screen,
         environ: Mapping[str, str],
         display: Display = DEFAULT,
-        current: CurrentJob | None = None,
         tasks: Iterable[str] = (),
-        has_gpus: HasGpus | None = None,
+        has_gpus: HasGpus = lambda task: None,
     ) -> None:
         """Show output of ``tasks``; on a terminal, equal lines of them are shown once.
 
         Into a file or a pipe, all lines go, for programs that read them.
-        ``has_gpus`` defaults to what ``current`` knows.
         """
         self._screen = screen
         self._environ = environ
         self._display = display
-        self._current = current
         everything = display.everything or is_debugging(environ)
-        self._echo = Echo(has_gpus or self._has_gpus, everything=everything)
+        self._echo = Echo(has_gpus, everything=everything)
         folds = is_terminal(sys.stdout, environ) and not everything
         self._folding = LineFolding(tasks if folds and not display.only else ())
         self._next_live_s = 0.0
@@ -69,7 +67,7 @@ class RunOutput:
     ) -> RunOutput:
         tasks = [str(task) for task in current.job.specs]
         screen = Screen(out, err, environ=environ, tasks=tasks, display=display)
-        return cls(screen, environ, display, current, tasks)
+        return cls(screen, environ, display, tasks, lambda t: _has_gpus(current.job, t))
 
     def begin(self, job: Job) -> None:
         """Show the run id, and warn root, once for all runs."""
@@ -84,9 +82,9 @@ class RunOutput:
         away = {job.specs[task].place.host.name for task in exposed}
         if schedulers.get(job.description.backend).here:
             away = set()
-        found = [ports[task] for task in exposed]
+        numbers = [ports[task] for task in exposed]
         anyone = job.description.expose == "any"
-        if warning := exposure_warning(found, away, anyone=anyone):
+        if warning := exposure_warning(numbers, away, anyone=anyone):
             self._screen.say(warning)
 
     def places(
@@ -114,17 +112,8 @@ class RunOutput:
         self._put(self._folding.take(task, chosen, time.monotonic()))
 
     def _put(self, shown: Sequence[Shown]) -> None:
-        for each in shown:
-            self._screen.log(each.task, each.lines, also=each.also)
-
-    def _has_gpus(self, task: str) -> bool | None:
-        specs = {} if self._current is None else self._current.job.specs
-        spec = specs.get(TaskId.parse(task))
-        if spec is None:
-            return None
-        share, there = spec.place.gpus, spec.place.host.gpus
-        known = there if share is None else share
-        return None if known is None else bool(known)
+        for part in shown:
+            self._screen.log(part.task, part.lines, also=part.also)
 
     def say(self, text: str) -> None:
         self._screen.say(text)
@@ -164,6 +153,15 @@ class RunOutput:
         self._screen.close(_CLOSE_S)
 
 
+def _has_gpus(job: Job, task: str) -> bool | None:
+    spec = job.specs.get(TaskId.parse(task))
+    if spec is None:
+        return None
+    share, there = spec.place.gpus, spec.place.host.gpus
+    gpus = there if share is None else share
+    return None if gpus is None else bool(gpus)
+
+
 def _is_first(mark: Path) -> bool:
     """Whether nobody has called this for ``mark``, a file in an existing folder."""
     try:
@@ -186,35 +184,36 @@ def _returning(job: Job) -> str:
 
 
 def exposure_warning(
-    ports: Iterable[int], away: Collection[str] = (), *, anyone: bool
+    ports: Collection[int], away: Collection[str] = (), *, anyone: bool
 ) -> str | None:
     """The warning for these ports; None if only the user can connect to them.
 
     ``away`` has the hosts with these ports, if they are not on this host. ``anyone``:
     any machine can connect, not only the hosts of the run.
     """
-    wanted = sorted(ports)
-    if not wanted:
+    if not ports:
         return None
     if away:
-        return describe(wanted, fold(sorted(away)), None, anyone=anyone)
+        return describe(sorted(ports), fold(sorted(away)), None, anyone=anyone)
     import psutil  # imported here: most launches open no such port
 
-    addresses = {
-        name: [entry.address for entry in entries]
-        for name, entries in psutil.net_if_addrs().items()
-    }
     others = len({user.name for user in psutil.users()} - {psutil.Process().username()})
-    if not anyone:
-        return describe(wanted, "localhost", others, anyone=False) if others else None
-    here = ", ".join(["localhost", *reachable(addresses)[:4]])
-    return describe(wanted, here, others, anyone=True)
+    if not anyone and not others:
+        return None
+    where = "localhost"
+    if anyone:
+        addresses = {
+            name: [entry.address for entry in entries]
+            for name, entries in psutil.net_if_addrs().items()
+        }
+        where = ", ".join([where, *reachable(addresses)[:4]])
+    return describe(sorted(ports), where, others, anyone=anyone)
 
 
 def reachable(addresses: Mapping[str, Sequence[str]]) -> list[str]:
     """The addresses at which others can connect; public ones come first, marked."""
     public, private = [], []
-    for text in (text for found in addresses.values() for text in found):
+    for text in chain.from_iterable(addresses.values()):
         try:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:

@@ -26,8 +26,8 @@ def read_secrets(
         try:
             values[name] = _read(secret, environ)
         except (OSError, ValueError, KeyError) as error:
-            said = error.strerror if isinstance(error, OSError) else error.args[0]
-            problems.append(Problem(where, f"secret {name}: {said}"))
+            why = error.strerror if isinstance(error, OSError) else error.args[0]
+            problems.append(Problem(where, f"secret {name}: {why}"))
     if problems:
         raise ConfigError(problems)
     return values

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.base.task_id import TaskId
-from tfcluster.launcher.job import Job
 from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, Progress, blame
-from tfcluster.lifecycle.types import Stalled
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.progress import STACKS_WAIT_S, Answer, blame
+from tfcluster.lifecycle.events import Stalled
 from tfcluster.protocol.requests import Request, StacksRequest
 
 
@@ -18,18 +18,19 @@ class StallDetector:
 
     def __init__(
         self,
-        progress: Progress,
+        run: LiveRun,
         answers: dict[TaskId, Answer],
         send: Callable[[str, Request], None],
     ) -> None:
-        self._progress = progress
+        self._run = run
+        self._progress = run.progress
         self._answers = answers
         self._send = send
         self._asked: tuple[TaskId, ...] = ()
         self._asked_until = 0.0
 
     def check(
-        self, now: float, running: Mapping[TaskId, str], job: Job, *, well: bool
+        self, now: float, running: Mapping[TaskId, str], *, well: bool
     ) -> Stalled | None:
         """Ask for stacks if tasks have stalled; returns the verdict once they answered.
 
@@ -44,17 +45,17 @@ class StallDetector:
             missing = any(task not in self._answers for task in expected)
             if missing and now < self._asked_until:
                 return None
+            job = self._run.job
             timeout_s = job.description.progress_timeout_s or 0.0
-            culprit = blame(self._asked, self._answers, job.ranks(), timeout_s)
+            verdict = blame(self._asked, self._answers, job.ranks(), timeout_s)
             self._asked = ()
             self._progress.unwatch()
-            return Stalled(culprit.cause, culprit.stack)
+            return verdict
         stalled = self._progress.stalled(now) if well else ()
         if stalled:
             self._asked, self._asked_until = stalled, now + STACKS_WAIT_S
             self._answers.clear()
-            for task, host in expected.items():
-                self._send(host, StacksRequest((str(task),)))
+            _request_stacks(expected, self._send)
         return None
 
 
@@ -69,14 +70,13 @@ def ask_stacks(
 
     The event ``asked`` says which ones; an event ``stack`` follows for each answer.
     """
-    chosen = {
-        str(task): host
-        for task, host in running.items()
-        if not tasks or str(task) in tasks
-    }
-    journal.event("asked", request=number, tasks=sorted(chosen))
-    for host in set(chosen.values()):
-        send(
-            host,
-            StacksRequest(tuple(t for t, where in chosen.items() if where == host)),
-        )
+    chosen = {t: host for t, host in running.items() if not tasks or str(t) in tasks}
+    journal.event("asked", request=number, tasks=sorted(map(str, chosen)))
+    _request_stacks(chosen, send)
+
+
+def _request_stacks(
+    tasks: Mapping[TaskId, str], send: Callable[[str, Request], None]
+) -> None:
+    for task, host in tasks.items():
+        send(host, StacksRequest((str(task),)))

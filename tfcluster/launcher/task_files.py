@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -24,25 +23,25 @@ TRACE_BYTES = 8 << 20
 _KEPT = ("first", "last", "base_us", "names", "events")
 
 
-class _TaskFiles(ABC):
+class _TaskFiles:
     """One file per task, written by a thread that starts with the first data."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
+    def __init__(self, path: Callable[[TaskId], Path]) -> None:
+        """``path`` returns a task's file."""
+        self._path = path
         self._queue: SimpleQueue[tuple[TaskId, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self.trouble: str | None = None
-        """Why something could not be written; None if everything was."""
+        self._trouble: str | None = None
 
-    def close(self, timeout_s: float) -> None:
-        """Write what is queued; give up after ``timeout_s``."""
+    def close(self, timeout_s: float) -> str | None:
+        """Write what is queued; give up after ``timeout_s``.
+
+        Returns why something could not be written; None if everything was.
+        """
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(timeout_s)
-
-    @abstractmethod
-    def _path(self, task: TaskId) -> Path:
-        """The task's file."""
+        return self._trouble
 
     def _make_room(self, task: TaskId, size: int) -> bool:
         """Whether a new file must be begun before one grows to ``size`` bytes."""
@@ -63,7 +62,7 @@ class _TaskFiles(ABC):
                 try:
                     self._append(files, task, data)
                 except OSError as error:
-                    self.trouble = f"{self._path(task)}: {error.strerror}"
+                    self._trouble = f"{self._path(task)}: {error.strerror}"
         finally:
             for descriptor, _ in files.values():
                 os.close(descriptor)
@@ -90,6 +89,9 @@ class LogCopies(_TaskFiles):
     The complete log stays where the task ran; a copy says where lines are missing.
     """
 
+    def __init__(self, paths: RunPaths) -> None:
+        super().__init__(paths.log)
+
     def add(self, task: TaskId, lines: Sequence[str], *, skipped: int, at: str) -> None:
         """Queue lines; never blocks. ``skipped`` earlier lines are only on ``at``."""
         text = "".join(f"{line}\n" for line in lines)
@@ -97,9 +99,6 @@ class LogCopies(_TaskFiles):
             log = self._path(task)
             text = f"---- {skipped} lines are only in {at}:{log} ----\n{text}"
         self._put(task, text.encode("utf-8", "surrogateescape"))
-
-    def _path(self, task: TaskId) -> Path:
-        return self._paths.log(task)
 
 
 class TraceFiles(_TaskFiles):
@@ -110,7 +109,8 @@ class TraceFiles(_TaskFiles):
     """
 
     def __init__(self, paths: RunPaths, limit_bytes: int = TRACE_BYTES) -> None:
-        super().__init__(paths)
+        super().__init__(paths.trace)
+        self._older = paths.older_trace
         self._limit_bytes = limit_bytes
 
     def add(
@@ -121,11 +121,8 @@ class TraceFiles(_TaskFiles):
         line = {"attempt": attempt, "host": host, **kept}
         self._put(task, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
-    def _path(self, task: TaskId) -> Path:
-        return self._paths.trace(task)
-
     def _make_room(self, task: TaskId, size: int) -> bool:
         if size <= self._limit_bytes:
             return False
-        self._path(task).replace(self._paths.older_trace(task))
+        self._path(task).replace(self._older(task))
         return True

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tfcluster.base.light_dataclasses import as_dict
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.exit_causes import cause_of_exit, looks_like_victim
-from tfcluster.launcher.job import CurrentJob
-from tfcluster.launcher.journal import Journal
-from tfcluster.launcher.progress import Answer, Progress, metrics
-from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.task_files import TraceFiles
-from tfcluster.lifecycle.types import (
-    AgentAskedToStop,
-    Event,
-    TaskExited,
-    TaskListening,
-    TaskSettled,
-    TaskStarted,
-    TaskUnstartable,
-)
+from tfcluster.launcher.host_facts import HostFacts
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.launcher.progress import Answer, metrics
+from tfcluster.launcher.task_files import LogCopies, TraceFiles
+from tfcluster.lifecycle import events
 from tfcluster.protocol import messages
 from tfcluster.protocol.frames import ProtocolError
 from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
@@ -31,41 +22,31 @@ from tfcluster.record.metrics import EPOCH, EXCHANGES, exchange_totals
 _MAX_TEXT = 300
 _MOST_TOTALS = 20
 _MOST_VERSIONS = 20
-_MAX_SAID = 1000
+_MAX_EVENTS = 1000
 _MAX_PHASE = 80
 _UNLIMITED = ("step", "serving", "epoch", "exchanges", "trace")
 """Only the latest of these events is kept, or the record bounds their number."""
-
-
-Keep = Callable[[str, TaskId, Sequence[str], int], None]
-"""Called with the host, the task, lines of its output, and how many were skipped."""
 
 
 class TaskMessages:
     """Handles messages about tasks; remembers pids and causes that tasks reported."""
 
     def __init__(
-        self,
-        current: CurrentJob,
-        journal: Journal,
-        show: RunOutput,
-        progress: Progress,
-        keep: Keep,
-        traces: TraceFiles,
+        self, run: LiveRun, facts: HostFacts, copies: LogCopies, traces: TraceFiles
     ) -> None:
-        self._current = current
-        self._journal = journal
-        self._show = show
-        self._keep = keep
+        self._run = run
+        self._progress = run.progress
+        self._journal = run.journal
+        self._host_facts = facts
+        self._copies = copies
         self._traces = traces
-        self.progress = progress
         self.answers: dict[TaskId, Answer] = {}
         """Answers to the last request for stacks."""
         self.cold: set[TaskId] = set()
         """Tasks whose program needs a fresh interpreter."""
         self._facts: dict[tuple[TaskId, int], dict[str, Any]] = {}
         self._causes: dict[tuple[TaskId, int], str] = {}
-        self._said_count: dict[tuple[TaskId, int], int] = {}
+        self._event_counts: dict[tuple[TaskId, int], int] = {}
         self._warned: set[str] = set()
         self._ends = EndOrder()
 
@@ -73,59 +54,64 @@ class TaskMessages:
         """Facts about an attempt for the record, such as host and pid."""
         return self._facts.get((task, attempt), {})
 
-    def received(self, host: str, message: messages.Message, now: float) -> list[Event]:
+    def received(
+        self, host: str, message: messages.Message, now: float
+    ) -> list[events.Event]:
         """The lifecycle events that result from a message.
 
         Raises ProtocolError if it is about a task that this host does not have.
         """
         match message:
             case messages.Note(text, signal):
-                self._note(_of_host(host, text))
-                return [AgentAskedToStop(host)] if signal == "TERM" else []
+                self._run.say(_of_host(host, text))
+                return [events.AgentAskedToStop(host)] if signal == "TERM" else []
             case messages.Swept(count):
                 self._swept(host, count)
             case messages.Unkillable(pids):
                 named = ", ".join(map(str, pids))
                 text = f"pids {named} are still alive after SIGKILL"
-                self._note(f"{host}: {text}; it may need a reboot")
+                self._run.say(f"{host}: {text}; it may need a reboot")
             case messages.OfTask():
                 return self._about(host, message, now)
         return []
 
-    def _about(self, host: str, message: messages.OfTask, now: float) -> list[Event]:
+    def _about(
+        self, host: str, message: messages.OfTask, now: float
+    ) -> list[events.Event]:
         task, attempt = key = self._task(host, message.task), message.attempt
         match message:
             case messages.Started(pid=pid):
                 self._facts[key] = {"host": host, "pid": pid}
-                return [TaskStarted(task, attempt)]
+                return [events.TaskStarted(task, attempt)]
             case messages.Listening():
-                return [TaskListening(task, attempt)]
+                return [events.TaskListening(task, attempt)]
             case messages.Intruder():
-                return [TaskUnstartable(task, attempt, _intrusion(message))]
+                return [events.TaskUnstartable(task, attempt, _intrusion(message))]
             case messages.Failed(cause=cause):
-                return [TaskUnstartable(task, attempt, cause)]
+                return [events.TaskUnstartable(task, attempt, cause)]
             case messages.Exited():
                 at_s = self._ends.at_s(host, message.death, now - message.ago_s)
                 return [self._exited(key, message, at_s)]
             case messages.Settled():
-                return [TaskSettled(task, attempt)]
+                return [events.TaskSettled(task, attempt)]
             case messages.Usage():
-                self.progress.uses(task, message)
+                self._progress.uses(task, message)
             case messages.Log(lines=lines, dropped=dropped):
-                self._show.log(str(task), lines, dropped)
-                self._keep(host, task, lines, dropped)
+                self._run.show.log(str(task), lines, dropped)
+                if not self._host_facts.shares_files(host):
+                    self._copies.add(task, lines, skipped=dropped, at=host)
             case messages.LogError(cause=cause, dropped_bytes=lost):
-                self._note(
+                self._run.say(
                     f"{task} on {host}: cannot write its log: {cause}, {lost} bytes "
                     "dropped"
                 )
             case messages.Event(event=event):
-                self._said(host, key, event, now)
+                self._event(host, key, event, now)
         return []
 
     def _exited(
         self, key: tuple[TaskId, int], exited: messages.Exited, at_s: float
-    ) -> TaskExited:
+    ) -> events.TaskExited:
         task, attempt = key
         code, signal = exited.code, exited.signal
         if signal is not None:
@@ -133,13 +119,11 @@ class TaskMessages:
             signal = f"SIG{signal.removeprefix('SIG')}"
         tail = tuple(line[:2000] for line in exited.tail)[-20:]
         cause = cause_of_exit(code=code, signal=signal, oom=exited.oom, tail=tail)
-        said = self._causes.get(key)
-        if cause is not None and signal is None and said:
-            cause = said
-        facts = self._facts.setdefault(key, {})
-        facts["seconds"] = exited.seconds
-        self.progress.uses(task, exited)
-        return TaskExited(
+        if cause is not None and signal is None:
+            cause = self._causes.get(key) or cause
+        self._facts.setdefault(key, {})["seconds"] = exited.seconds
+        self._progress.uses(task, exited)
+        return events.TaskExited(
             task=task,
             attempt=attempt,
             code=code,
@@ -152,91 +136,82 @@ class TaskMessages:
             at_s=at_s,
         )
 
-    def _said(
+    def _event(
         self, host: str, key: tuple[TaskId, int], event: Mapping[str, Any], now: float
     ) -> None:
         """Handle an event from the task itself, which may send anything."""
-        task, attempt = key
-        if event.get("type") not in _UNLIMITED and not self._may_say_more(key):
+        kind = event.get("type")
+        if kind not in _UNLIMITED and not self._may_say_more(key):
             return
-        match event.get("type"):
+        (task, attempt), name = key, str(key[0])
+        progress, journal = self._progress, self._journal
+        match kind:
             case "step":
-                self.progress.step(task, event, now)
+                progress.step(task, event, now)
             case "serving":
-                self.progress.serving(task, event)
-            case "epoch" if isinstance(event.get("epoch"), int):
-                epoch, said = event["epoch"], metrics(event)
-                step = event.get("step")
+                progress.serving(task, event)
+            case "epoch" if isinstance(epoch := event.get("epoch"), int):
+                step, values = event.get("step"), metrics(event)
                 if not isinstance(step, int):
-                    step = self.progress.last_step(task)
+                    step = progress.last_step(task)
                 keys = {"attempt": attempt, "step": step, "epoch": epoch}
-                self._journal.metrics(EPOCH, str(task), **keys, metrics=said)
-                self.progress.epoch(task, epoch, said)
+                journal.metrics(EPOCH, name, **keys, metrics=values)
+                progress.epoch(task, epoch, values)
             case "exchanges":
-                totals = [as_dict(each) for each in exchange_totals(event)][
-                    :_MOST_TOTALS
-                ]
-                keys = {"attempt": attempt, "totals": totals}
-                self._journal.metrics(EXCHANGES, str(task), **keys)
-            case "versions" if isinstance(event.get("versions"), dict):
-                known = list(event["versions"].items())[:_MOST_VERSIONS]
-                told = {str(n)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for n, v in known}
-                self._journal.event("versions", task=str(task), versions=told)
+                totals = [as_dict(total) for total in exchange_totals(event)]
+                totals = totals[:_MOST_TOTALS]
+                journal.metrics(EXCHANGES, name, attempt=attempt, totals=totals)
+            case "versions" if isinstance(versions := event.get("versions"), dict):
+                some = list(versions.items())[:_MOST_VERSIONS]
+                shown = {str(k)[:_MAX_PHASE]: str(v)[:_MAX_PHASE] for k, v in some}
+                journal.event("versions", task=name, versions=shown)
             case "phase":
                 phase = str(event.get("phase"))[:_MAX_PHASE]
-                self._journal.event(
-                    "task", task=str(task), attempt=attempt, phase=phase
-                )
+                journal.event("task", task=name, attempt=attempt, phase=phase)
             case "trace":
                 self._traces.add(task, attempt, host, event)
             case "waiting":
-                said = _waiting({"waiting": event}) or {}
-                self._journal.event(
-                    "waiting",
-                    task=str(task),
-                    attempt=attempt,
-                    **{key: said.get(key) for key in ("since_s", "what", "for")},
-                )
+                waiting = _waiting({"waiting": event}) or {}
+                what = {key: waiting.get(key) for key in ("since_s", "what", "for")}
+                journal.event("waiting", task=name, attempt=attempt, **what)
             case "warning" | "note":
-                self._warn(task, event["type"], str(event.get("text"))[:_MAX_TEXT])
+                self._warn(task, kind, event)
             case "cold_start":
                 self.cold.add(task)
-                self._warn(task, "note", str(event.get("text"))[:_MAX_TEXT])
+                self._warn(task, "note", event)
             case "failure":
                 self._causes[key] = str(event.get("cause"))[:_MAX_TEXT]
             case "stack":
-                text, waiting = str(event.get("text")), _waiting(event)
-                self.answers[task] = Answer(stack=text, waiting=waiting)
-                self._journal.event("stack", task=str(task), text=text, waiting=waiting)
+                text, awaited = str(event.get("text")), _waiting(event)
+                self.answers[task] = Answer(stack=text, waiting=awaited)
+                journal.event("stack", task=name, text=text, waiting=awaited)
 
-    def _warn(self, task: TaskId, kind: str, text: str) -> None:
+    def _warn(self, task: TaskId, kind: str, event: Mapping[str, Any]) -> None:
         """Show a warning or note once: ranks that run the same program all issue it."""
+        text = str(event.get("text"))[:_MAX_TEXT]
         if text not in self._warned:
             self._warned.add(text)
-            self._note(f"{kind}: {task}: {text}")
+            self._run.say(f"{kind}: {task}: {text}")
 
     def _may_say_more(self, key: tuple[TaskId, int]) -> bool:
         """Limit a task's events, because they all go into the record."""
-        said = self._said_count[key] = self._said_count.get(key, 0) + 1
-        if said == _MAX_SAID:
-            self._note(f"{key[0]} sends too many events; further ones are not recorded")
-        return said < _MAX_SAID
+        count = self._event_counts[key] = self._event_counts.get(key, 0) + 1
+        if count == _MAX_EVENTS:
+            end = "further ones are not recorded"
+            self._run.say(f"{key[0]} sends too many events; {end}")
+        return count < _MAX_EVENTS
 
     def _swept(self, host: str, count: int) -> None:
         self._journal.event("swept", host=host, count=count)
         if count:
-            self._show.say(f"{host}: swept {count} leftover processes")
-
-    def _note(self, text: str) -> None:
-        self._journal.event("note", text=text)
-        self._show.say(text)
+            self._run.show.say(f"{host}: swept {count} leftover processes")
 
     def _task(self, host: str, name: str) -> TaskId:
         try:
             task = TaskId.parse(name)
         except ValueError as error:
             raise ProtocolError(str(error)) from error
-        if (task, host) not in self._current.owners:
+        if (task, host) not in self._run.current.owners:
             raise ProtocolError(f"{task} is not a task of {host}")
         return task
 
@@ -247,8 +222,8 @@ def _waiting(event: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(waiting, dict):
         return None
     ranks = waiting.get("for")
-    known = [r for r in ranks if isinstance(r, int)] if isinstance(ranks, list) else []
-    return {**waiting, "for": known}
+    ranks = ranks if isinstance(ranks, list) else []
+    return {**waiting, "for": [rank for rank in ranks if isinstance(rank, int)]}
 
 
 def _of_host(host: str, text: str) -> str:
@@ -273,7 +248,7 @@ class EndOrder:
     """The ends on all hosts. Each agent numbers the ends that it sees, from 0."""
 
     def __init__(self) -> None:
-        self._known: dict[str, deque[tuple[int, float]]] = {}
+        self._ends: dict[str, deque[tuple[int, float]]] = {}
 
     def at_s(self, host: str, number: int, about_s: float) -> float:
         """The time of an end that happened at about ``about_s``.
@@ -281,12 +256,12 @@ class EndOrder:
         Reports are delayed by varying amounts, so the numbers decide the order of two
         ends on one host, and the times are adjusted to it.
         """
-        known = self._known.setdefault(host, deque(maxlen=_REMEMBERED))
-        before = max((s for n, s in known if n < number), default=-math.inf)
-        after = min((s for n, s in known if n > number), default=math.inf)
+        ends = self._ends.setdefault(host, deque(maxlen=_REMEMBERED))
+        before = max((s for n, s in ends if n < number), default=-math.inf)
+        after = min((s for n, s in ends if n > number), default=math.inf)
         if not before < about_s < after:
             low = before if math.isfinite(before) else after - 2 * _STEP_S
             high = after if math.isfinite(after) else before + 2 * _STEP_S
             about_s = (low + high) / 2
-        known.append((number, about_s))
+        ends.append((number, about_s))
         return about_s

@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from functools import cached_property
 
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.task_id import TaskId
 from tfcluster.launcher.clocks import clock_warnings
-from tfcluster.launcher.host_facts import crowding, machine_warnings, threads_env
+from tfcluster.launcher.host_facts import machine_warnings, threads_env
 from tfcluster.launcher.hosts import Hosts
-from tfcluster.launcher.job import CurrentJob, Job, is_awaited, search_paths, warm_env
-from tfcluster.launcher.progress import Progress
-from tfcluster.launcher.run_output import RunOutput
-from tfcluster.lifecycle.types import Event, LauncherFault, TaskUnstartable
+from tfcluster.launcher.job import Job, is_awaited, search_paths, warm_env
+from tfcluster.launcher.live_run import LiveRun
+from tfcluster.lifecycle.events import Event, LauncherFault, TaskUnstartable
 from tfcluster.plan.compose import Cluster, TaskSpec, address, cluster_of
+from tfcluster.plan.document import plan_document, task_parts
 from tfcluster.protocol.requests import Start
 from tfcluster.protocol.wire import WireError
-
-RecordPlan = Callable[[Job, Cluster, Mapping[TaskId, int]], None]
-"""Records the plan with the tasks' ports."""
+from tfcluster.record.files import replace_json
 
 
 class TaskStarts:
     """Starts the tasks of the current job."""
 
-    def __init__(
-        self,
-        current: CurrentJob,
-        hosts: Hosts,
-        show: RunOutput,
-        progress: Progress,
-        *,
-        cold: Container[TaskId],
-        say: Callable[[str], None],
-        ping: Callable[[], None],
-        record_plan: RecordPlan,
-    ) -> None:
+    def __init__(self, run: LiveRun, hosts: Hosts, cold: Container[TaskId]) -> None:
         """``cold``: the tasks whose program needs a fresh interpreter."""
-        self._current = current
+        self._run = run
         self._hosts = hosts
-        self._show = show
-        self._progress = progress
         self._cold = cold
-        self._say = say
-        self._ping = ping
-        self._record_plan = record_plan
         self._is_new_plan = self._has_new_hosts = True
         """Whether the plan has changed since it was recorded, and has new hosts."""
 
     @property
     def _job(self) -> Job:
-        return self._current.job
+        return self._run.job
 
     @cached_property
     def _ports(self) -> dict[TaskId, int]:
@@ -79,74 +62,104 @@ class TaskStarts:
         self, tasks: tuple[TaskId, ...], attempts: tuple[int, ...]
     ) -> list[Event]:
         """Start tasks; returns what the lifecycle must know of those that cannot."""
-        ports, hosts = self._ports, self._hosts
+        hosts = self._hosts
         if not any(attempts):
             try:
-                self._current.use(self.located(self._job))
+                self._run.current.adopt(self.located(self._job))
             except StartError as error:
                 return [LauncherFault(error.message, ExitCode.START)]
             for warning in machine_warnings(self._job.used_hosts()):
-                self._say(warning)
+                self._run.say(warning)
             if any(spec.has_own_gpu for spec in self._job.specs.values()):
                 choice = self._job.transport
-                self._say(f"transport: {choice.transport}, because {choice.reason}")
+                self._run.say(f"transport: {choice.transport}, because {choice.reason}")
         specs = [*self._job.specs.values()]
-        cluster = cluster_of(specs, ports)
+        cluster = cluster_of(specs, self._ports)
         try:
             cluster.require_fit(tasks)
         except StartError as error:
             return [TaskUnstartable(tasks[0], attempts[0], error.message)]
         if self._is_new_plan:
             self._is_new_plan = False
-            self._record_plan(self._job, cluster, ports)
+            self._record_plan(cluster)
         if self._has_new_hosts:
             self._has_new_hosts = False
-            self._show_hosts(ports)
-        if not any(attempts) and (note := crowding(specs)):
-            self._say(note)
+            self._show_hosts()
         closed = self._job.description.expose == "run"
         facts = _StartFacts(
             cluster=cluster,
-            ports=ports,
             parameter_ports=hosts.parameter_ports(),
             threads=threads_env(specs),
-            peers=",".join(hosts.facts.peers()) if closed else None,
+            peers=",".join(hosts.peers()) if closed else None,
         )
         now_s, events = time.monotonic(), list[Event]()
         for task, attempt in zip(tasks, attempts, strict=True):
+            spec = self._job.specs[task]
             try:
-                self._send(task, attempt, facts)
+                hosts.send(spec.place.host.name, self._request(spec, attempt, facts))
             except WireError as error:
                 events.append(TaskUnstartable(task, attempt, str(error)))
                 continue
-            reports = self._job.specs[task].trains
-            self._progress.started(task, now_s, reports=reports, attempt=attempt)
+            progress = self._run.progress
+            progress.started(task, now_s, reports=spec.trains, attempt=attempt)
             # Starting hundreds of tasks may take longer than a lease on a busy machine.
-            self._ping()
+            hosts.ping()
         return events
 
-    def _show_hosts(self, ports: Mapping[TaskId, int]) -> None:
-        facts = self._hosts.facts
-        self._show.ports(self._job, ports)
-        for warning in clock_warnings(self._hosts.clock_leads_s):
-            self._say(warning)
-        apart = [h for h in self._current.plan.hosts() if not facts.shares_files(h)]
-        self._show.places(self._job, apart, self._hosts.files.copies())
-
-    def _send(self, task: TaskId, attempt: int, facts: _StartFacts) -> None:
-        """Have the host start a task. Raises WireError if the request is too long."""
-        spec, hosts = self._job.specs[task], self._hosts
-        host = spec.place.host.name
-        request = _request(
-            self._job,
-            task,
-            attempt,
-            facts,
-            package=hosts.facts.package(host),
-            cwd=hosts.files.cwd(host, spec.cwd),
-            warm=hosts.is_warm(host, spec.warm) and task not in self._cold,
+    def _record_plan(self, cluster: Cluster) -> None:
+        """Record the plan with the tasks' ports."""
+        job = self._job
+        document = plan_document(
+            job.description,
+            job.allocation,
+            (*job.specs.values(), *job.left_out.values()),
+            logs=str(job.logs),
+            ports=self._ports,
+            transport=job.transport,
         )
-        hosts.send(host, request)
+        with contextlib.suppress(OSError):  # events have the addresses, too
+            replace_json(self._run.paths.plan, task_parts(document, cluster))
+
+    def _show_hosts(self) -> None:
+        facts = self._hosts.facts
+        self._run.show.ports(self._job, self._ports)
+        for warning in clock_warnings(self._hosts.clock_leads_s):
+            self._run.say(warning)
+        apart = [h for h in self._run.plan.hosts() if not facts.shares_files(h)]
+        self._run.show.places(self._job, apart, self._hosts.files.copies())
+
+    def _request(self, spec: TaskSpec, attempt: int, facts: _StartFacts) -> Start:
+        """The request to start an attempt, with the paths on its host."""
+        job, hosts, task = self._job, self._hosts, spec.task
+        host = spec.place.host.name
+        package = hosts.facts.package(host)
+        is_warm = hosts.is_warm(host, spec.warm) and task not in self._cold
+        variables = {
+            **warm_env(job, spec),
+            **spec.own_env,
+            "TF_CONFIG": facts.cluster.tf_config(task),
+            "TFCLUSTER_DATA_SERVICE": job.data_service(self._ports),
+            "TFCLUSTER_DATA_TASKS": job.data_tasks(),
+            "TFCLUSTER_PARAMETER_SERVERS": job.parameter_servers(facts.parameter_ports),
+            **({} if spec.place.rank is None else facts.threads),
+            **_files_env(job, spec),
+            "TFCLUSTER_ATTEMPT": str(attempt),
+        }
+        return Start(
+            task=str(task),
+            attempt=attempt,
+            argv=tuple(spec.arguments if is_warm else spec.cold_argv(package)),
+            env=variables,
+            cwd=hosts.files.cwd(host, spec.cwd),
+            log=job.log(task),
+            port=self._ports.get(task),
+            parameter_port=facts.parameter_ports.get(task),
+            warm=spec.warm if is_warm else None,
+            listens=is_awaited(spec),
+            watched=job.may_listen(task),
+            peers=facts.peers,
+            prepend=search_paths(job, package),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,57 +167,12 @@ class _StartFacts:
     """What is known of all tasks once their hosts are ready."""
 
     cluster: Cluster
-    ports: Mapping[TaskId, int]
     parameter_ports: Mapping[TaskId, int]
     """The second port of each ps that has one."""
     threads: Mapping[str, str | None]
     """The variables that say how many threads each rank uses."""
     peers: str | None
     """The networks from which others may connect; None: from everywhere."""
-
-
-def _request(
-    job: Job,
-    task: TaskId,
-    attempt: int,
-    facts: _StartFacts,
-    *,
-    package: str,
-    cwd: str,
-    warm: bool,
-) -> Start:
-    """The request to start an attempt.
-
-    ``package`` is the folder of this package on the host, and ``cwd`` the working
-    directory there. ``warm``: the task is forked from its warm interpreter.
-    """
-    spec = job.specs[task]
-    variables = {
-        **warm_env(job, spec),
-        **spec.own_env,
-        "TF_CONFIG": facts.cluster.tf_config(task),
-        "TFCLUSTER_DATA_SERVICE": job.data_service(facts.ports),
-        "TFCLUSTER_DATA_TASKS": job.data_tasks(),
-        "TFCLUSTER_PARAMETER_SERVERS": job.parameter_servers(facts.parameter_ports),
-        **({} if spec.place.rank is None else facts.threads),
-        **_files_env(job, spec),
-        "TFCLUSTER_ATTEMPT": str(attempt),
-    }
-    return Start(
-        task=str(task),
-        attempt=attempt,
-        argv=tuple(spec.arguments if warm else spec.cold_argv(package)),
-        env=variables,
-        cwd=cwd,
-        log=job.log(task),
-        port=facts.ports.get(task),
-        parameter_port=facts.parameter_ports.get(task),
-        warm=spec.warm if warm else None,
-        listens=is_awaited(spec),
-        watched=job.may_listen(task),
-        peers=facts.peers,
-        prepend=search_paths(job, package),
-    )
 
 
 def _files_env(job: Job, spec: TaskSpec) -> dict[str, str]:

@@ -54,10 +54,9 @@ def _mentions(script: Path, mention: re.Pattern[bytes]) -> bool:
             return path == script
         if len(source) > _MAX_BYTES or mention.search(source):
             return True
-        for found in _imported_beside(source, folder):
-            if found not in seen:
-                seen.add(found)
-                waiting.append(found)
+        new = set(_imported_beside(source, folder)) - seen
+        seen |= new
+        waiting += new
         if len(seen) > _MAX_FILES:
             return True
     return False

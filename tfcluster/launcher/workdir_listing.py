@@ -39,18 +39,13 @@ class Listing:
     inodes: tuple[tuple[str, int], ...]
     """Inodes of some paths: a host that sees the same inodes shares our file system."""
 
-    @property
-    def size(self) -> int:
-        """The sum of all file sizes in bytes."""
-        return sum(entry.size for entry in self.entries)
-
     def sync_requests(self) -> Iterator[requests.SyncRequest]:
         """The requests that send this list to a host."""
         rows: list[File] = []
         size = 0
-        for each in self.entries:
-            rows.append(each)
-            size += 6 * len(each.path) + 128
+        for entry in self.entries:
+            rows.append(entry)
+            size += 6 * len(entry.path) + 128
             if len(rows) >= _ROWS or size > _ROW_BYTES:
                 yield self._request(rows, last=False)
                 rows, size = [], 0
@@ -87,16 +82,28 @@ def listing(root: Path, sync: Sync) -> Listing:
 
     Raises StartError if something cannot be read, or there are too many files or bytes.
     """
-    found: list[tuple[str, os.stat_result]] = []
+    try:
+        return _listing(root, sync)
+    except OSError as error:
+        raise StartError(
+            f"{error.filename} cannot be read: {error.strerror}"
+        ) from error
+
+
+def _listing(root: Path, sync: Sync) -> Listing:
+    # Imported here: few launches copy files.
+    from tfcluster.agent.workdir_receiver import sha256
+
+    files: list[tuple[str, os.stat_result]] = []
     for path in _files(root, (*NEVER, BY_HOST, *sync.exclude)):
-        found.append((path, _status(root / path)))
-        if len(found) > MAX_FILES:
+        files.append((path, (root / path).stat()))
+        if len(files) > MAX_FILES:
             raise StartError(f"there are over {MAX_FILES} files in {root}", hint=_HINT)
-    size = sum(status.st_size for _, status in found)
+    size = sum(status.st_size for _, status in files)
     if size > MAX_BYTES:
-        largest = sorted(found, key=lambda pair: -pair[1].st_size)[:3]
-        named = ", ".join(f"{p} ({_mib(s.st_size)} MiB)" for p, s in largest)
-        message = f"{root} holds {_mib(size)} MiB: {named}; at most {_mib(MAX_BYTES)}"
+        largest = sorted(files, key=lambda pair: -pair[1].st_size)[:3]
+        named = ", ".join(f"{p} ({s.st_size >> 20} MiB)" for p, s in largest)
+        message = f"{root} holds {size >> 20} MiB: {named}; at most {MAX_BYTES >> 20}"
         raise StartError(f"{message} MiB are copied", hint=_HINT)
     entries = tuple(
         File(
@@ -104,9 +111,9 @@ def listing(root: Path, sync: Sync) -> Listing:
             status.st_size,
             status.st_mtime_ns,
             status.st_mode & 0o777,
-            _digest(root / path),
+            sha256(root / path),
         )
-        for path, status in sorted(found)
+        for path, status in sorted(files)
     )
     inodes = _inodes(root, [entry.path for entry in entries[:_WITNESSES]])
     return Listing(root, sync.folder, entries, inodes)
@@ -119,9 +126,9 @@ def witnesses(root: Path) -> tuple[tuple[str, int], ...]:
     """
     try:
         with os.scandir(root) as entries:
-            files = [each for each in entries if each.is_file(follow_symlinks=False)]
-            oldest = sorted(files, key=lambda each: each.stat().st_mtime_ns)
-        return _inodes(root, [each.name for each in oldest[:_WITNESSES]])
+            files = [file for file in entries if file.is_file(follow_symlinks=False)]
+            oldest = sorted(files, key=lambda file: file.stat().st_mtime_ns)
+        return _inodes(root, [file.name for file in oldest[:_WITNESSES]])
     except OSError:
         return ()
 
@@ -136,7 +143,7 @@ _HINT = "list what tasks do not need under 'workdir: exclude'"
 
 def _files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
     def failed(error: OSError) -> None:
-        raise StartError(f"{error.filename} cannot be read: {error.strerror}")
+        raise error
 
     for folder, folders, names in os.walk(root, onerror=failed):
         below = Path(folder).relative_to(root)
@@ -152,27 +159,6 @@ def _files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
                 yield path
 
 
-def _status(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise StartError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _digest(path: Path) -> str:
-    # Imported here: few launches copy files.
-    from tfcluster.agent.workdir_receiver import sha256
-
-    try:
-        return sha256(path)
-    except OSError as error:
-        raise StartError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _mib(size: int) -> int:
-    return size >> 20
-
-
 class WorkdirSender:
     """Copies ``files``, if any, to hosts; ``send`` sends a request to a host."""
 
@@ -181,18 +167,13 @@ class WorkdirSender:
     ) -> None:
         self._files = files
         self._send = send
-        self._busy: set[str] = set()
         self._cwd: dict[str, str] = {}
 
     def begin(self, host: str) -> None:
         """Send a host the list; the host then asks for the files that it lacks."""
         if self._files is not None:
-            self._busy.add(host)
             for request in self._files.sync_requests():
                 self._send(host, request)
-
-    def busy(self, host: str) -> bool:
-        return host in self._busy
 
     def wants(self, host: str, wanted: Wants) -> None:
         """Send the parts that a host asks for. Raises ProtocolError for others."""
@@ -206,7 +187,6 @@ class WorkdirSender:
 
     def synced(self, host: str, synced: Synced) -> None:
         """Note that a host has all files, and where."""
-        self._busy.discard(host)
         self._cwd[host] = synced.cwd
 
     def cwd(self, host: str, planned: str) -> str:
@@ -221,8 +201,8 @@ class WorkdirSender:
 
     def copies(self) -> dict[str, list[str]]:
         """Folder -> the hosts that have copies in it."""
-        found: dict[str, list[str]] = {}
+        copies: dict[str, list[str]] = {}
         for host, cwd in self._cwd.items():
             if self.has_copy(host):
-                found.setdefault(cwd, []).append(host)
-        return found
+                copies.setdefault(cwd, []).append(host)
+        return copies

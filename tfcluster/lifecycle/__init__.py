@@ -4,7 +4,9 @@ It knows no clock, socket, file or process: the driver measures time, delivers e
 and performs actions.
 """
 
+from tfcluster.lifecycle.actions import Action
+from tfcluster.lifecycle.events import Event
+from tfcluster.lifecycle.state import Plan, State
 from tfcluster.lifecycle.step import begin, step
-from tfcluster.lifecycle.types import Action, Event, Plan, State
 
 __all__ = ["Action", "Event", "Plan", "State", "begin", "step"]

@@ -8,33 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tfcluster.base.errors import ExitCode
-from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import RunState, TaskState
-from tfcluster.lifecycle.failures import fail, judge
+from tfcluster.lifecycle import actions
+from tfcluster.lifecycle.failures import fail, reach_verdict
+from tfcluster.lifecycle.state import HostState, Phase, Role, Stage, State
 from tfcluster.lifecycle.transitions import (
-    Result,
+    Turn,
     alive,
-    close,
-    end,
-    set_task,
-    stop,
-    up,
-)
-from tfcluster.lifecycle.types import (
-    Action,
-    DropHosts,
-    Failure,
-    FetchResults,
-    Finish,
-    HostState,
-    LeaveResults,
-    Phase,
-    Role,
-    Say,
-    SetRunState,
-    Stage,
-    State,
-    StopTasks,
+    any_alive,
+    first_of,
+    is_up,
+    remaining_hosts,
 )
 
 _FIRST_OF_SIGNALS = 128
@@ -61,207 +45,195 @@ EVALUATOR_GRACE_S = 60.0
 """How long an evaluator may continue after training has succeeded."""
 
 
-def stop_gently(state: State, code: ExitCode) -> Result:
-    interactive = code is ExitCode.INTERRUPTED
-    state = replace(state, signal=_SIGNALS.get(code, "TERM"))
-    word = _WORDS.get(code, "stop requested")
-    tip = " (press Ctrl-C again to kill them)" if interactive else ""
-    state, actions = end(state, reason=word)
-    grace = f"{state.plan.grace_s:g} s"
-    text = f"{word}: stopping all tasks; they have {grace} to exit{tip}"
-    return state, [Say(text), *actions]
+def interrupt(turn: Turn, code: ExitCode) -> None:
+    """The run was told to end: stop it, the next time kill it, the third time leave."""
+    state = turn.state
+    if state.fetching:
+        text = "stopped fetching: results that are not here stay on the hosts"
+        turn.say(text)
+        turn.act(actions.LeaveResults("the fetch was interrupted"))
+        return
+    _excuse(turn)
+    state.interrupts += 1
+    if state.interrupted is not None and state.interrupts == 1:
+        return  # a host has already reported the same request
+    if state.verdict is None and state.interrupted is None:
+        state.interrupted = code
+    if state.phase is not Phase.ENDING:
+        _stop_gently(turn, code)
+    elif not state.killing:
+        _kill(turn)
+    else:
+        _leave(turn)
 
 
-def stopped_elsewhere(state: State) -> Result:
+def stopped_elsewhere(turn: Turn) -> None:
     """Handle an agent that ends, or was told to end, but not by this launcher.
 
     That happens when somebody cancels the steps of a Slurm job but not its script.
     """
-    state, actions = excuse(state)
-    if state.phase in (Phase.ENDING, Phase.OVER):
-        return state, actions
-    state = replace(state, interrupted=ExitCode.TERMINATED)
-    state, more = stop_gently(state, ExitCode.TERMINATED)
-    return state, [*actions, *more]
+    _excuse(turn)
+    if turn.state.phase is not Phase.ENDING:
+        turn.state.interrupted = ExitCode.TERMINATED
+        _stop_gently(turn, ExitCode.TERMINATED)
 
 
-def excuse(state: State) -> Result:
+def _stop_gently(turn: Turn, code: ExitCode) -> None:
+    state = turn.state
+    state.signal = _SIGNALS.get(code, "TERM")
+    word = _WORDS.get(code, "stop requested")
+    interactive = code is ExitCode.INTERRUPTED
+    tip = " (press Ctrl-C again to kill them)" if interactive else ""
+    grace = f"{state.plan.grace_s:g} s"
+    turn.say(f"{word}: stopping all tasks; they have {grace} to exit{tip}")
+    turn.end(reason=word)
+
+
+def _excuse(turn: Turn) -> None:
     """Drop pending failures by SIGTERM, because the run was told to end.
 
     Schedulers signal agents, tasks and the launcher, and any of them may end first. So
     a task that has just died of SIGTERM counts as stopped, not as failed, and so do its
     peers that cannot go on without it, unless something else has failed as well.
     """
-    stopped = [each for each in state.pending if each.signal == "SIGTERM"]
-    rest = tuple(each for each in state.pending if each not in stopped)
-    if all(each.secondary for each in rest):
+    state = turn.state
+    stopped = [failure for failure in state.pending if failure.signal == "SIGTERM"]
+    rest = tuple(failure for failure in state.pending if failure not in stopped)
+    if all(failure.secondary for failure in rest):
         stopped, rest = [*state.pending], ()
-    state = replace(state, pending=rest)
-    actions: list[Action] = []
-    for each in stopped:
-        if each.task is not None and state.tasks[each.task].state is TaskState.FAILED:
-            state, more = set_task(
-                state, each.task, TaskState.STOPPED, signal=each.signal
-            )
-            actions += more
-    state, more = judge(state)
-    return state, [*actions, *more]
+    state.pending = rest
+    for failure in stopped:
+        task = failure.task
+        if task is not None and state.tasks[task].state is TaskState.FAILED:
+            turn.set_task(task, TaskState.STOPPED, signal=failure.signal)
+    reach_verdict(turn)
 
 
-def kill(state: State) -> Result:
-    state = replace(state, killing=True)
-    actions: list[Action] = [Say("killing all tasks now")]
+def _kill(turn: Turn) -> None:
+    state = turn.state
+    state.killing = True
+    turn.say("killing all tasks now")
     left = tuple(task for task, status in state.tasks.items() if alive(status))
     if left:
-        actions.append(StopTasks(left, "KILL", 0))
+        turn.act(actions.StopTasks(left, "KILL", 0))
     if state.stage is Stage.HOSTS:
-        actions += close(state, 0)
-    return state, actions
+        turn.close(0)
 
 
-def fetch(state: State) -> Result:
+def fetch(turn: Turn) -> None:
     """Fetch the files of the tasks, which have ended, before agents end; unless the end
     is urgent.
 
     A run in which no task was started has no results.
     """
-    hosts = tuple(h for h, s in state.hosts.items() if s is HostState.READY)
+    state, plan = turn.state, turn.state.plan
+    hosts = tuple(h for h, word in state.hosts.items() if word is HostState.READY)
     ran = any(status.state is not TaskState.PENDING for status in state.tasks.values())
-    if not (state.plan.results and ran):
-        return state, []
-    if state.killing:
-        return state, [FetchResults(hosts, "the run was told to end at once")]
+    if not (plan.results and ran):
+        return
     # At the limit itself, the scheduler sends another signal, which ends the fetch.
-    in_time = state.plan.requeues and state.interrupted is ExitCode.TIME_LIMIT
-    if state.plan.hurried and state.interrupted in _OF_SCHEDULER and not in_time:
-        return state, [FetchResults(hosts, "the scheduler ends the job")]
-    return replace(state, fetching=True), [FetchResults(hosts)]
+    in_time = plan.requeues and state.interrupted is ExitCode.TIME_LIMIT
+    why_not = None
+    if state.killing:
+        why_not = "the run was told to end at once"
+    elif plan.hurried and state.interrupted in _OF_SCHEDULER and not in_time:
+        why_not = "the scheduler ends the job"
+    state.fetching = why_not is None
+    turn.act(actions.FetchResults(hosts, why_not))
 
 
-def too_late(state: State) -> list[Action]:
+def say_too_late(turn: Turn) -> None:
     """Say that tasks did not end by themselves when they were told to."""
-    if not state.killed or state.interrupted is None:
-        return []
-    names = sorted(str(task) for task in state.killed)
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return [
-        Say(
-            f"warning: killed after {state.plan.grace_s:g} s (grace): "
-            f"{', '.join(names[:8])}{more}. What they had not saved by then is lost, "
-            "and a file that they were writing may be incomplete"
+    state = turn.state
+    if state.killed and state.interrupted is not None:
+        names = first_of(sorted(str(task) for task in state.killed))
+        text = (
+            f"warning: killed after {state.plan.grace_s:g} s (grace): {names}. What "
+            "they had not saved by then is lost, and a file that they were writing may "
+            "be incomplete"
         )
-    ]
+        turn.say(text)
 
 
-def leave_results(state: State) -> Result:
-    """End the fetch: an interrupt came when only results were still missing."""
-    return state, [
-        Say("stopped fetching: results that are not here stay on the hosts"),
-        LeaveResults("the fetch was interrupted"),
-    ]
-
-
-def leave(state: State) -> Result:
+def _leave(turn: Turn) -> None:
     """Exit at once, on the third interrupt, and say which tasks may still run."""
+    state = turn.state
     left = [str(task) for task, status in state.tasks.items() if alive(status)]
-    hosts = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
-    text = "exiting now"
-    if left:
-        text += f"; may still be running: {', '.join(left)}"
-    state, lost = _give_up(state)
+    may_run = f"; may still be running: {', '.join(left)}" if left else ""
+    turn.say(f"exiting now{may_run}")
+    _give_up(turn)
     code, word = outcome(state)
-    state = replace(state, phase=Phase.OVER)
-    ends: list[Action] = [DropHosts(hosts), SetRunState(word), Finish(word, code)]
-    return state, [Say(text), *lost, *ends]
+    state.phase = Phase.OVER
+    turn.act(
+        actions.DropHosts(remaining_hosts(state)),
+        actions.SetRunState(word),
+        actions.Finish(word, code),
+    )
 
 
-def _give_up(state: State) -> Result:
+def _give_up(turn: Turn) -> None:
     """Give every task a final state; the fate of tasks that ran is unknown."""
-    actions: list[Action] = []
-    for task, status in state.tasks.items():
+    for task, status in turn.state.tasks.items():
         if not status.state.final:
             word = TaskState.LOST if alive(status) else TaskState.STOPPED
-            state, more = set_task(state, task, word)
-            actions += more
-    return state, actions
+            turn.set_task(task, word)
 
 
-def start_expired(state: State) -> Result:
+def start_expired(turn: Turn) -> None:
+    state = turn.state
     if state.started or state.phase is Phase.ENDING:
-        return state, []
+        return
     if state.phase is Phase.GATHERING:
-        late = [h for h, s in state.hosts.items() if s is HostState.STARTING]
+        late = [h for h, word in state.hosts.items() if word is HostState.STARTING]
     else:
-        late = [
-            str(task)
-            for task, status in state.tasks.items()
-            if not up(state, task, status)
-        ]
-    more = f" and {len(late) - 8} more" if len(late) > 8 else ""
-    failure = Failure(
-        task=None,
-        host=None,
-        cause=f"not ready after start_timeout ({state.plan.start_timeout_s:g} s): "
-        f"{', '.join(late[:8])}{more}",
-        run_exit_code=ExitCode.START,
-    )
-    return fail(state, failure)
+        late = [str(task) for task in state.tasks if not is_up(state, task)]
+    timeout = f"start_timeout ({state.plan.start_timeout_s:g} s)"
+    cause = f"not ready after {timeout}: {first_of(late)}"
+    fail(turn, actions.Failure(cause=cause, run_exit_code=ExitCode.START))
 
 
-def evaluator_expired(state: State) -> Result:
-    text = (
-        f"the evaluator is still running {EVALUATOR_GRACE_S:g} s after training; "
-        "stopping it"
-    )
-    state, actions = stop(state, Role.EVALUATOR)
-    return state, [Say(text), *actions] if actions else []
+def evaluator_expired(turn: Turn) -> None:
+    if any_alive(turn.state, Role.EVALUATOR):
+        late = f"still running {EVALUATOR_GRACE_S:g} s after training"
+        turn.say(f"the evaluator is {late}; stopping it")
+        turn.stop(Role.EVALUATOR)
 
 
-def stop_expired(state: State) -> Result:
+def stop_expired(turn: Turn) -> None:
     """Continue the shutdown without the tasks that survived SIGKILL."""
-    left = [task for task, s in state.tasks.items() if s.state is TaskState.STOPPING]
-    actions: list[Action] = []
-    for task in left:
+    state = turn.state
+    for task, status in state.tasks.items():
+        if status.state is not TaskState.STOPPING:
+            continue
         cause = "still alive after SIGKILL; its host may need a reboot"
-        state, more = set_task(state, task, TaskState.LOST, cause=cause)
-        actions += more
-        failure = Failure(
+        turn.set_task(task, TaskState.LOST, cause=cause)
+        failure = actions.Failure(
             task=task,
             host=state.plan.tasks[task],
             cause=cause,
             run_exit_code=ExitCode.CONTACT_LOST,
             secondary=state.verdict is not None,
         )
-        actions.append(failure)
-        if state.verdict is None:
-            state = replace(state, verdict=failure)
-    return state, actions
+        turn.act(failure)
+        state.verdict = state.verdict or failure
 
 
-def close_expired(state: State) -> Result:
-    left = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
+def close_expired(turn: Turn) -> None:
+    state = turn.state
+    left = remaining_hosts(state)
     if not left:
-        return state, []
-    hosts = dict(state.hosts) | dict.fromkeys(left, HostState.GONE)
-    state = replace(state, hosts=hosts)
-    actions: list[Action] = [
-        Say(
-            f"warning: no answer from {', '.join(left)}; its processes may still be "
-            "running"
-        ),
-        DropHosts(left),
-    ]
+        return
+    state.hosts |= dict.fromkeys(left, HostState.GONE)
+    silent = f"no answer from {', '.join(left)}"
+    turn.say(f"warning: {silent}; its processes may still be running")
+    turn.act(actions.DropHosts(left))
     if state.verdict is None:
-        failure = Failure(
-            task=None,
-            host=left[0],
-            cause="its agent did not answer when the run ended",
-            run_exit_code=ExitCode.CONTACT_LOST,
-        )
-        state = replace(state, verdict=failure, success=False)
-        actions.append(failure)
-    state, lost = _give_up(state)
-    return state, [*actions, *lost]
+        cause = "its agent did not answer when the run ended"
+        code = ExitCode.CONTACT_LOST
+        state.verdict = actions.Failure(host=left[0], cause=cause, run_exit_code=code)
+        state.success = False
+        turn.act(state.verdict)
+    _give_up(turn)
 
 
 def outcome(state: State) -> tuple[int, RunState]:

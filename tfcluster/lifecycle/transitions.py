@@ -1,4 +1,4 @@
-"""Transitions that several events share: start, stop, end; and small queries. Pure."""
+"""A turn of the run, with the transitions that several events share. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,8 @@ from collections.abc import Iterable
 from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
-from tfcluster.lifecycle.types import (
-    Action,
-    ClearDeadline,
-    CloseHosts,
-    HostState,
-    Phase,
-    Role,
-    SetDeadline,
-    SetRunState,
-    SetTaskState,
-    Stage,
-    StartTasks,
-    State,
-    StopTasks,
-    TaskStatus,
-)
+from tfcluster.lifecycle import actions
+from tfcluster.lifecycle.state import HostState, Phase, Role, Stage, State, TaskStatus
 
 CLOSE_SLACK_S = 5.0
 """What an agent may need beyond the grace period to sweep and exit."""
@@ -38,62 +24,92 @@ RESTART = "restart "
 LEASE = "lease "
 """The prefix of a deadline; the name of the lost host follows."""
 
-Result = tuple[State, list[Action]]
 
+class Turn:
+    """What one event leads to: the changed state, and the actions in their order."""
 
-def end(state: State, *, reason: str | None) -> Result:
-    """Begin the shutdown: stop all tasks except servers; ``step`` does the rest."""
-    if state.verdict is not None:
-        reason = state.verdict.cause
-    state = replace(state, phase=Phase.ENDING, stage=Stage.TASKS)
-    state = replace(state, restarting=frozenset())
-    state, actions = stop(state, Role.TRAINING, Role.EVALUATOR)
-    begun = SetRunState(RunState.STOPPING, reason)
-    return state, [ClearDeadline(VERDICT), begun, *actions]
+    def __init__(self, state: State) -> None:
+        """The turn changes a copy of ``state``."""
+        self.state = replace(state, hosts={**state.hosts}, tasks={**state.tasks})
+        self.actions: list[actions.Action] = []
 
+    def act(self, *actions: actions.Action) -> None:
+        self.actions += actions
 
-def close(state: State, grace_s: float) -> list[Action]:
-    left = tuple(h for h, s in state.hosts.items() if s is not HostState.GONE)
-    if not left:
-        return []
-    return [CloseHosts(left, grace_s), SetDeadline(CLOSE, grace_s + CLOSE_SLACK_S)]
+    def say(self, text: str) -> None:
+        self.act(actions.Say(text))
 
-
-def start(state: State, tasks: Iterable[TaskId]) -> Result:
-    chosen = tuple(tasks)
-    actions: list[Action] = []
-    for task in chosen:
-        state, more = set_task(state, task, TaskState.STARTING)
-        actions += more
-    attempts = tuple(state.tasks[task].attempt for task in chosen)
-    return state, [*actions, StartTasks(chosen, attempts)]
-
-
-def stop(
-    state: State,
-    *roles: Role,
-    among: frozenset[TaskId] | None = None,
-    mark: Action | None = None,
-) -> Result:
-    """Stop all live tasks of these roles; ``mark`` is an action that comes first."""
-    left = [
-        task
-        for role in roles
-        for task in of(state, role)
-        if alive(state.tasks[task]) and (among is None or task in among)
-    ]
-    actions: list[Action] = [] if mark is None else [mark]
-    for task in left:
-        if state.tasks[task].state is not TaskState.STOPPING:
-            state, more = set_task(state, task, TaskState.STOPPING)
-            actions += more
-    if left:
-        sign, grace_s = (
-            ("KILL", 0.0) if state.killing else (state.signal, state.plan.grace_s)
+    def end(self, *, reason: str | None) -> None:
+        """Begin the shutdown: stop all tasks except servers; ``step`` does the rest."""
+        state = self.state
+        if state.verdict is not None:
+            reason = state.verdict.cause
+        state.phase, state.stage = Phase.ENDING, Stage.TASKS
+        state.restarting = frozenset()
+        self.act(
+            actions.ClearDeadline(VERDICT),
+            actions.SetRunState(RunState.STOPPING, reason),
         )
-        actions.append(StopTasks(tuple(left), sign, grace_s))
-        actions.append(SetDeadline(STOP, grace_s + UNKILLABLE_S))
-    return state, actions
+        self.stop(Role.TRAINING, Role.EVALUATOR)
+
+    def close(self, grace_s: float) -> None:
+        """Have all agents exit."""
+        if hosts := remaining_hosts(self.state):
+            deadline = actions.SetDeadline(CLOSE, grace_s + CLOSE_SLACK_S)
+            self.act(actions.CloseHosts(hosts, grace_s), deadline)
+
+    def start(self, tasks: Iterable[TaskId]) -> None:
+        chosen = tuple(tasks)
+        for task in chosen:
+            self.set_task(task, TaskState.STARTING)
+        attempts = tuple(self.state.tasks[task].attempt for task in chosen)
+        self.act(actions.StartTasks(chosen, attempts))
+
+    def stop(self, *roles: Role, among: frozenset[TaskId] | None = None) -> None:
+        """Stop all live tasks of these roles."""
+        state = self.state
+        left = tuple(
+            task
+            for role in roles
+            for task in of(state, role)
+            if alive(state.tasks[task]) and (among is None or task in among)
+        )
+        for task in left:
+            if state.tasks[task].state is not TaskState.STOPPING:
+                self.set_task(task, TaskState.STOPPING)
+        if left:
+            signal, grace_s = state.signal, state.plan.grace_s
+            if state.killing:
+                signal, grace_s = "KILL", 0.0
+            self.act(actions.StopTasks(left, signal, grace_s))
+            self.act(actions.SetDeadline(STOP, grace_s + UNKILLABLE_S))
+
+    def set_task(
+        self,
+        task: TaskId,
+        word: TaskState,
+        *,
+        exit_code: int | None = None,
+        signal: str | None = None,
+        cause: str | None = None,
+    ) -> None:
+        status = replace(self.state.tasks[task], state=word)
+        self.state.tasks[task] = status
+        self.act(
+            actions.SetTaskState(
+                task=task,
+                attempt=status.attempt,
+                state=word,
+                exit_code=exit_code,
+                signal=signal,
+                cause=cause,
+            )
+        )
+
+
+def remaining_hosts(state: State) -> tuple[str, ...]:
+    """The hosts whose agents have not ended yet, as far as we know."""
+    return tuple(h for h, word in state.hosts.items() if word is not HostState.GONE)
 
 
 def of(state: State, role: Role) -> list[TaskId]:
@@ -108,37 +124,16 @@ def any_alive(state: State, *roles: Role) -> bool:
     return any(alive(state.tasks[task]) for role in roles for task in of(state, role))
 
 
-def up(state: State, task: TaskId, status: TaskStatus) -> bool:
+def is_up(state: State, task: TaskId) -> bool:
+    """Whether a task counts as started; one that has ended does, too."""
+    status = state.tasks[task]
     if status.state.final:
         return True
     awaited = task in state.plan.listeners and not status.listening
     return status.state is TaskState.RUNNING and not awaited
 
 
-def with_host(state: State, host: str, word: HostState) -> State:
-    return replace(state, hosts={**state.hosts, host: word})
-
-
-def with_task(state: State, task: TaskId, status: TaskStatus) -> State:
-    return replace(state, tasks={**state.tasks, task: status})
-
-
-def set_task(
-    state: State,
-    task: TaskId,
-    word: TaskState,
-    *,
-    exit_code: int | None = None,
-    signal: str | None = None,
-    cause: str | None = None,
-) -> Result:
-    status = replace(state.tasks[task], state=word)
-    note = SetTaskState(
-        task=task,
-        attempt=status.attempt,
-        state=word,
-        exit_code=exit_code,
-        signal=signal,
-        cause=cause,
-    )
-    return with_task(state, task, status), [note]
+def first_of(names: list[str]) -> str:
+    """The names as a list in a sentence, of which long ones are cut."""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{', '.join(names[:8])}{more}"

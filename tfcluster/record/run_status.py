@@ -129,7 +129,7 @@ class HostView:
     cause: str | None = None
     since_s: float | None = None
     stage: str | None = None
-    """The stage of its start, see ``launcher.host_types``."""
+    """The stage of its start, see ``launcher.host_start``."""
 
     def to_json(self) -> documents.HostStatus:
         return {

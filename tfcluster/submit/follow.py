@@ -22,8 +22,9 @@ from tfcluster.console.output import say
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.screen import Screen
 from tfcluster.console.views.failures import failure
-from tfcluster.launcher.interrupts import Interrupt, interrupts
+from tfcluster.launcher.interrupts import interrupts
 from tfcluster.launcher.run_output import RunOutput
+from tfcluster.lifecycle.events import Interrupted
 from tfcluster.record.continuation import first, successor
 from tfcluster.record.files import read_json
 from tfcluster.record.load_run import RunReader, gpus_of_tasks
@@ -65,7 +66,7 @@ def follow(
     continues. Shows the ``last`` lines of what each task has printed before.
     """
     with ExitStack() as stack:
-        signals: list[Interrupt] = []
+        signals: list[Interrupted] = []
         stack.enter_context(interrupts(signals.append))
         while True:
             watch = _JobWatch(
@@ -131,7 +132,7 @@ class _JobWatch(RunWatch):
         ask: Ask,
         environ: Mapping[str, str],
         display: Display,
-        signals: list[Interrupt],
+        signals: list[Interrupted],
         stays: bool,
         last: int,
     ) -> None:
@@ -203,8 +204,8 @@ class _JobWatch(RunWatch):
             if following is not None:
                 return QueuedJob(self._job.id, self._job.backend, following)
             for signal in self._signals[self._heard :]:
-                self.left = signal.code
-                if signal.code is not ExitCode.HANGUP and not self._stays:
+                self.left = signal.exit_code
+                if signal.exit_code is not ExitCode.HANGUP and not self._stays:
                     _say(f"cancelling job {self._job.id}")
                     cancel(self._job, self._ask, now=True)
                     forget_secrets(first(self._job.paths))
@@ -233,8 +234,8 @@ class _JobWatch(RunWatch):
         for signal in self._signals[self._heard :]:
             self._heard += 1
             leaves = self._stays or self._heard > 2
-            if signal.code is ExitCode.HANGUP or leaves:
-                self.left = signal.code
+            if signal.exit_code is ExitCode.HANGUP or leaves:
+                self.left = signal.exit_code
                 return
             word = "cancelling" if self._heard == 1 else "killing"
             self._screen.say(f"{word} job {self._job.id}")
@@ -299,7 +300,7 @@ class _JobWatch(RunWatch):
 
     def _settle(self, state: JobState) -> None:
         if self._heard:
-            code, word = self._signals[0].code, RunState.STOPPED
+            code, word = self._signals[0].exit_code, RunState.STOPPED
             settle(self._job.paths, word, code, f"job {self._job.id} was cancelled")
         elif self._view.launcher is None:
             why = ended(self._job, state)

@@ -24,15 +24,16 @@ from tfcluster.launcher import hosts as launcher_hosts
 from tfcluster.launcher.agent_connection import Reception
 from tfcluster.launcher.job import CurrentJob, Job
 from tfcluster.launcher.journal import Journal
+from tfcluster.launcher.live_run import LiveRun
 from tfcluster.launcher.run_output import RunOutput
-from tfcluster.launcher.task_files import TraceFiles
+from tfcluster.launcher.task_files import LogCopies, TraceFiles
 from tfcluster.plan.compose import compose
 from tfcluster.plan.placement import place
 from tfcluster.protocol import frames, messages, requests, wire
 from tfcluster.protocol.wire import PROTOCOL, Decoder, Frame, WireError, encode, parse
 from tfcluster.record.events import Writer
 from tfcluster.record.metrics import MetricsWriter
-from tfcluster.record.paths import create_run
+from tfcluster.record.paths import RunPaths, create_run
 
 _PORTION = 1 << 15
 _CLOSING_S = 10.0
@@ -218,25 +219,24 @@ def _to_launcher(data: bytes) -> None:
         paths = create_run(Path(folder), "fuzz", 1795169700.0)
         metrics, traces = MetricsWriter(paths, 10), TraceFiles(paths, 1000)
         try:
-            _handle(data, job, metrics, traces)
+            _handle(data, job, paths, metrics, traces)
         finally:
             metrics.close(_CLOSING_S)
             traces.close(_CLOSING_S)
 
 
-def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -> None:
+def _handle(
+    data: bytes, job: Job, paths: RunPaths, metrics: MetricsWriter, traces: TraceFiles
+) -> None:
     plan = {"run": job.run, "tasks": [], "hosts": []}
     journal, current = Journal(_writer(), metrics, plan), CurrentJob(job)
-    about_hosts = launcher_hosts.Hosts(
-        current, _Unopened(), lambda item: None, lambda *stage: None
-    )
-    latest = progress.Progress(10.0)
+    run = LiveRun(current, journal, _silent(), paths)
+    about_hosts = launcher_hosts.Hosts(run, _Unopened(), lambda item: None)
+    latest = run.progress
     for task in job.specs:
         latest.started(task, 0.0, reports=True)
-    kept: list[object] = []
-    about_tasks = task_messages.TaskMessages(
-        current, journal, _silent(), latest, lambda *words: kept.append(words), traces
-    )
+    copies = LogCopies(paths)
+    about_tasks = task_messages.TaskMessages(run, about_hosts.facts, copies, traces)
     try:
         for line in wire.LineBuffer().feed(data + b"\n"):
             if line:
@@ -245,6 +245,7 @@ def _handle(data: bytes, job: Job, metrics: MetricsWriter, traces: TraceFiles) -
                     for event in about_tasks.received("h1", message, 1.0):
                         asdict(event)
     finally:
+        copies.close(_CLOSING_S)
         journal.progress(latest.snapshot(), latest.attempts())
         journal.view().to_json()
         progress.blame(job.specs, about_tasks.answers, job.ranks(), 10.0)

@@ -1,0 +1,148 @@
+"""What the launcher is to do: the actions that ``step`` gives."""
+
+from __future__ import annotations
+
+from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.states import RunState, TaskState
+from tfcluster.base.task_id import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class StartTasks:
+    """Compose and start these tasks, each in its current attempt."""
+
+    tasks: tuple[TaskId, ...]
+    attempts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Make a plan for the remaining ``hosts``; answer with ``Replanned``."""
+
+    hosts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StopTasks:
+    """Send ``signal`` to each task's processes now, and KILL after ``grace_s``."""
+
+    tasks: tuple[TaskId, ...]
+    signal: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResults:
+    """Fetch files from these hosts; answer with ``ResultsFetched``.
+
+    With ``not_now``, fetch nothing, note this reason, and do not answer.
+    """
+
+    hosts: tuple[str, ...]
+    not_now: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveResults:
+    """End a fetch; what has not been fetched stays on the hosts."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseHosts:
+    """Have these hosts' agents stop what is left, sweep and exit."""
+
+    hosts: tuple[str, ...]
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DropHosts:
+    """End contact with these hosts; sweep them through new agents if possible."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeadline:
+    """Deliver ``Expired(name)`` after this time; replaces a deadline of that name."""
+
+    name: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClearDeadline:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell something to the person who launched the run."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetRunState:
+    """The run's state changed; for the record."""
+
+    state: RunState
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTaskState:
+    """A task's state changed; for the record."""
+
+    task: TaskId
+    attempt: int
+    state: TaskState
+    exit_code: int | None = None
+    signal: str | None = None
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failure, for the record: the first one is the verdict on the run."""
+
+    cause: str
+    task: TaskId | None = None
+    host: str | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    tail: tuple[str, ...] = ()
+    secondary: bool = False
+    at_s: float = 0.0
+    run_exit_code: ExitCode = ExitCode.TASK_FAILED
+    again: bool = True
+    """Whether a restart of the task might succeed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nothing is left to do. ``exit_code`` is what the launcher exits with."""
+
+    state: RunState
+    exit_code: int
+
+
+Action = (
+    StartTasks
+    | Replan
+    | StopTasks
+    | FetchResults
+    | LeaveResults
+    | CloseHosts
+    | DropHosts
+    | SetDeadline
+    | ClearDeadline
+    | Say
+    | SetRunState
+    | SetTaskState
+    | Failure
+    | Finish
+)
