@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tfcluster.agent import proc
-from tfcluster.agent.children import counter_files, parse_count
+from tfcluster.agent.children import oom_kills
 from tfcluster.agent.host_network import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.signals import signal_name, signal_number
@@ -144,11 +144,8 @@ def test_what_belongs_to_a_run() -> None:
 
 
 def test_where_the_oom_counter_stands() -> None:
-    assert parse_count("low 0\noom 2\noom_kill 3\n") == 3
-    assert parse_count("oom_kill_disable 0\n") is None
-    paths = list(counter_files("4:cpu,memory:/a\n0::/b\n", "/cg"))
-    assert paths[0] == "/cg/memory/a/memory.oom_control"
-    assert "/cg/b/memory.events" in paths
+    assert oom_kills("low 0\noom 2\noom_kill 3\n") == 3
+    assert oom_kills("oom_kill_disable 0\n") is None
 
 
 def test_ports_outside_the_ephemeral_range_first() -> None:

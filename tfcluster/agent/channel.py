@@ -112,13 +112,9 @@ class Channel:
                 line = self._queue.popleft()
                 self._queued -= len(line)
                 self._buffer = memoryview(line)
-            elif (chunk := self._backlog.take()) is not None:
-                log = messages.Log(
-                    *chunk.source,
-                    lines=tuple(chunk.lines),
-                    dropped=chunk.dropped,
-                    dropped_bytes=chunk.dropped_bytes,
-                )
+            elif (chunk := self._backlog.pop()) is not None:
+                lines = tuple(chunk.lines)
+                log = messages.Log(*chunk.source, lines=lines, dropped=chunk.dropped)
                 self._buffer = memoryview(_line(log))
         return bool(self._buffer)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 from tfcluster.agent import proc
@@ -44,7 +44,7 @@ class Deaths:
     def is_watched(self, pid: int) -> bool:
         return pid in self._pidfds
 
-    def take(self) -> list[int]:
+    def pop_dead(self) -> list[int]:
         """Children that died since the last call, in order; no longer watched."""
         dead = [
             self._pids[pidfd] for pidfd, _ in self._epoll.poll(0, maxevents=_AT_ONCE)
@@ -61,10 +61,7 @@ class Deaths:
             os.close(pidfd)  # also ends its registration
 
 
-_CGROUPS = "/sys/fs/cgroup"
-
-
-def parse_count(text: str) -> int | None:
+def oom_kills(text: str) -> int | None:
     """N of the line ``oom_kill N``, as in memory.events and /proc/vmstat, or None."""
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -73,40 +70,23 @@ def parse_count(text: str) -> int | None:
     return None
 
 
-def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
-    """Files with the counter, narrowest group first; ``cgroup``: /proc/PID/cgroup."""
-    entries = [line.split(":", 2) for line in cgroup.splitlines()]
-    for _, controllers, path in entries:
-        if controllers == "":
-            for base in (root, f"{root}/unified"):
-                yield f"{base}/{_within(path)}memory.events"
-        elif "memory" in controllers.split(","):
-            yield f"{root}/memory/{_within(path)}memory.oom_control"
-            # In a container, the path is the one on the host, but the mount shows only
-            # the container's own groups.
-            yield f"{root}/memory/memory.oom_control"
-    yield f"{root}/memory.events"
-    yield "/proc/vmstat"
-
-
-def _within(path: str) -> str:
-    inner = path.strip("/")
-    return f"{inner}/" if inner else ""
-
-
 class OomCounter:
     """Counts processes killed by the OOM killer in this process's control group.
 
-    It is asked when something other than the agent killed a process.
+    Without version 2 of control groups, those of the whole host are counted. It is
+    asked when something other than the agent killed a process.
     """
 
     def __init__(self) -> None:
-        files = counter_files(text_or_empty("/proc/self/cgroup"))
-        self._file = next((file for file in files if _count(file) >= 0), None)
+        groups = text_or_empty("/proc/self/cgroup").splitlines()
+        path = next((g[3:].strip("/") for g in groups if g.startswith("0::")), "")
+        own = os.path.join("/sys/fs/cgroup", path, "memory.events")
+        counted = oom_kills(text_or_empty(own)) is not None
+        self._file = own if counted else "/proc/vmstat"
         self._seen = self._now()
 
     def _now(self) -> int:
-        return _count(self._file) if self._file is not None else 0
+        return oom_kills(text_or_empty(self._file)) or 0
 
     def struck(self) -> bool:
         """Whether it has struck again; each strike is returned once."""
@@ -114,12 +94,6 @@ class OomCounter:
             return False
         self._seen += 1
         return True
-
-
-def _count(path: str) -> int:
-    """The counter in the file; -1 if there is none."""
-    count = parse_count(text_or_empty(path))
-    return -1 if count is None else count
 
 
 _REMEMBERED = 4096
@@ -153,10 +127,10 @@ class Children:
         """
         while pid := _ended_child():
             # A watched child that can be reaped is among the deaths.
-            dead = self._deaths.take() if self._deaths.is_watched(pid) else []
-            for each in dead or [pid]:
-                self._deaths.forget(each)
-                self._wait(each, claim)
+            dead = self._deaths.pop_dead() if self._deaths.is_watched(pid) else []
+            for child in dead or [pid]:
+                self._deaths.forget(child)
+                self._wait(child, claim)
 
     def _wait(self, pid: int, claim: Callable[[Ended], bool]) -> None:
         ended = _waited_for(pid)
@@ -168,7 +142,7 @@ class Children:
             if len(self._unclaimed) > _REMEMBERED:
                 del self._unclaimed[next(iter(self._unclaimed))]
 
-    def take(self, pid: int) -> Ended | None:
+    def unclaimed(self, pid: int) -> Ended | None:
         """The end of a child that nobody has claimed; None if it has not ended."""
         now = proc.read(pid)
         ended = self._unclaimed.pop(pid, None)

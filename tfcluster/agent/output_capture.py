@@ -318,7 +318,7 @@ class OutputCapture:
         if stream.source is not None:
             fed = stream.console.feed(data, self._budget.room(now))
             self._show(stream.source, fed.lines)
-            self._backlog.drop(stream.source, fed.dropped, fed.dropped_bytes)
+            self._backlog.drop(stream.source, fed.dropped)
         return len(data)
 
     def _show(self, source: Source, lines: list[bytes]) -> None:

@@ -334,7 +334,7 @@ class WarmInterpreters:
             self._write(interpreter)
 
     def _begun(self, task: AgentTask, pid: int) -> None:
-        ended = self._children.take(pid)
+        ended = self._children.unclaimed(pid)
         self._tasks.begun(task, pid)
         self.on_begun(task)
         if ended is not None:

@@ -199,9 +199,10 @@ class Usage(OfTask):
 
 
 class Log(OfTask):
+    """``dropped`` lines came before these, and are only in the file."""
+
     lines: tuple[str, ...]
     dropped: int
-    dropped_bytes: int
 
 
 class LogError(OfTask):
