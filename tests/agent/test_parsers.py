@@ -76,7 +76,7 @@ def member_pids(
     tree: dict[int, ProcessEntry],
     who: Identity,
     environs: dict[int, dict[str, str]] | None = None,
-    holders: dict[int, set[str]] | None = None,
+    holders: dict[int, dict[int, str]] | None = None,
     others: tuple[int, ...] = (),
 ) -> set[int]:
     environs, holders = environs or {}, holders or {}
@@ -86,7 +86,7 @@ def member_pids(
         who,
         others,
         lambda pid: environs.get(pid, {}),
-        lambda pid: holders.get(pid, set()),
+        lambda pid: holders.get(pid, {}),
     )
     return {p.pid for p in found}
 
@@ -107,7 +107,7 @@ def test_members_are_the_tree_the_session_and_orphans_that_say_so() -> None:
     )
     mine = {"TFCLUSTER_TASK": "w:0", "TFCLUSTER_ATTEMPT": "1"}
     environs = {40: mine, 50: {**mine, "TFCLUSTER_ATTEMPT": "0"}}
-    holders = {60: {"pipe:[5]"}, 70: {"pipe:[6]"}}
+    holders = {60: {1: "pipe:[5]"}, 70: {1: "pipe:[6]"}}
     found = member_pids(tree, identity(20), environs, holders)
     assert found == {20, 21, 30, 40, 41, 60}
 

@@ -172,13 +172,13 @@ def environ(pid: int) -> dict[str, str]:
     return parse_environ(data) if _MARKS in data else {}
 
 
-def descriptors(pid: int) -> set[str]:
-    """The targets of a process's descriptors: ``socket:[INODE]`` or a path."""
-    targets: set[str] = set()
+def descriptors(pid: int) -> dict[int, str]:
+    """A process's descriptors and their targets: ``socket:[INODE]`` or a path."""
+    targets: dict[int, str] = {}
     with suppress(*_GONE):
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
             with suppress(*_GONE):
-                targets.add(os.readlink(entry.path))
+                targets[int(entry.name)] = os.readlink(entry.path)
     return targets
 
 

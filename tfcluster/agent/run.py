@@ -14,7 +14,6 @@ from tfcluster.agent import proc
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children, Deaths
 from tfcluster.agent.console_lines import ConsoleQueue
-from tfcluster.agent.listening import ListenerWatch
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import (
     CaptureBroken,
@@ -23,12 +22,12 @@ from tfcluster.agent.output_capture import (
     Notice,
     OutputCapture,
 )
-from tfcluster.agent.port_guard import PortGuard
 from tfcluster.agent.preparation import Preparation
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
 from tfcluster.agent.task import AgentTask
+from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.tasks import RunServices, TaskTable
 from tfcluster.agent.warm_interpreters import WarmInterpreters
 from tfcluster.protocol import requests
@@ -68,10 +67,9 @@ class AgentRun:
         self._tasks = TaskTable(shared)
         self._warmer = WarmInterpreters(shared, self._tasks, self._children)
         self._preparation = Preparation(shared, self._tasks.foreign)
-        self._guard = PortGuard(loop, channel, self._tree)
-        self._tasks.on_server = self._guard.serves
-        self._listening = ListenerWatch(loop, channel, self._tree, self._guard.inodes)
-        self._warmer.on_begun = self._expect_listener
+        self._ports = TaskPorts(loop, channel, self._tree)
+        self._tasks.on_server = self._ports.serves
+        self._warmer.on_begun = self._ports.expect
 
     def obey(self, request: requests.Request, *, closing: bool) -> None:
         match request:
@@ -80,7 +78,7 @@ class AgentRun:
             case requests.Start(warm=None):
                 task = self._tasks.start(request)
                 if task is not None:
-                    self._expect_listener(task)
+                    self._ports.expect(task)
             case requests.Start():
                 self._warmer.fork(request)
             case requests.Warm():
@@ -134,10 +132,6 @@ class AgentRun:
         whose = task.name if task is not None else "a warm interpreter"
         text = cause or f"can be written again; {lost} bytes are missing"
         self._channel.send(Note(f"the log of {whose}: {text}"))
-
-    def _expect_listener(self, task: AgentTask) -> None:
-        self._listening.expect(task)
-        self._guard.expect(task)
 
     def _tree(self, task: AgentTask) -> set[int]:
         """The pids of the task's processes. If its script may listen, this includes

@@ -38,7 +38,7 @@ def members(
     identity: Identity,
     others: Collection[int] = (),
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
-    descriptors: Callable[[int], Collection[str]] = proc.descriptors,
+    descriptors: Callable[[int], Mapping[int, str]] = proc.descriptors,
 ) -> list[ProcessEntry]:
     """The task's live processes; ``others`` are the leaders of other tasks.
 
@@ -58,7 +58,7 @@ def members(
         marks = environ(pid)
         names = (marks.get(TASK), marks.get(ATTEMPT))
         if names == (identity.task, str(identity.attempt)) or (
-            identity.output in descriptors(pid)
+            identity.output in descriptors(pid).values()
         ):
             roots.add(pid)
     processes = proc.family(table, roots, leader)
