@@ -11,9 +11,9 @@ import signal
 from collections.abc import Callable, Sequence
 
 from tfcluster.agent.environments import hold, maker_argv
-from tfcluster.agent.signals import end_words, send_group
-from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment, spawn
-from tfcluster.agent.tasks import RunServices
+from tfcluster.agent.services import HelperProgram, RunServices
+from tfcluster.agent.signals import end_words
+from tfcluster.agent.spawn import SpawnedProgram, SpawnError, environment
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
@@ -103,26 +103,23 @@ class _Step:
     """A process that prepares the host, and the file with its answer."""
 
     name: str
-    pid: int
-    stream: int
     answer: int
-    ended: Callable[[bytes, int], StepFailed | None]
-    """Handles the answer and the wait status."""
-    next_step: Callable[[], None]
+    program: HelperProgram | None = None
     read_bytes: int = 0
     last_word: local.OfMaker | None = None
-    status: int | None = None
     failure: StepFailed | None = None
     closed: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.program is not None and self.program.status is None
 
 
 class Preparation:
     """The preparation of this host; each step is a child of the agent."""
 
-    def __init__(self, shared: RunServices, foreign: set[int]) -> None:
+    def __init__(self, shared: RunServices) -> None:
         self._shared = shared
-        self._foreign = foreign
-        self._started = False
         self._step: _Step | None = None
         self._python: str | None = None
         self._environment: str | None = None
@@ -131,9 +128,8 @@ class Preparation:
 
     def start(self, request: Prepare) -> None:
         """Begin; `prepared` or `unprepared` is reported at the end."""
-        if self._started:
+        if self._step is not None:
             raise ProtocolError("a second 'prepare'")
-        self._started = True
         if request.setup is None:
             self._make_environment(request)
             return
@@ -150,8 +146,8 @@ class Preparation:
             lambda: self._make_environment(request),
         )
 
-    def _lines_ended(self, answer: bytes, status: int) -> StepFailed | None:
-        result = parse_answer(answer, status)
+    def _lines_ended(self, step: _Step, status: int) -> StepFailed | None:
+        result = parse_answer(_content(step.answer), status)
         if isinstance(result, StepFailed):
             return result
         base = self._shared.base
@@ -178,13 +174,14 @@ class Preparation:
 
     def _show_progress(self, step: _Step) -> None:
         """Report what the maker says, or at least that it is still at work."""
-        if self._step is step and step.status is None and not step.closed:
+        if step.running and not step.closed:
             self._shared.channel.send(messages.Making(None))
-            self._relay(step, os.pread(step.answer, _MAX_ANSWER_BYTES, 0))
+            self._relay(step)
             self._shared.loop.later(_PROGRESS_S, lambda: self._show_progress(step))
 
-    def _relay(self, step: _Step, answer: bytes) -> None:
+    def _relay(self, step: _Step) -> None:
         """Report what the maker has said since the last call."""
+        answer = _content(step.answer)
         end = answer.rfind(b"\n") + 1
         for line in answer[step.read_bytes : end].splitlines():
             step.last_word = word = local.decode_of_maker(parse(line))
@@ -192,10 +189,8 @@ class Preparation:
                 self._shared.channel.send(messages.Making(word.text))
         step.read_bytes = end
 
-    def _maker_ended(self, answer: bytes, status: int) -> StepFailed | None:
-        step = self._step
-        assert step is not None  # it has just ended
-        self._relay(step, answer)
+    def _maker_ended(self, step: _Step, status: int) -> StepFailed | None:
+        self._relay(step)
         match step.last_word:
             case local.Made(python, home):
                 self._environment = python
@@ -220,55 +215,39 @@ class Preparation:
         name: str,
         content: bytes,
         argv: Callable[[int, int], tuple[str, ...]],
-        ended: Callable[[bytes, int], StepFailed | None],
+        ended: Callable[[_Step, int], StepFailed | None],
         next_step: Callable[[], None],
     ) -> None:
         """Start a step. ``argv`` gets two descriptors: ``content``, and the answer."""
         task, answer = _file(content), _file(b"")
-        read_end, write_end = os.pipe()
-        stream = next(self._shared.streams)
-        self._shared.capture.add(stream, read_end, request.log, source=None)
+        step = self._step = _Step(name, answer)
         env = environment(self._shared.base, request.env)
-        program = SpawnedProgram(argv(task, answer), env, request.cwd)
+
+        def on_end(status: int) -> None:
+            step.failure = ended(step, status)
+            os.close(answer)
+
+        def on_output(tail: list[str]) -> None:
+            if step.failure is not None and not step.closed:
+                self._fail(step.name, step.failure, tail)
+            elif not step.closed:
+                next_step()
+
         try:
-            pid = spawn(program, write_end, answer, task)
+            step.program = HelperProgram(
+                self._shared,
+                "the preparation",
+                SpawnedProgram(argv(task, answer), env, request.cwd),
+                request.log,
+                *(answer, task),
+                on_end=on_end,
+                on_output=on_output,
+            )
         except SpawnError as error:
-            self._shared.capture.drop(stream)
             os.close(answer)
             self._fail(name, StepFailed(str(error)))
-            return
         finally:
-            os.close(write_end)
             os.close(task)
-        self._foreign.add(pid)
-        self._step = _Step(name, pid, stream, answer, ended, next_step)
-
-    def ended(self, pid: int, status: int) -> bool:
-        """Note that a child was reaped; returns whether it was a step's process."""
-        step = self._step
-        if step is None or step.pid != pid or step.status is not None:
-            return False
-        step.status = status
-        self._foreign.discard(pid)
-        answer = os.pread(step.answer, _MAX_ANSWER_BYTES, 0)
-        os.close(step.answer)
-        step.failure = step.ended(answer, status)
-        self._shared.capture.drain(step.stream)
-        return True
-
-    def drained(self, stream: int, tail: list[str]) -> None:
-        """Note that all output of an ended step is in its file."""
-        step = self._step
-        if step is None or step.stream != stream or step.status is None:
-            return
-        self._shared.capture.drop(stream)
-        self._step = None
-        if step.closed:
-            return
-        if step.failure is not None:
-            self._fail(step.name, step.failure, tail)
-        else:
-            step.next_step()
 
     def _done(self) -> None:
         self._shared.channel.send(messages.Prepared(self._python, self._environment))
@@ -279,14 +258,17 @@ class Preparation:
 
     def close(self) -> None:
         """End the processes that still run; their answers are no longer needed."""
-        step = self._step
-        if step is not None and step.status is None:
-            step.closed = True
-            send_group(step.pid, signal.SIGKILL)
+        if self._step is not None and self._step.program is not None:
+            self._step.closed = True
+            self._step.program.send_group(signal.SIGKILL)
 
     @property
     def over(self) -> bool:
-        return self._step is None or self._step.status is not None
+        return self._step is None or not self._step.running
+
+
+def _content(file: int) -> bytes:
+    return os.pread(file, _MAX_ANSWER_BYTES, 0)
 
 
 def _file(content: bytes) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from tfcluster.agent import proc
 from tfcluster.agent.events import Claims, EventSocket
 from tfcluster.agent.loop import Timer
+from tfcluster.agent.output_capture import Stream
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import signal_name
 from tfcluster.base.light_dataclasses import dataclass, field
@@ -74,8 +75,8 @@ class AgentTask:
     """One attempt of a task, from the request to the end of its last process."""
 
     request: Start
-    stream: int  # the capture's number for its output
-    output: str  # the same pipe, as /proc shows it: pipe:[INODE]
+    stream: Stream
+    output: str  # the stream's pipe, as /proc shows it: pipe:[INODE]
     events: EventSocket
     claims: Claims
     began: float

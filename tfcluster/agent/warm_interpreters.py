@@ -15,18 +15,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from tfcluster.agent.children import Children
 from tfcluster.agent.events import EVENT_BYTES
-from tfcluster.agent.signals import end_words, send_group
+from tfcluster.agent.services import HelperProgram, RunServices
+from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
     environment,
-    spawn,
     with_folders_first,
 )
 from tfcluster.agent.task import AgentTask
-from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, RunServices, TaskTable
+from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, TaskTable
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
@@ -59,19 +58,21 @@ class _Request:
 @dataclass(eq=False)
 class _Interpreter:
     request: Warm
-    stream: int
     began: float
     end: socket.socket
-    pid: int = 0
+    program: HelperProgram | None = None
     ready: bool = False
     unfit: str | None = None
     """The reason that the interpreter gave why no task can run in it."""
-    status: int | None = None
     lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
     unwritten: deque[_Request] = field(default_factory=deque)
     asked: dict[int, _Request] = field(default_factory=dict)
     writing: bool = False
     closed: bool = False  # by us
+
+    @property
+    def status(self) -> int | None:
+        return None if self.program is None else self.program.status
 
     @property
     def alive(self) -> bool:
@@ -96,12 +97,9 @@ class _Interpreter:
 class WarmInterpreters:
     """All warm interpreters of this host, by key."""
 
-    def __init__(
-        self, shared: RunServices, tasks: TaskTable, children: Children
-    ) -> None:
+    def __init__(self, shared: RunServices, tasks: TaskTable) -> None:
         self._shared = shared
         self._tasks = tasks
-        self._children = children
         self._interpreters: dict[str, _Interpreter] = {}
         self._requests = 0
         self.on_begun: Callable[[AgentTask], None] = lambda task: None
@@ -118,7 +116,6 @@ class WarmInterpreters:
             self._cold(request.key, str(error), [])
             return
         self._interpreters[request.key] = interpreter
-        self._tasks.foreign.add(interpreter.pid)
         interpreter.end.setblocking(False)
         self._shared.loop.watch(
             interpreter.end.fileno(), lambda: self._read(interpreter)
@@ -126,32 +123,31 @@ class WarmInterpreters:
 
     def _spawn(self, request: Warm) -> _Interpreter:
         try:
-            read_end, write_end = os.pipe()
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise SpawnError(f"no pipes: {error.strerror}") from error
-        stream = next(self._shared.streams)
-        self._shared.capture.add(stream, read_end, request.log, source=None)
-        base = self._shared.base
-        env = with_folders_first(base, request.env, request.prepend)
-        began = self._shared.loop.now()
-        interpreter = _Interpreter(request, stream, began, ours)
+        base, number = self._shared.base, theirs.fileno()
+        interpreter = _Interpreter(request, self._shared.loop.now(), ours)
+        argv = (*request.argv, str(number))
+        if request.wrapped:
+            argv += (str(os.getpid()),)
+        env = environment(base, with_folders_first(base, request.env, request.prepend))
         try:
-            number = theirs.fileno()
-            words = [str(number)]
-            if request.wrapped:
-                words.append(str(os.getpid()))
-            argv = (*request.argv, *words)
-            program = SpawnedProgram(argv, environment(base, env), request.cwd)
-            # A wrapper may close descriptors, but hardly ever its standard input.
-            stdin = number if request.wrapped else subprocess.DEVNULL
-            interpreter.pid = spawn(program, write_end, number, stdin=stdin)
+            interpreter.program = HelperProgram(
+                self._shared,
+                "a warm interpreter",
+                SpawnedProgram(argv, env, request.cwd),
+                request.log,
+                number,
+                on_end=lambda status: self._ended(interpreter, status),
+                on_output=lambda tail: self._drained(interpreter, tail),
+                # A wrapper may close descriptors, but hardly ever its standard input.
+                stdin=number if request.wrapped else subprocess.DEVNULL,
+            )
         except SpawnError:
             ours.close()
-            self._shared.capture.drop(stream)
             raise
         finally:
-            os.close(write_end)
             theirs.close()
         return interpreter
 
@@ -169,43 +165,26 @@ class WarmInterpreters:
             return
         self._requests += 1
         env = self._tasks.changes(task)
-        try:
-            line = encode(local.Fork(self._requests, request.argv, env, request.cwd))
-        except WireError as error:
-            ends.close()
-            self._tasks.failed(task, str(error))
-            return
+        line = encode(local.Fork(self._requests, request.argv, env, request.cwd))
         interpreter.unwritten.append(_Request(self._requests, task, ends, line))
         self._write(interpreter)
 
-    def ended(self, pid: int, status: int) -> bool:
-        """Note that a child was reaped; returns whether it was a warm interpreter."""
-        for interpreter in self._interpreters.values():
-            if interpreter.pid == pid and interpreter.status is None:
-                while interpreter.end.fileno() >= 0 and self._read(interpreter):
-                    pass
-                interpreter.status = status
-                self._close(interpreter)
-                self._tasks.foreign.discard(pid)
-                self._shared.capture.drain(interpreter.stream)
-                self._fail_all(interpreter, end_words(status))
-                return True
-        return False
+    def _ended(self, interpreter: _Interpreter, status: int) -> None:
+        while interpreter.end.fileno() >= 0 and self._read(interpreter):
+            pass
+        self._close(interpreter)
+        self._fail_all(interpreter, end_words(status))
 
-    def drained(self, stream: int, tail: list[str]) -> None:
-        """Note that all output of an ended interpreter is in its file."""
-        for interpreter in self._interpreters.values():
-            if interpreter.stream != stream or interpreter.status is None:
-                continue
-            self._shared.capture.drop(stream)
-            if not interpreter.closed:
-                self._cold(
-                    interpreter.request.key,
-                    interpreter.unfit or end_words(interpreter.status),
-                    tail,
-                    unfit=interpreter.unfit is not None,
-                    wrapper=interpreter.blames_wrapper,
-                )
+    def _drained(self, interpreter: _Interpreter, tail: list[str]) -> None:
+        """Report the end, now that all output is in the file."""
+        if not interpreter.closed:
+            self._cold(
+                interpreter.request.key,
+                interpreter.unfit or end_words(interpreter.status or 0),
+                tail,
+                unfit=interpreter.unfit is not None,
+                wrapper=interpreter.blames_wrapper,
+            )
 
     def close(self) -> None:
         """End all interpreters; their tasks continue."""
@@ -231,10 +210,10 @@ class WarmInterpreters:
         self._close(interpreter)
         if interpreter.serves_wrapped:
             # It ends by itself; its wrapper ends after it, and may clean up first.
-            self._shared.loop.later(_WRAPPER_END_S, lambda: self._kill(interpreter))
+            self._shared.loop.later(_WRAPPER_END_S, lambda: self._signal(interpreter))
         else:
             # An interpreter that is still importing would notice that only later.
-            send_group(interpreter.pid, signal.SIGTERM)
+            self._signal(interpreter, signal.SIGTERM)
         self._fail_all(interpreter, "is being closed")
 
     @property
@@ -286,7 +265,7 @@ class WarmInterpreters:
         if not data:
             # It is exiting; `ended` learns its status.
             self._close(interpreter)
-            self._shared.loop.later(_END_S, lambda: self._kill(interpreter))
+            self._shared.loop.later(_END_S, lambda: self._signal(interpreter))
             return False
         try:
             for line in interpreter.lines.feed(data):
@@ -294,15 +273,15 @@ class WarmInterpreters:
         except WireError as error:
             note = f"warm interpreter {interpreter.request.key!r}: {error}"
             self._shared.channel.send(messages.Note(note))
-            self._kill(interpreter)
+            self._signal(interpreter)
             self._close(interpreter)
             return False
         return True
 
     @staticmethod
-    def _kill(interpreter: _Interpreter) -> None:
-        if interpreter.status is None:  # otherwise the pid may have been reused
-            send_group(interpreter.pid, signal.SIGKILL)
+    def _signal(interpreter: _Interpreter, signum: int = signal.SIGKILL) -> None:
+        if interpreter.program is not None:
+            interpreter.program.send_group(signum)
 
     def _obey(self, interpreter: _Interpreter, answer: local.OfInterpreter) -> None:
         match answer:
@@ -334,11 +313,8 @@ class WarmInterpreters:
             self._write(interpreter)
 
     def _begun(self, task: AgentTask, pid: int) -> None:
-        ended = self._children.unclaimed(pid)
         self._tasks.begun(task, pid)
         self.on_begun(task)
-        if ended is not None:
-            self._tasks.ended(ended)
 
     def _fail_all(self, interpreter: _Interpreter, why: str) -> None:
         requests = [*interpreter.asked.values(), *interpreter.unwritten]
