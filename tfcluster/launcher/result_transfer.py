@@ -219,7 +219,7 @@ class HostTransfer:
                 raise _Ended(_VIOLATED)
             self._outcome.shared = answer.shared
             self._outcome.folder = answer.folder
-            listed += max(len(answer.files), 1)
+            listed += max(len(answer.files) + len(answer.refused), 1)
             if listed > _MOST_LISTED:
                 raise _Ended("its agent lists too many files")
             for file in answer.files:
@@ -230,7 +230,6 @@ class HostTransfer:
             for path, cause in answer.refused:
                 self._outcome.missed.add(path, cause)
             if answer.last:
-                self._outcome.missed.more += answer.more
                 break
         self._outcome.files = len(found)
         self._outcome.bytes = sum(remote.size for remote in found.values())

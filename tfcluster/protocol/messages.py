@@ -93,13 +93,12 @@ class Result(Struct):
 
 
 class Listed(ResultsMessage):
-    """``refused``: paths that are not sent, and why; ``more``: how many others."""
+    """A part of the list; ``refused``: paths that are not sent, and why."""
 
     shared: bool
     folder: str
     files: tuple[Result, ...]
     refused: tuple[tuple[str, str], ...]
-    more: int
     last: bool
 
 
