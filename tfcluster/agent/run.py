@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from tfcluster.agent import proc
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.console_lines import ConsoleQueue
@@ -19,8 +18,6 @@ from tfcluster.agent.services import RunServices
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
-from tfcluster.agent.task import AgentTask
-from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.tasks import TaskTable
 from tfcluster.agent.warm_interpreters import WarmInterpreters
 from tfcluster.protocol import requests
@@ -46,18 +43,13 @@ class AgentRun:
         self._tasks = TaskTable(shared)
         self._warmer = WarmInterpreters(shared, self._tasks)
         self._preparation = Preparation(shared)
-        self._ports = TaskPorts(loop, channel, self._tree)
-        self._tasks.on_server = self._ports.serves
-        self._warmer.on_begun = self._ports.expect
 
     def obey(self, request: requests.Request, *, closing: bool) -> None:
         match request:
             case requests.Start() if closing:
                 self._tasks.refuse(request, "the agent is closing")
             case requests.Start(warm=None):
-                task = self._tasks.start(request)
-                if task is not None:
-                    self._ports.expect(task)
+                self._tasks.start(request)
             case requests.Start():
                 self._warmer.fork(request)
             case requests.Warm():
@@ -84,16 +76,3 @@ class AgentRun:
     def over(self) -> bool:
         """Whether no task and no interpreter is left; the rest can be swept."""
         return self._tasks.over and self._warmer.over and self._preparation.over
-
-    def _tree(self, task: AgentTask) -> set[int]:
-        """The pids of the task's processes. If its script may listen, this includes
-        orphans that we adopted: a server may go into the background."""
-        leader = task.process_id
-        if leader is None:
-            return set()
-        table = proc.snapshot()
-        roots = {leader}
-        if task.request.watched:
-            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
-            roots -= {*self._children.expected} - {leader}
-        return proc.family(table, roots, [leader])

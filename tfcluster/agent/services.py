@@ -84,5 +84,6 @@ class HelperProgram:
         self._on_end(ended.status)
 
     def _drained(self, tail: list[str]) -> None:
-        self._capture.drop(self._stream)
-        self._on_output(tail)
+        if self.status is not None:  # otherwise it could not even be started
+            self._capture.drop(self._stream)
+            self._on_output(tail)

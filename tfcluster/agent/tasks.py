@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 
 from tfcluster.agent import proc
@@ -31,6 +31,7 @@ from tfcluster.agent.spawn import (
     with_folders_first,
 )
 from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
+from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.base.light_dataclasses import dataclass
@@ -64,7 +65,7 @@ class TaskTable:
         self._tasks: list[AgentTask] = []
         self._oom = OomCounter()
         self._deaths = itertools.count()
-        self.on_server: Callable[[AgentTask, int], None] = lambda task, port: None
+        self._ports = TaskPorts(shared.loop, shared.channel, self._tree)
         self._layers = LayerRemover(
             shared.loop.post,
             lambda text: shared.channel.send(messages.Note(text)),
@@ -77,11 +78,11 @@ class TaskTable:
             shared.loop, os.getpid(), self._others, self._settled, self._unkillable
         )
 
-    def start(self, request: Start) -> AgentTask | None:
-        """Execute a program. Returns None after a failure, which is reported."""
+    def start(self, request: Start) -> None:
+        """Execute a program. A failure is reported."""
         prepared = self.prepare(request)
         if prepared is None:
-            return None
+            return
         task, ends = prepared
         env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
@@ -90,11 +91,10 @@ class TaskTable:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
             self.failed(task, str(error))
-            return None
+        else:
+            self.begun(task, pid)
         finally:
             ends.close()
-        self.begun(task, pid)
-        return task
 
     def changes(self, task: AgentTask) -> Mapping[str, str | None]:
         """The changes to the agent's environment, including the task's marks."""
@@ -137,6 +137,7 @@ class TaskTable:
         started = messages.Started(*task.key, pid=pid, start_time=start_time)
         self._shared.channel.send(started)
         self._stopping.begun(task)
+        self._ports.expect(task)
         self._shared.children.expect(pid, lambda ended: self._ended(task, ended))
 
     def failed(self, task: AgentTask, cause: str) -> None:
@@ -189,6 +190,19 @@ class TaskTable:
     def _others(self, task: AgentTask) -> set[int]:
         return {*self._shared.children.expected} - {task.process_id}
 
+    def _tree(self, task: AgentTask) -> set[int]:
+        """The pids of the task's processes. If its script may listen, this includes
+        orphans that we adopted: a server may go into the background."""
+        leader = task.process_id
+        if leader is None:
+            return set()
+        table = proc.snapshot()
+        roots = {leader}
+        if task.request.watched:
+            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
+            roots -= {*self._shared.children.expected} - {leader}
+        return proc.family(table, roots, [leader])
+
     def _task(
         self,
         request: Start,
@@ -204,15 +218,16 @@ class TaskTable:
             elif event["type"] != "server":
                 channel.send_event(messages.Event(*task.key, event=event))
             elif isinstance(port := event.get("port"), int):
-                self.on_server(task, port)
+                self._ports.serves(task, port)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
             channel.send(messages.Note(text))
 
         def drained(tail: list[str]) -> None:
-            task.tail = tail
-            self._report(task)
+            if task.status is not None:  # otherwise it could not be killed
+                task.tail = tail
+                self._report(task)
 
         def trouble(cause: str | None, lost_bytes: int) -> None:
             if cause is None:
