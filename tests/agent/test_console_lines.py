@@ -15,7 +15,7 @@ def fed(*parts: bytes, room: int = EVERYTHING) -> list[bytes]:
     console = ConsoleLines()
     lines: list[bytes] = []
     for part in parts:
-        lines += console.feed(part, room).lines
+        lines += console.feed(part, room)[0]
     last = console.finish()
     return lines if last is None else [*lines, last]
 
@@ -51,18 +51,16 @@ def test_a_cut_leaves_no_half_character() -> None:
 
 def test_lines_over_the_budget_are_counted_exactly() -> None:
     console = ConsoleLines()
-    assert console.feed(b"head of ", 5).lines == []
-    found = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)
-    assert found.lines == [b"head of one", b"two"]
-    assert found.dropped == 2
+    assert console.feed(b"head of ", 5) == ([], 0)
+    fed_lines = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)
+    assert fed_lines == ([b"head of one", b"two"], 2)
     assert console.finish() == b"rest"
 
 
 def test_the_start_of_a_dropped_line_is_dropped_as_well() -> None:
     console = ConsoleLines()
     console.feed(b"begin", 9)
-    found = console.feed(b" end\nnext", 0)
-    assert (found.lines, found.dropped) == ([], 1)
+    assert console.feed(b" end\nnext", 0) == ([], 1)
     assert console.finish() == b"next"
 
 
@@ -85,8 +83,8 @@ def test_any_portions_give_the_same_lines_as_the_whole(parts: list[bytes]) -> No
 @given(st.lists(OUTPUT), st.integers(0, 5))
 def test_every_line_is_shown_or_counted(parts: list[bytes], room: int) -> None:
     console = ConsoleLines()
-    all_found = [console.feed(part, room) for part in parts]
-    counted = sum(len(found.lines) + found.dropped for found in all_found)
+    all_fed = [console.feed(part, room) for part in parts]
+    counted = sum(len(lines) + dropped for lines, dropped in all_fed)
     assert counted == b"".join(parts).count(b"\n")
 
 

@@ -21,14 +21,6 @@ _TAIL_LINES = 20
 _TAIL_CHARS = 2000
 
 
-@dataclass
-class FedLines:
-    """Lines to show, and the number of lines after them that only the file gets."""
-
-    lines: list[bytes] = field(default_factory=list)
-    dropped: int = 0
-
-
 def visible(line: bytes, limit: int) -> bytes:
     """What a terminal shows of a line with ``\\r`` in it, cut to ``limit`` bytes."""
     return shorten(line.rstrip(b"\r").rpartition(b"\r")[2], limit)
@@ -65,23 +57,22 @@ class ConsoleLines:
         self._update: bytes | None = None
         self._updated = -interval_s
 
-    def feed(self, data: bytes, room: int) -> FedLines:
-        """The lines that ``data`` completes, at most ``room`` of them."""
-        fed = FedLines()
-        begin = 0
-        end = data.find(b"\n")
-        while end >= 0 and len(fed.lines) < room:
-            fed.lines.append(visible(self._rest + data[begin:end], self._limit))
+    def feed(self, data: bytes, room: int) -> tuple[list[bytes], int]:
+        """The lines that ``data`` completes, at most ``room`` of them, and the number
+        of the others, which only the file gets."""
+        lines: list[bytes] = []
+        begin, dropped = 0, 0
+        while (end := data.find(b"\n", begin)) >= 0 and len(lines) < room:
+            lines.append(visible(self._rest + data[begin:end], self._limit))
             self._rest, self._update = b"", None
             begin = end + 1
-            end = data.find(b"\n", begin)
         if end >= 0:
             last = data.rfind(b"\n") + 1
-            fed.dropped = data.count(b"\n", begin, last)
+            dropped = data.count(b"\n", begin, last)
             self._rest, self._update = b"", None
             begin = last
         self._keep(data[begin:])
-        return fed
+        return lines, dropped
 
     def _keep(self, data: bytes) -> None:
         if not data:

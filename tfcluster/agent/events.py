@@ -78,12 +78,12 @@ class EventSocket:
             return False
         try:
             for line in self._lines.feed(data):
-                self._take(line)
+                self._handle(line)
         except WireError as error:
             self._complain_once(str(error))
         return True
 
-    def _take(self, line: bytes) -> None:
+    def _handle(self, line: bytes) -> None:
         try:
             event = parse(line)
         except WireError as error:
@@ -183,14 +183,14 @@ class Claims:
         connection = EventSocket(
             self._loop,
             end,
-            lambda event: self._take(connection, event),
+            lambda event: self._handle(connection, event),
             self._complain,
             on_close=lambda: self._gone(connection),
         )
         self._connections[connection] = pid
         return True
 
-    def _take(self, connection: EventSocket, event: Frame) -> None:
+    def _handle(self, connection: EventSocket, event: Frame) -> None:
         if event["type"] == type_of(local.ClaimRequest):
             connection.answer(self._claimed(connection, local.decode_claim(event)))
         elif connection is self._holder:

@@ -297,9 +297,9 @@ class OutputCapture:
         stream.log.write(data, now)
         stream.tail.feed(data)
         if stream.source is not None:
-            fed = stream.console.feed(data, self._budget.room(now))
-            self._show(stream.source, fed.lines)
-            self._backlog.drop(stream.source, fed.dropped)
+            lines, dropped = stream.console.feed(data, self._budget.room(now))
+            self._show(stream.source, lines)
+            self._backlog.drop(stream.source, dropped)
         return len(data)
 
     def _show(self, source: Source, lines: list[bytes]) -> None:

@@ -17,7 +17,6 @@ from tfcluster.base.light_dataclasses import dataclass
 PROC = "/proc"
 OPEN_FILES = 8192
 """The number of files that an agent opens at most."""
-_LISTEN = "0A"
 _PART_BYTES = 1 << 17
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -33,10 +33,6 @@ from tfcluster.agent.workdir_receiver import remember_returned, same_files
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 _ALIVE_S = 2.0  # between two signs of life in a long step
 _BATCH = 40  # entries of a folder: their names always fit into one frame
 OUTSIDE = "it is a link that leads out of the working directory"
@@ -163,7 +159,7 @@ class _Reading:
         self._size = request.size
         self._offset = 0
         self._fd = fd
-        self._hash: _Hash = hashlib.sha256()
+        self._hash = hashlib.sha256()
         self._before = _stamp(fd)
 
     def answer(self) -> messages.Piece | messages.Complete:

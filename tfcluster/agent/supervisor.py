@@ -295,13 +295,13 @@ class Supervisor:
     ) -> None:
         deadline = self._loop.now() + patience_s
 
-        def look() -> None:
+        def poll() -> None:
             if ready() or self._loop.now() >= deadline:
                 then()
             else:
-                self._loop.later(every_s, look)
+                self._loop.later(every_s, poll)
 
-        look()
+        poll()
 
     def _sweep(self) -> None:
         run = self._opened.run if self._opened else None

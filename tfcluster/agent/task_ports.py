@@ -16,12 +16,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from tfcluster.agent import proc
-from tfcluster.agent.channel import Channel
-from tfcluster.agent.loop import Loop, Timer
+from tfcluster.agent.loop import Timer
 from tfcluster.agent.rejecting_listener import ListenerGroup, RejectingListener
+from tfcluster.agent.services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.tcp_sockets import (
     Descriptor,
@@ -82,12 +82,10 @@ class _Watch:
 class TaskPorts:
     """Polls while a listener is not proven, or a task has a server or may have one."""
 
-    def __init__(
-        self, loop: Loop, channel: Channel, tree: Callable[[AgentTask], set[int]]
-    ) -> None:
-        self._loop = loop
-        self._channel = channel
-        self._tree = tree
+    def __init__(self, shared: RunServices) -> None:
+        self._shared = shared
+        self._loop = shared.loop
+        self._channel = shared.channel
         self._watches: list[_Watch] = []
         self._timer: Timer | None = None
 
@@ -168,6 +166,19 @@ class TaskPorts:
             self._guard(watch, held, own)
         if inodes and not watch.proven:
             self._prove(watch, listening, own)
+
+    def _tree(self, task: AgentTask) -> set[int]:
+        """The pids of the task's processes. If its script may listen, this includes
+        orphans that we adopted: a server may go into the background."""
+        leader = task.process_id
+        if leader is None:
+            return set()
+        table = proc.snapshot()
+        roots = {leader}
+        if task.request.watched:
+            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
+            roots -= {*self._shared.children.expected} - {leader}
+        return proc.family(table, roots, [leader])
 
     # --- proof ----------------------------------------------------------------------
 

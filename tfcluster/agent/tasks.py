@@ -65,18 +65,10 @@ class TaskTable:
         self._tasks: list[AgentTask] = []
         self._oom = OomCounter()
         self._deaths = itertools.count()
-        self._ports = TaskPorts(shared.loop, shared.channel, self._tree)
-        self._layers = LayerRemover(
-            shared.loop.post,
-            lambda text: shared.channel.send(messages.Note(text)),
-            lambda: self._tasks,
-        )
-        self._usage = UsageReports(
-            shared.loop, self._running, shared.channel.send_event, shared.base
-        )
-        self._stopping = Stopping(
-            shared.loop, os.getpid(), self._others, self._settled, self._unkillable
-        )
+        self._ports = TaskPorts(shared)
+        self._layers = LayerRemover(shared, self._tasks)
+        self._usage = UsageReports(shared, self._running)
+        self._stopping = Stopping(shared, self._settled)
 
     def start(self, request: Start) -> None:
         """Execute a program. A failure is reported."""
@@ -187,22 +179,6 @@ class TaskTable:
     def _running(self) -> Iterable[AgentTask]:
         return [t for t in self._tasks if t.running]
 
-    def _others(self, task: AgentTask) -> set[int]:
-        return {*self._shared.children.expected} - {task.process_id}
-
-    def _tree(self, task: AgentTask) -> set[int]:
-        """The pids of the task's processes. If its script may listen, this includes
-        orphans that we adopted: a server may go into the background."""
-        leader = task.process_id
-        if leader is None:
-            return set()
-        table = proc.snapshot()
-        roots = {leader}
-        if task.request.watched:
-            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
-            roots -= {*self._shared.children.expected} - {leader}
-        return proc.family(table, roots, [leader])
-
     def _task(
         self,
         request: Start,
@@ -264,9 +240,6 @@ class TaskTable:
         lost = task.settled and task.running  # it survived SIGKILL
         if task.settled and (task.reported or lost) and task in self._tasks:
             self._tasks.remove(task)
-
-    def _unkillable(self, left: list[ProcessEntry]) -> None:
-        self._shared.channel.send(messages.Unkillable(tuple(p.pid for p in left)))
 
 
 def swept(
