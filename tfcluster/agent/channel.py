@@ -44,7 +44,7 @@ class Channel:
         self.on_garbage: Callable[[str], None] = lambda cause: None
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
-        loop.watch(self._in, self._read)
+        loop.watch(self._in, self.read)
 
     def send(self, message: messages.Message) -> None:
         """Queue a control frame, and write as much as possible."""
@@ -78,10 +78,6 @@ class Channel:
         """Send a heartbeat, unless other frames are queued, which serve as well."""
         if not self._queue:
             self.send(messages.Ping())
-
-    def read_waiting(self) -> None:
-        """Read what has already arrived, before the other side is called silent."""
-        self._read()
 
     def stop_reading(self) -> None:
         self._loop.unwatch(self._in)
@@ -118,7 +114,8 @@ class Channel:
                 self._buffer = memoryview(_line(log))
         return bool(self._buffer)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read what has arrived."""
         try:
             data = os.read(self._in, _READ_BYTES)
         except BlockingIOError:

@@ -196,7 +196,7 @@ class Supervisor:
         self._channel.send_ping()
         if not self.closing and self._silent_s() > self._opened.lease_s:
             # Frames that have already arrived count, even if we read them late.
-            self._channel.read_waiting()
+            self._channel.read()
             if not self.closing and self._silent_s() > self._opened.lease_s:
                 self._lease_over(f"heard nothing for {self._opened.lease_s:g} s")
         beats = (self._opened.heartbeat_s, self._opened.lease_s / 4)

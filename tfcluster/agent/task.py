@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.agent import proc
-from tfcluster.agent.events import Claims, EventSocket
+from tfcluster.agent.events import Claims, FrameSocket
 from tfcluster.agent.loop import Timer
 from tfcluster.agent.output_capture import Stream
 from tfcluster.agent.proc import ProcessEntry, Table
@@ -77,7 +77,7 @@ class AgentTask:
     request: Start
     stream: Stream
     output: str  # the stream's pipe, as /proc shows it: pipe:[INODE]
-    events: EventSocket
+    events: FrameSocket
     claims: Claims
     began: float
     process: ProcessEntry | None = None

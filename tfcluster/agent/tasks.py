@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from tfcluster.agent import proc
 from tfcluster.agent.children import Ended, OomCounter
-from tfcluster.agent.events import ADDRESS, Claims, EventSocket, listen
+from tfcluster.agent.events import ADDRESS, Claims, FrameSocket, listen
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.output_capture import LogFile, Stream
 from tfcluster.agent.proc import ProcessEntry
@@ -35,7 +35,7 @@ from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.protocol import messages
+from tfcluster.protocol import local, messages
 from tfcluster.protocol.requests import Start, StopRequest
 from tfcluster.protocol.wire import Frame
 
@@ -169,7 +169,7 @@ class TaskTable:
     def ask_stacks(self, names: Collection[str]) -> None:
         for task in self._running():
             if task.name in names:
-                task.events.ask_stacks()
+                task.events.send(local.StacksMessage())
                 task.claims.ask_stacks()
 
     @property
@@ -216,7 +216,7 @@ class TaskTable:
             request=request,
             stream=Stream(output, LogFile(request.log), source, drained, trouble),
             output=f"pipe:[{os.fstat(output).st_ino}]",
-            events=EventSocket(loop, events, say, complain),
+            events=FrameSocket(loop, events, say, complain),
             claims=Claims(loop, listener, say, complain),
             began=loop.now(),
         )

@@ -12,7 +12,7 @@ import socket
 import subprocess
 from collections import deque
 
-from tfcluster.agent.events import EVENT_BYTES
+from tfcluster.agent.events import FrameSocket
 from tfcluster.agent.services import HelperProgram, RunServices
 from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import (
@@ -27,15 +27,8 @@ from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
 from tfcluster.protocol.requests import Start, Warm
-from tfcluster.protocol.wire import (
-    BLAMES_WRAPPER,
-    UNFORKABLE,
-    LineBuffer,
-    WireError,
-    parse,
-)
+from tfcluster.protocol.wire import BLAMES_WRAPPER, UNFORKABLE, Frame
 
-_READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
 _END_S = 0.5  # from an interpreter's end of file to its exit
 _WRAPPER_END_S = 3.0
@@ -63,12 +56,11 @@ class _Interpreter:
         self._unfit: str | None = None
         """The reason that the interpreter gave why no task can run in it."""
         self._closed = False  # by us
-        self._lines = LineBuffer(EVENT_BYTES)
         self._unwritten: deque[_Request] = deque()
         self._asked: dict[int, _Request] = {}
         self._count = 0
         try:
-            self._end, theirs = socket.socketpair()
+            ours, theirs = socket.socketpair()
         except OSError as error:
             raise SpawnError(f"no pipes: {error.strerror}") from error
         number = theirs.fileno()
@@ -90,12 +82,13 @@ class _Interpreter:
                 stdin=number if request.wrapped else subprocess.DEVNULL,
             )
         except SpawnError:
-            self._end.close()
+            ours.close()
             raise
         finally:
             theirs.close()
-        self._end.setblocking(False)
-        shared.loop.watch(self._end.fileno(), self._read)
+        self._socket = FrameSocket(
+            shared.loop, ours, self._obey, self._talks_nonsense, self._ends
+        )
 
     @property
     def over(self) -> bool:
@@ -103,7 +96,7 @@ class _Interpreter:
 
     @property
     def alive(self) -> bool:
-        return not self.over and self._end.fileno() >= 0
+        return not self.over and self._socket.is_open
 
     def fork(self, task: AgentTask, ends: Ends) -> None:
         """Fork a task once the imports are done. A failure is reported."""
@@ -130,7 +123,7 @@ class _Interpreter:
             # An interpreter that is still importing would notice that only later.
             self._program.send_group(signal.SIGTERM)
         self._closed = True
-        self._close_socket()
+        self._socket.close()
         self._fail_all("is being closed")
 
     # --- requests -------------------------------------------------------------------
@@ -150,11 +143,11 @@ class _Interpreter:
 
     def _write_some(self, request: _Request) -> None:
         if request.ends is None:
-            written = self._end.send(request.rest)
+            written = self._socket.socket.send(request.rest)
         else:
             # The descriptors go with the first byte of the line.
             fds = [request.ends.output, request.ends.events.fileno()]
-            written = socket.send_fds(self._end, [request.rest], fds)
+            written = socket.send_fds(self._socket.socket, [request.rest], fds)
             request.ends.close()
             request.ends = None
             self._asked[request.id] = request
@@ -162,31 +155,8 @@ class _Interpreter:
 
     # --- answers --------------------------------------------------------------------
 
-    def _read(self) -> bool:
-        """Read once; returns whether there may be more."""
-        try:
-            data = self._end.recv(_READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self._close_socket()
-            self._shared.loop.later(_END_S, self._program.send_group)
-            return False
-        try:
-            for line in self._lines.feed(data):
-                self._obey(local.decode_of_interpreter(parse(line)))
-        except WireError as error:
-            note = f"warm interpreter {self._request.key!r}: {error}"
-            self._shared.channel.send(messages.Note(note))
-            self._program.send_group()
-            self._close_socket()
-            return False
-        return True
-
-    def _obey(self, answer: local.OfInterpreter) -> None:
-        match answer:
+    def _obey(self, frame: Frame) -> None:
+        match local.decode_of_interpreter(frame):
             case local.Ready() if not self._ready:
                 self._ready = True
                 seconds = round(self._shared.loop.now() - self._began, 3)
@@ -209,10 +179,18 @@ class _Interpreter:
 
     # --- the end --------------------------------------------------------------------
 
+    def _talks_nonsense(self, cause: str) -> None:
+        note = f"warm interpreter {self._request.key!r}: {cause}"
+        self._shared.channel.send(messages.Note(note))
+        self._program.send_group()
+        self._socket.close()
+
+    def _ends(self) -> None:
+        """It has closed its end, so it should exit now."""
+        self._shared.loop.later(_END_S, self._program.send_group)
+
     def _ended(self, status: int) -> None:
-        while self._end.fileno() >= 0 and self._read():
-            pass
-        self._close_socket()
+        self._socket.finish()
         self._fail_all(end_words(status))
 
     def _fail_all(self, why: str) -> None:
@@ -241,11 +219,6 @@ class _Interpreter:
         unfit = self._unfit is not None
         cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
         self._shared.channel.send(cold)
-
-    def _close_socket(self) -> None:
-        if self._end.fileno() >= 0:
-            self._shared.loop.unwatch(self._end.fileno())
-            self._end.close()
 
 
 class WarmInterpreters:
