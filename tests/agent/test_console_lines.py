@@ -110,7 +110,7 @@ def test_the_tail_holds_little_of_endless_lines() -> None:
 
 
 def test_a_budget_has_credit_for_a_second_and_refills() -> None:
-    budget = Budget(lines_per_s=10, bytes_per_s=1000)
+    budget = Budget(per_s=1000, least=100)
     assert budget.room(0.0) == 10
     budget.spend([b""] * 10)
     assert budget.room(0.0) == 0

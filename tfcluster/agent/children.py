@@ -9,25 +9,18 @@ import os
 import select
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from resource import struct_rusage
 
 from tfcluster.agent import proc
 from tfcluster.agent.proc import text_or_empty
-from tfcluster.base.light_dataclasses import dataclass
 
 _AT_ONCE = 4096
 _REMEMBERED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A child that was reaped; ``status`` is as in waitpid(2).
-
-    CPU time and the largest resident memory include children that it has waited for.
-    """
-
-    status: int
-    cpu_s: float
-    max_rss_bytes: int
+OnEnd = Callable[[int, struct_rusage], None]
+"""Called with the status of a child, as in waitpid(2), and with what it and children
+that it has waited for have used, as in getrusage(2)."""
 
 
 class Children:
@@ -43,8 +36,8 @@ class Children:
     """
 
     def __init__(self) -> None:
-        self._on_end: dict[int, Callable[[Ended], None]] = {}
-        self._unexpected: dict[int, Ended] = {}
+        self._on_end: dict[int, OnEnd] = {}
+        self._unexpected: dict[int, tuple[int, struct_rusage]] = {}
         self._pidfds: dict[int, int] = {}  # by pid
         self._pids: dict[int, int] = {}  # by pidfd
         self._epoll = select.epoll()
@@ -54,13 +47,13 @@ class Children:
         """The pids of the expected children that have not been reaped."""
         return self._on_end.keys()
 
-    def expect(self, pid: int, on_end: Callable[[Ended], None]) -> None:
+    def expect(self, pid: int, on_end: OnEnd) -> None:
         """Call ``on_end`` when this child has ended, which may be now."""
         process = proc.read(pid)
         ended = self._unexpected.pop(pid, None)
         # If the pid was reused, this child has not been reaped yet.
         if ended is not None and (process is None or process.ppid != os.getpid()):
-            on_end(ended)
+            on_end(*ended)
             return
         self._on_end[pid] = on_end
         # Before Linux 5.3, or without free descriptors, waitid's order must suffice.
@@ -90,12 +83,10 @@ class Children:
             _, status, used = os.wait4(pid, 0)
         except ChildProcessError:
             return
-        cpu_s = used.ru_utime + used.ru_stime
-        ended = Ended(status, cpu_s, used.ru_maxrss * 1024)  # getrusage(2)
         if on_end is not None:
-            on_end(ended)
+            on_end(status, used)
             return
-        self._unexpected[pid] = ended
+        self._unexpected[pid] = status, used
         if len(self._unexpected) > _REMEMBERED:
             del self._unexpected[next(iter(self._unexpected))]
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from tfcluster.base.light_dataclasses import dataclass, field
 
 _LINE_BYTES = 16 << 10
-_LINES_PER_S = 2000
 _CONSOLE_BYTES_PER_S = 1 << 20
+_LEAST_LINE_BYTES = 512  # so that at most 2048 lines pass in a second
 UPDATE_INTERVAL_S = 0.5  # between two updates of a progress bar (lines that end in \r)
 _LOG_QUEUE_BYTES = 4 << 20
 _LOG_FRAME_BYTES = 48 << 10  # before JSON escapes of up to 12 bytes per character
@@ -122,28 +122,25 @@ class Tail:
 
 
 class Budget:
-    """Limits the rates of lines and of bytes, both with a burst of one second."""
+    """Limits the rate of bytes, with a burst of one second. A line has a least cost."""
 
     def __init__(
-        self,
-        lines_per_s: float = _LINES_PER_S,
-        bytes_per_s: float = _CONSOLE_BYTES_PER_S,
+        self, per_s: float = _CONSOLE_BYTES_PER_S, least: int = _LEAST_LINE_BYTES
     ) -> None:
-        self._rates = (lines_per_s, bytes_per_s)
-        self._lines, self._bytes = self._rates
+        self._per_s = per_s
+        self._least = least
+        self._credit = per_s
         self._then: float | None = None
 
     def room(self, now: float) -> int:
         """How many lines may pass now."""
-        passed = 0.0 if self._then is None else now - self._then
+        passed_s = 0.0 if self._then is None else now - self._then
         self._then = now
-        self._lines = min(self._rates[0], self._lines + passed * self._rates[0])
-        self._bytes = min(self._rates[1], self._bytes + passed * self._rates[1])
-        return max(0, int(self._lines)) if self._bytes > 0 else 0
+        self._credit = min(self._per_s, self._credit + passed_s * self._per_s)
+        return max(0, int(self._credit / self._least))
 
     def spend(self, lines: Sequence[bytes]) -> None:
-        self._lines -= len(lines)
-        self._bytes -= sum(map(len, lines))
+        self._credit -= sum(max(len(line), self._least) for line in lines)
 
 
 _LINE_COST = 64

@@ -71,7 +71,9 @@ class GpuUsage:
             gpu
             for word in wanted
             for gpu in latest
-            if word == str(gpu.gpu) or _is_uuid_of(word, gpu)
+            # CUDA accepts any beginning of a UUID.
+            if word == str(gpu.gpu)
+            or (word.startswith("GPU-") and gpu.uuid.startswith(word))
         ]
 
     def _watch(self) -> None:
@@ -83,11 +85,6 @@ class GpuUsage:
                 pause.wait(_INTERVAL_S)
         except (OSError, AttributeError):
             self.latest = []  # no library, or an old one that lacks a function
-
-
-def _is_uuid_of(word: str, gpu: Gpu) -> bool:
-    """CUDA accepts any beginning of a UUID."""
-    return word.startswith("GPU-") and gpu.uuid.startswith(word)
 
 
 class _Nvml:

@@ -101,15 +101,10 @@ def ancestors(table: Table, pid: int) -> set[int]:
     return members
 
 
-def text_of(path: str) -> str:
-    """The content of a small kernel file. Raises OSError."""
-    return _bytes_of(path).decode("utf-8", "surrogateescape")
-
-
 def text_or_empty(path: str) -> str:
-    """Like ``text_of``, but empty if the file cannot be read."""
+    """The content of a small kernel file; empty if it cannot be read."""
     try:
-        return text_of(path)
+        return _bytes_of(path).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 

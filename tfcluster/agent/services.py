@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.children import Children, Ended
+from tfcluster.agent.children import Children
 from tfcluster.agent.loop import Loop
 from tfcluster.agent.output_capture import LogFile, OutputCapture, Stream
 from tfcluster.agent.signals import send_group
@@ -78,10 +78,10 @@ class HelperProgram:
         if self.status is None:
             send_group(self.pid, signum)
 
-    def _ended(self, ended: Ended) -> None:
-        self.status = ended.status
+    def _ended(self, status: int, _used: object) -> None:
+        self.status = status
         self._capture.drain(self._stream)
-        self._on_end(ended.status)
+        self._on_end(status)
 
     def _drained(self, tail: list[str]) -> None:
         if self.status is not None:  # otherwise it could not even be started

@@ -13,14 +13,9 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tfcluster.agent.file_names import local_path, raw
+from tfcluster.agent.file_names import local_name, raw
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol.wire import INTRA_OP_THREADS
-
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """The variables by which gRPC finds a proxy; it prefers ``no_grpc_proxy``."""
@@ -157,7 +152,7 @@ def _ignoring(signals: Sequence[int]) -> Iterator[None]:
 
 
 def _cause(program: SpawnedProgram, error: OSError) -> str:
-    command, cwd = program.argv[0], local_path(program.cwd)
+    command, cwd = program.argv[0], local_name(program.cwd)
     if error.errno in (errno.EAGAIN, errno.ENOMEM):
         limit = "out of memory" if error.errno == errno.ENOMEM else ""
         return f"cannot fork ({limit or 'RLIMIT_NPROC or pids.max'})"
@@ -165,23 +160,24 @@ def _cause(program: SpawnedProgram, error: OSError) -> str:
         return "too many open files (ulimit -n)"
     if error.errno == errno.E2BIG:
         return "the arguments and environment together are too long for this system"
-    if not cwd.is_dir():
-        what = "is not a folder" if cwd.exists() else "does not exist"
+    if not os.path.isdir(cwd):
+        what = "is not a folder" if os.path.exists(cwd) else "does not exist"
         return f"workdir {program.cwd} {what}"
     if not os.access(cwd, os.X_OK):
         return f"workdir {program.cwd} cannot be entered: permission denied"
-    return _command_cause(command, cwd / local_path(command), error)
+    path = os.path.join(cwd, local_name(command))
+    return _command_cause(command, path, error)
 
 
-def _command_cause(command: str, path: Path, error: OSError) -> str:
+def _command_cause(command: str, path: str, error: OSError) -> str:
     bare = "/" not in command
     if error.errno == errno.ENOENT and bare:
         return f"{command!r} not found on PATH"
-    if error.errno == errno.ENOENT and path.exists():
+    if error.errno == errno.ENOENT and os.path.exists(path):
         return f"{command!r}: its interpreter (the #! line) does not exist"
     if error.errno == errno.ENOENT:
         return f"{command!r} does not exist"
-    if error.errno == errno.EACCES and not bare and path.is_dir():
+    if error.errno == errno.EACCES and not bare and os.path.isdir(path):
         return f"{command!r} is a folder"
     if error.errno == errno.EACCES:
         return f"{command!r} is not executable"

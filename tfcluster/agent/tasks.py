@@ -13,9 +13,11 @@ import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
+from resource import struct_rusage
 
 from tfcluster.agent import proc
-from tfcluster.agent.children import Ended, OomCounter
+from tfcluster.agent.children import OomCounter
 from tfcluster.agent.events import ADDRESS, Claims, FrameSocket, listen
 from tfcluster.agent.layers import LayerRemover
 from tfcluster.agent.output_capture import LogFile, Stream
@@ -130,7 +132,7 @@ class TaskTable:
         self._shared.channel.send(started)
         self._stopping.begun(task)
         self._ports.expect(task)
-        self._shared.children.expect(pid, lambda ended: self._ended(task, ended))
+        self._shared.children.expect(pid, partial(self._ended, task))
 
     def failed(self, task: AgentTask, cause: str) -> None:
         """Note that the task could not get a process."""
@@ -145,9 +147,10 @@ class TaskTable:
         failed = messages.Failed(request.task, request.attempt, cause)
         self._shared.channel.send(failed)
 
-    def _ended(self, task: AgentTask, ended: Ended) -> None:
-        status = task.status = ended.status
-        task.cpu_s, task.max_rss_bytes = ended.cpu_s, ended.max_rss_bytes
+    def _ended(self, task: AgentTask, status: int, used: struct_rusage) -> None:
+        task.status = status
+        task.cpu_s = used.ru_utime + used.ru_stime
+        task.max_rss_bytes = used.ru_maxrss * 1024
         task.death = next(self._deaths)
         task.seconds = self._shared.loop.now() - task.began
         by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
