@@ -43,9 +43,6 @@ class ProcessEntry:
     def dead(self) -> bool:
         return self.state in "ZXx"
 
-    def __str__(self) -> str:
-        return f"{self.pid} {self.name}"
-
 
 Table = Mapping[int, ProcessEntry]
 

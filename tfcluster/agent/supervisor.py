@@ -30,7 +30,7 @@ from tfcluster.agent.sweep import (
     kill_until_gone,
     other_agents_remain,
 )
-from tfcluster.agent.tasks import CLOSE_LOOK_S, swept
+from tfcluster.agent.tasks import CLOSE_LOOK_S
 from tfcluster.base.process_title import set_title
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -316,7 +316,7 @@ class Supervisor:
     def _all_swept(self, killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
         self._swept = len(killed)
         if killed:
-            self._channel.send(swept(killed))
+            self._channel.send(messages.Swept(len(killed)))
         if left:
             self._channel.send(messages.Unkillable(tuple(p.pid for p in left)))
         if not self._others:

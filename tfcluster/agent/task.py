@@ -95,7 +95,7 @@ class AgentTask:
     killed: bool = False
     kill_at: float | None = None
     kill_timer: Timer | None = None
-    leftovers: dict[int, ProcessEntry] = field(default_factory=dict)
+    leftovers: set[int] = field(default_factory=set)  # pids
     reported: bool = False
     settled: bool = False  # no process of it is left, or we gave up
 

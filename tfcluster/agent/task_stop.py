@@ -147,7 +147,7 @@ class Stopping:
             # A leader that has ended but has not been reaped yet counts as gone.
             alive = self._members(task)
             if task.status is not None:
-                task.leftovers.update({p.pid: p for p in alive})
+                task.leftovers.update(process.pid for process in alive)
             return alive
 
         def done(_killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
@@ -170,7 +170,7 @@ class Stopping:
             for process in alive:
                 send(process, signal.SIGTERM)
                 send(process, signal.SIGCONT)
-            task.leftovers.update({p.pid: p for p in alive})
+            task.leftovers.update(process.pid for process in alive)
             self._kill_in(task, _LEFTOVER_TERM_S)
         self._loop.later(_LOOK_S, lambda: self._end_leftovers(task))
 

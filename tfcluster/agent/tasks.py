@@ -44,7 +44,6 @@ from tfcluster.protocol.wire import Frame
 CLOSE_LOOK_S = 0.02
 _EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
 _EVENTS = "TFCLUSTER_EVENTS"
-_SHOWN_PROCESSES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +126,7 @@ class TaskTable:
         gone = ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
         task.process = proc.read(pid) or gone
         self._usage.begin()
-        start_time = task.process.start_time
-        started = messages.Started(*task.key, pid=pid, start_time=start_time)
-        self._shared.channel.send(started)
+        self._shared.channel.send(messages.Started(*task.key, pid=pid))
         self._stopping.begun(task)
         self._ports.expect(task)
         self._shared.children.expect(pid, partial(self._ended, task))
@@ -234,7 +231,7 @@ class TaskTable:
     def _settled(self, task: AgentTask) -> None:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
-            self._shared.channel.send(swept(task.leftovers.values(), *task.key))
+            self._shared.channel.send(messages.Swept(len(task.leftovers)))
         self._shared.channel.send(messages.Settled(*task.key))
         self._layers.settled(task)
         self._forget(task)
@@ -243,13 +240,3 @@ class TaskTable:
         lost = task.settled and task.running  # it survived SIGKILL
         if task.settled and (task.reported or lost) and task in self._tasks:
             self._tasks.remove(task)
-
-
-def swept(
-    processes: Collection[ProcessEntry],
-    task: str | None = None,
-    attempt: int | None = None,
-) -> messages.Swept:
-    """The message, with the names of at most twenty processes."""
-    names = [str(process) for process in processes][:_SHOWN_PROCESSES]
-    return messages.Swept(len(processes), tuple(names), task, attempt)

@@ -51,7 +51,6 @@ class _Interpreter:
         self._shared = shared
         self._tasks = tasks
         self._request = request
-        self._began = shared.loop.now()
         self._ready = False
         self._unfit: str | None = None
         """The reason that the interpreter gave why no task can run in it."""
@@ -159,8 +158,7 @@ class _Interpreter:
         match local.decode_of_interpreter(frame):
             case local.Ready() if not self._ready:
                 self._ready = True
-                seconds = round(self._shared.loop.now() - self._began, 3)
-                self._shared.channel.send(messages.Warmed(self._request.key, seconds))
+                self._shared.channel.send(messages.Warmed(self._request.key))
                 self._write()
             case local.Unfit(cause):
                 self._unfit = cause[:_CAUSE_CHARS]

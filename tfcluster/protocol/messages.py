@@ -145,7 +145,6 @@ class Unprepared(Message):
 
 class Warmed(Message):
     key: str
-    seconds: float
 
 
 class Cold(Message):
@@ -161,7 +160,6 @@ class Cold(Message):
 
 class Started(OfTask):
     pid: int
-    start_time: int
 
 
 class Listening(OfTask):
@@ -235,12 +233,7 @@ class Failed(OfTask):
 
 
 class Swept(Message):
-    """``task`` and ``attempt`` are None if the processes belonged to no task."""
-
     count: int
-    processes: tuple[str, ...]
-    task: str | None = None
-    attempt: int | None = None
 
 
 class Unkillable(Message):
