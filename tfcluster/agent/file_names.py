@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Sequence
 
 from tfcluster.protocol.frames import ProtocolError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 

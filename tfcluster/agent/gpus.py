@@ -13,11 +13,6 @@ from collections.abc import Mapping
 
 from tfcluster.protocol.messages import Gpu
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from typing import Any
-
-
 _NVIDIA = "/proc/driver/nvidia/gpus"
 
 
@@ -103,9 +98,9 @@ class _Nvml:
                 ("used", ctypes.c_ulonglong),
             ]
 
-        self._c: Any = ctypes
+        self._c = ctypes
         self._utilization, self._memory = Utilization, Memory
-        self._nvml: Any = ctypes.CDLL(library)
+        self._nvml = ctypes.CDLL(library)
         if self._nvml.nvmlInit_v2() != 0:
             raise OSError(f"{library} cannot be initialised")
 

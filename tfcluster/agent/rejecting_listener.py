@@ -8,14 +8,8 @@ import struct
 from array import array
 
 from tfcluster.agent.loop import Loop
+from tfcluster.base import peer_filter
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.base.peer_filter import INSTRUCTION, program
-
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tfcluster.base.peer_filter import Network
 
 _ACCEPT_RETRY_S = 0.5
 _SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
@@ -57,15 +51,22 @@ class RejectingListener:
     """
 
     def __init__(
-        self, loop: Loop, group: ListenerGroup, count: int, networks: Iterable[Network]
+        self,
+        loop: Loop,
+        group: ListenerGroup,
+        count: int,
+        networks: tuple[peer_filter.Network, ...],
     ) -> None:
         self._loop = loop
         self._socket = socket.socket(group.family, socket.SOCK_STREAM)
         try:
             self._join(group)
             # struct sock_fprog: the number of instructions, and their address.
-            code = array("B", program(networks, count))
-            size, (address, _) = len(code) // INSTRUCTION.size, code.buffer_info()
+            code = array("B", peer_filter.program(networks, count))
+            size, (address, _) = (
+                len(code) // peer_filter.INSTRUCTION.size,
+                code.buffer_info(),
+            )
             argument = struct.pack("@HP", size, address)
             self._socket.setsockopt(
                 socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, argument

@@ -34,10 +34,6 @@ from tfcluster.base import peer_filter
 from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.protocol.messages import Intruder, Listening, Note
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from tfcluster.base.peer_filter import Network
-
 _POLL_FAST_S = 0.1  # for how long strangers may reach a server that was just started
 _POLL_SLOW_S = 1.0
 _POLL_SHARE = 0.02  # the largest share of the agent's time that polling may take
@@ -48,7 +44,7 @@ _FRESH_S = 3.0  # for how long after a change more listeners may follow
 class _Watch:
     task: AgentTask
     port: int
-    networks: tuple[Network, ...] | None = None
+    networks: tuple[peer_filter.Network, ...] | None = None
     """Who may connect; None: everybody."""
     proven: bool = True
     awaited: bool = False
