@@ -163,7 +163,7 @@ _LAST_READS = 64
 
 
 @dataclass(eq=False)
-class Stream:
+class OutputStream:
     """A stream of output. Only the capture thread may look inside.
 
     ``on_drained`` and ``on_trouble`` are called in the loop's thread. The first gets
@@ -204,7 +204,7 @@ class OutputCapture:
         self._on_lines = on_lines
         self._on_broken = on_broken
         self._budget = Budget()
-        self._streams: list[Stream] = []
+        self._streams: list[OutputStream] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._selector = selectors.PollSelector()
         self._wake_out, self._wake_in = os.pipe()
@@ -217,18 +217,18 @@ class OutputCapture:
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
-    def add(self, stream: Stream, header: str | None = None) -> None:
+    def add(self, stream: OutputStream, header: str | None = None) -> None:
         """Take over the read end of a pipe."""
         os.set_blocking(stream.fd, False)
         self._call(lambda: self._add(stream, header))
 
-    def drain(self, stream: Stream) -> None:
+    def drain(self, stream: OutputStream) -> None:
         """Read the rest of an ended process's output, until its end, or until none
         comes for ``_QUIET_S``, or for ``_DRAIN_S``. Later output still goes to the
         file."""
         self._call(lambda: self._drain(stream))
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: OutputStream) -> None:
         """Read what has arrived and close, even if somebody holds the other end."""
         self._call(lambda: self._drop(stream))
 
@@ -272,7 +272,7 @@ class OutputCapture:
         for stream in list(self._streams):
             self._tick(stream, now)
 
-    def _add(self, stream: Stream, header: str | None) -> None:
+    def _add(self, stream: OutputStream, header: str | None) -> None:
         with suppress(OSError):  # above the user's limit; the default size works, too
             fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._streams.append(stream)
@@ -283,7 +283,7 @@ class OutputCapture:
         else:
             stream.log.write_header(header, now)
 
-    def _read(self, stream: Stream) -> int:
+    def _read(self, stream: OutputStream) -> int:
         """Read once; returns the number of bytes, 0 if there are none (now or ever)."""
         try:
             data = os.read(stream.fd, _READ_BYTES)
@@ -308,7 +308,7 @@ class OutputCapture:
             self._backlog.put(source, [decoded(line) for line in lines])
             self._post(self._on_lines)
 
-    def _tick(self, stream: Stream, now: float) -> None:
+    def _tick(self, stream: OutputStream, now: float) -> None:
         if stream.fd >= 0:
             self._refresh(stream, now)
             stream.log.tick(now)
@@ -323,7 +323,7 @@ class OutputCapture:
         if stream.fd < 0 and stream.drained:
             self._streams.remove(stream)
 
-    def _refresh(self, stream: Stream, now: float) -> None:
+    def _refresh(self, stream: OutputStream, now: float) -> None:
         if stream.source is None:
             return
         if self._budget.room(now) and (update := stream.console.update(now)):
@@ -333,11 +333,11 @@ class OutputCapture:
         ):
             self._post(self._on_lines)
 
-    def _drain(self, stream: Stream) -> None:
+    def _drain(self, stream: OutputStream) -> None:
         stream.active = time.monotonic()
         stream.deadline = stream.active + _DRAIN_S
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: OutputStream) -> None:
         for _ in range(_LAST_READS):
             if stream.fd < 0 or not self._read(stream):
                 break
@@ -345,7 +345,7 @@ class OutputCapture:
             self._end(stream, time.monotonic())
         stream.deadline = stream.deadline or stream.active
 
-    def _end(self, stream: Stream, now: float) -> None:
+    def _end(self, stream: OutputStream, now: float) -> None:
         self._selector.unregister(stream.fd)
         os.close(stream.fd)
         stream.fd = -1

@@ -11,7 +11,7 @@ from functools import partial
 from tfcluster.agent.channel import Channel
 from tfcluster.agent.children import Children
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.output_capture import LogFile, OutputCapture, Stream
+from tfcluster.agent.output_capture import LogFile, OutputCapture, OutputStream
 from tfcluster.agent.signals import send_group
 from tfcluster.agent.spawn import SpawnedProgram, SpawnError, spawn
 from tfcluster.base.light_dataclasses import dataclass
@@ -62,7 +62,9 @@ class HelperProgram:
         except OSError as error:
             raise SpawnError(f"no pipes: {error.strerror}") from error
         trouble = partial(services.note_log, name)
-        self._stream = Stream(read_end, LogFile(log), None, self._drained, trouble)
+        self._stream = OutputStream(
+            read_end, LogFile(log), None, self._drained, trouble
+        )
         self._capture.add(self._stream)
         try:
             self.pid = spawn(program, write_end, *inherited, stdin=stdin)

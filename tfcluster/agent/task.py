@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from tfcluster.agent import proc
 from tfcluster.agent.events import Claims, FrameSocket
 from tfcluster.agent.loop import Timer
-from tfcluster.agent.output_capture import Stream
+from tfcluster.agent.output_capture import OutputStream
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import signal_name
 from tfcluster.base.light_dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class AgentTask:
     """One attempt of a task, from the request to the end of its last process."""
 
     request: Start
-    stream: Stream
+    stream: OutputStream
     output: str  # the stream's pipe, as /proc shows it: pipe:[INODE]
     events: FrameSocket
     claims: Claims

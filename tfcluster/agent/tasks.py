@@ -20,7 +20,7 @@ from tfcluster.agent import proc
 from tfcluster.agent.children import OomCounter
 from tfcluster.agent.events import ADDRESS, Claims, FrameSocket, listen
 from tfcluster.agent.layers import LayerRemover
-from tfcluster.agent.output_capture import LogFile, Stream
+from tfcluster.agent.output_capture import LogFile, OutputStream
 from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.services import RunServices
 from tfcluster.agent.signals import signal_number
@@ -214,7 +214,7 @@ class TaskTable:
         source = request.task, request.attempt
         task = AgentTask(
             request=request,
-            stream=Stream(output, LogFile(request.log), source, drained, trouble),
+            stream=OutputStream(output, LogFile(request.log), source, drained, trouble),
             output=f"pipe:[{os.fstat(output).st_ino}]",
             events=FrameSocket(loop, events, say, complain),
             claims=Claims(loop, listener, say, complain),
