@@ -16,6 +16,7 @@ from tfcluster.agent.proc import text_or_empty
 
 _AT_ONCE = 4096
 _REMEMBERED = 4096
+_CGROUPS = "/sys/fs/cgroup"
 
 
 OnEnd = Callable[[int, struct_rusage], None]
@@ -112,16 +113,22 @@ def oom_kills(text: str) -> int | None:
 class OomCounter:
     """Counts processes killed by the OOM killer in this process's control group.
 
-    Without version 2 of control groups, those of the whole host are counted. It is
-    asked when something other than the agent killed a process.
+    It is asked when something other than the agent killed a process.
     """
 
     def __init__(self) -> None:
-        groups = text_or_empty("/proc/self/cgroup").splitlines()
-        path = next((g[3:].strip("/") for g in groups if g.startswith("0::")), "")
-        own = os.path.join("/sys/fs/cgroup", path, "memory.events")
-        counted = oom_kills(text_or_empty(own)) is not None
-        self._file = own if counted else "/proc/vmstat"
+        files = ["/proc/vmstat"]  # of the whole host, if the group has no counter
+        for line in text_or_empty("/proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                files.insert(0, f"{_CGROUPS}{path}/memory.events")
+            elif "memory" in controllers.split(","):
+                # In a container, the path is the one on the host, but the mount shows
+                # only the container's own groups.
+                files.insert(0, f"{_CGROUPS}/memory/memory.oom_control")
+                files.insert(0, f"{_CGROUPS}/memory{path}/memory.oom_control")
+        counts = ((file, oom_kills(text_or_empty(file))) for file in files)
+        self._file = next((f for f, count in counts if count is not None), files[-1])
         self._seen = self._now()
 
     def _now(self) -> int:
