@@ -15,7 +15,7 @@ def fed(*parts: bytes, room: int = EVERYTHING) -> list[bytes]:
     console = ConsoleLines()
     lines: list[bytes] = []
     for part in parts:
-        lines += console.feed(part, room).lines
+        lines += console.feed(part, room)[0]
     last = console.finish()
     return lines if last is None else [*lines, last]
 
@@ -51,19 +51,16 @@ def test_a_cut_leaves_no_half_character() -> None:
 
 def test_lines_over_the_budget_are_counted_exactly() -> None:
     console = ConsoleLines()
-    assert console.feed(b"head of ", 5).lines == []
-    found = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)
-    assert found.lines == [b"head of one", b"two"]
-    assert (found.dropped, found.dropped_bytes) == (2, len(b"three\nfour\n"))
+    assert console.feed(b"head of ", 5) == ([], 0)
+    fed_lines = console.feed(b"one\ntwo\nthree\nfour\nrest", 2)
+    assert fed_lines == ([b"head of one", b"two"], 2)
     assert console.finish() == b"rest"
 
 
 def test_the_start_of_a_dropped_line_is_dropped_as_well() -> None:
     console = ConsoleLines()
     console.feed(b"begin", 9)
-    found = console.feed(b" end\nnext", 0)
-    assert (found.lines, found.dropped) == ([], 1)
-    assert found.dropped_bytes == len(b"begin end\n")
+    assert console.feed(b" end\nnext", 0) == ([], 1)
     assert console.finish() == b"next"
 
 
@@ -86,8 +83,8 @@ def test_any_portions_give_the_same_lines_as_the_whole(parts: list[bytes]) -> No
 @given(st.lists(OUTPUT), st.integers(0, 5))
 def test_every_line_is_shown_or_counted(parts: list[bytes], room: int) -> None:
     console = ConsoleLines()
-    all_found = [console.feed(part, room) for part in parts]
-    counted = sum(len(found.lines) + found.dropped for found in all_found)
+    all_fed = [console.feed(part, room) for part in parts]
+    counted = sum(len(lines) + dropped for lines, dropped in all_fed)
     assert counted == b"".join(parts).count(b"\n")
 
 
@@ -113,7 +110,7 @@ def test_the_tail_holds_little_of_endless_lines() -> None:
 
 
 def test_a_budget_has_credit_for_a_second_and_refills() -> None:
-    budget = Budget(lines_per_s=10, bytes_per_s=1000)
+    budget = Budget(per_s=1000, least=100)
     assert budget.room(0.0) == 10
     budget.spend([b""] * 10)
     assert budget.room(0.0) == 0

@@ -141,9 +141,6 @@ def test_a_flood_leaves_exact_counts(agent: Agent) -> None:
     assert expected == 1_000_001
     shown = len(lines_of(agent, "w:0"))
     assert 1000 < shown < 20_000
-    dropped = sum(frame["dropped_bytes"] for frame in logs_of(agent, "w:0"))
-    seen = sum(len(line) + 1 for line in lines_of(agent, "w:0"))
-    assert dropped + seen == agent.log("w:0").stat().st_size
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from tfcluster.agent import proc
-from tfcluster.agent.children import counter_files, parse_count
+from tfcluster.agent.children import oom_kills
 from tfcluster.agent.host_network import candidates, parse_reserved, shuffled
 from tfcluster.agent.proc import ProcessEntry
 from tfcluster.agent.signals import signal_name, signal_number
@@ -76,7 +76,7 @@ def member_pids(
     tree: dict[int, ProcessEntry],
     who: Identity,
     environs: dict[int, dict[str, str]] | None = None,
-    holders: dict[int, set[str]] | None = None,
+    holders: dict[int, dict[int, str]] | None = None,
     others: tuple[int, ...] = (),
 ) -> set[int]:
     environs, holders = environs or {}, holders or {}
@@ -86,7 +86,7 @@ def member_pids(
         who,
         others,
         lambda pid: environs.get(pid, {}),
-        lambda pid: holders.get(pid, set()),
+        lambda pid: holders.get(pid, {}),
     )
     return {p.pid for p in found}
 
@@ -107,7 +107,7 @@ def test_members_are_the_tree_the_session_and_orphans_that_say_so() -> None:
     )
     mine = {"TFCLUSTER_TASK": "w:0", "TFCLUSTER_ATTEMPT": "1"}
     environs = {40: mine, 50: {**mine, "TFCLUSTER_ATTEMPT": "0"}}
-    holders = {60: {"pipe:[5]"}, 70: {"pipe:[6]"}}
+    holders = {60: {1: "pipe:[5]"}, 70: {1: "pipe:[6]"}}
     found = member_pids(tree, identity(20), environs, holders)
     assert found == {20, 21, 30, 40, 41, 60}
 
@@ -144,11 +144,8 @@ def test_what_belongs_to_a_run() -> None:
 
 
 def test_where_the_oom_counter_stands() -> None:
-    assert parse_count("low 0\noom 2\noom_kill 3\n") == 3
-    assert parse_count("oom_kill_disable 0\n") is None
-    paths = list(counter_files("4:cpu,memory:/a\n0::/b\n", "/cg"))
-    assert paths[0] == "/cg/memory/a/memory.oom_control"
-    assert "/cg/b/memory.events" in paths
+    assert oom_kills("low 0\noom 2\noom_kill 3\n") == 3
+    assert oom_kills("oom_kill_disable 0\n") is None
 
 
 def test_ports_outside_the_ephemeral_range_first() -> None:

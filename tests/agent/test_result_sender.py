@@ -68,12 +68,14 @@ class Host:
             patterns=list(patterns),
         )
         files: list[object] = []
+        refused: list[object] = []
         kinds = ("listed", "unlisted")
         while True:
             frame = self.agent.wait_for(lambda found: found["type"] in kinds)
             files += frame.get("files") or []
+            refused += frame.get("refused") or []
             if frame.get("last", True):
-                return {**frame, "files": files}
+                return {**frame, "files": files, "refused": refused}
 
     def read(self, path: str, size: int) -> None:
         self._number += 1

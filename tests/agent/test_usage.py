@@ -17,6 +17,7 @@ from tests.kit.waiting import eventually
 from tfcluster.agent import proc
 from tfcluster.agent.gpus import GpuUsage
 from tfcluster.agent.loop import Loop
+from tfcluster.agent.services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.agent.usage import UsageReports, interval_s
 from tfcluster.protocol.messages import Gpu
@@ -71,8 +72,9 @@ def test_nothing_is_reported_of_a_task_that_has_ended_already() -> None:
             "AgentTask",
             SimpleNamespace(process_id=ended.pid, request=asked, key=("w:0", 0)),
         )
-        loop = Loop()
-        UsageReports(loop, lambda: [task], sent.append, {})._look()
+        channel = SimpleNamespace(send_event=sent.append)
+        shared = SimpleNamespace(loop=Loop(), channel=channel, base={})
+        UsageReports(cast("RunServices", shared), lambda: [task])._measure()
     assert sent == []
 
 

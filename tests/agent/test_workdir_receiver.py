@@ -42,7 +42,7 @@ def test_merge(
         {"a": known} if known else {},
         {"a": here},
     )
-    every = {"take": plan.take, "delete": plan.delete, "conflict": plan.conflicts}
+    every = {"take": plan.fetch, "delete": plan.delete, "conflict": plan.conflicts}
     assert [word for word, paths in every.items() if paths] == [
         word for word in (done,) if word != "nothing"
     ]
@@ -62,7 +62,7 @@ def test_merge_of_results_that_were_returned(
 ) -> None:
     offered = {} if wanted is None else {"a": wanted}
     plan = merge(offered, {}, {"a": here}, {"a": (OLD,)})
-    every = {"take": plan.take, "delete": plan.delete, "conflict": plan.conflicts}
+    every = {"take": plan.fetch, "delete": plan.delete, "conflict": plan.conflicts}
     assert [word for word, paths in every.items() if paths] == [
         word for word in (done,) if word != "nothing"
     ]

@@ -59,7 +59,7 @@ class Trial:
 
 def listed(request: Request, *files: Result, last: bool = True) -> Listed:
     assert isinstance(request, List)
-    return Listed(request.number, False, "/x", files, (), 0, last)
+    return Listed(request.number, False, "/x", files, (), last)
 
 
 def a_file(size: int, path: str = "a.keras") -> Result:

@@ -44,7 +44,7 @@ class Channel:
         self.on_garbage: Callable[[str], None] = lambda cause: None
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
-        loop.watch(self._in, self._read)
+        loop.watch(self._in, self.read)
 
     def send(self, message: messages.Message) -> None:
         """Queue a control frame, and write as much as possible."""
@@ -79,10 +79,6 @@ class Channel:
         if not self._queue:
             self.send(messages.Ping())
 
-    def read_waiting(self) -> None:
-        """Read what has already arrived, before the other side is called silent."""
-        self._read()
-
     def stop_reading(self) -> None:
         self._loop.unwatch(self._in)
 
@@ -112,17 +108,14 @@ class Channel:
                 line = self._queue.popleft()
                 self._queued -= len(line)
                 self._buffer = memoryview(line)
-            elif (chunk := self._backlog.take()) is not None:
-                log = messages.Log(
-                    *chunk.source,
-                    lines=tuple(chunk.lines),
-                    dropped=chunk.dropped,
-                    dropped_bytes=chunk.dropped_bytes,
-                )
+            elif (chunk := self._backlog.pop()) is not None:
+                lines = tuple(chunk.lines)
+                log = messages.Log(*chunk.source, lines=lines, dropped=chunk.dropped)
                 self._buffer = memoryview(_line(log))
         return bool(self._buffer)
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read what has arrived."""
         try:
             data = os.read(self._in, _READ_BYTES)
         except BlockingIOError:

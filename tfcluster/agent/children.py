@@ -1,180 +1,95 @@
 """Waits for children that have ended, in order, and finds out why they have.
 
-Children are tasks, warm interpreters and adopted orphans. A warm interpreter forks
-tasks, and such a task may end before we learn its pid. So the ends of unknown children
-are remembered for a while. Knows no tasks.
+Children are tasks, other programs of the agent, and adopted orphans. Knows no tasks.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from resource import struct_rusage
 
 from tfcluster.agent import proc
 from tfcluster.agent.proc import text_or_empty
-from tfcluster.base.light_dataclasses import dataclass
 
 _AT_ONCE = 4096
+_REMEMBERED = 4096
+_CGROUPS = "/sys/fs/cgroup"
 
 
-class Deaths:
-    """The order in which watched children died. Does not reap them.
+OnEnd = Callable[[int, struct_rusage], None]
+"""Called with the status of a child, as in waitpid(2), and with what it and children
+that it has waited for have used, as in getrusage(2)."""
+
+
+class Children:
+    """Reaps children, and calls back for each that is expected, in order of death.
 
     Children that died while the agent was not running are returned by waitid() in the
     order in which they were started, which says nothing about who failed because of
     whom. The ready list of an epoll instance is a queue, so it returns pidfds in the
     order in which their processes died.
+
+    A warm interpreter forks tasks, and such a task may end before we learn its pid. So
+    the ends of unexpected children are remembered for a while.
     """
 
     def __init__(self) -> None:
+        self._on_end: dict[int, OnEnd] = {}
+        self._unexpected: dict[int, tuple[int, struct_rusage]] = {}
         self._pidfds: dict[int, int] = {}  # by pid
         self._pids: dict[int, int] = {}  # by pidfd
         self._epoll = select.epoll()
 
-    def watch(self, pid: int) -> None:
-        """Include a child in the order from now on."""
+    @property
+    def expected(self) -> Collection[int]:
+        """The pids of the expected children that have not been reaped."""
+        return self._on_end.keys()
+
+    def expect(self, pid: int, on_end: OnEnd) -> None:
+        """Call ``on_end`` when this child has ended, which may be now."""
+        process = proc.read(pid)
+        ended = self._unexpected.pop(pid, None)
+        # If the pid was reused, this child has not been reaped yet.
+        if ended is not None and (process is None or process.ppid != os.getpid()):
+            on_end(*ended)
+            return
+        self._on_end[pid] = on_end
         # Before Linux 5.3, or without free descriptors, waitid's order must suffice.
         with suppress(AttributeError, OSError):
             pidfd = os.pidfd_open(pid)
             self._pidfds[pid], self._pids[pidfd] = pidfd, pid
             self._epoll.register(pidfd, select.EPOLLIN)
 
-    def is_watched(self, pid: int) -> bool:
-        return pid in self._pidfds
+    def reap(self) -> None:
+        """Reap all ended children without blocking."""
+        while pid := _ended_child():
+            # A child with a pidfd that can be reaped is among the dead.
+            dead = self._dead() if pid in self._pidfds else [pid]
+            for child in dead or [pid]:
+                self._reap(child)
 
-    def take(self) -> list[int]:
-        """Children that died since the last call, in order; no longer watched."""
-        dead = [
-            self._pids[pidfd] for pidfd, _ in self._epoll.poll(0, maxevents=_AT_ONCE)
-        ]
-        for pid in dead:
-            self.forget(pid)
-        return dead
+    def _dead(self) -> list[int]:
+        ready = self._epoll.poll(0, maxevents=_AT_ONCE)
+        return [self._pids[pidfd] for pidfd, _ in ready]
 
-    def forget(self, pid: int) -> None:
-        """Stop watching a child that was reaped."""
-        pidfd = self._pidfds.pop(pid, None)
-        if pidfd is not None:
+    def _reap(self, pid: int) -> None:
+        if pidfd := self._pidfds.pop(pid, None):
             del self._pids[pidfd]
             os.close(pidfd)  # also ends its registration
-
-
-_CGROUPS = "/sys/fs/cgroup"
-
-
-def parse_count(text: str) -> int | None:
-    """N of the line ``oom_kill N``, as in memory.events and /proc/vmstat, or None."""
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == "oom_kill":
-            return int(value)
-    return None
-
-
-def counter_files(cgroup: str, root: str = _CGROUPS) -> Iterator[str]:
-    """Files with the counter, narrowest group first; ``cgroup``: /proc/PID/cgroup."""
-    entries = [line.split(":", 2) for line in cgroup.splitlines()]
-    for _, controllers, path in entries:
-        if controllers == "":
-            for base in (root, f"{root}/unified"):
-                yield f"{base}/{_within(path)}memory.events"
-        elif "memory" in controllers.split(","):
-            yield f"{root}/memory/{_within(path)}memory.oom_control"
-            # In a container, the path is the one on the host, but the mount shows only
-            # the container's own groups.
-            yield f"{root}/memory/memory.oom_control"
-    yield f"{root}/memory.events"
-    yield "/proc/vmstat"
-
-
-def _within(path: str) -> str:
-    inner = path.strip("/")
-    return f"{inner}/" if inner else ""
-
-
-class OomCounter:
-    """Counts processes killed by the OOM killer in this process's control group.
-
-    It is asked when something other than the agent killed a process.
-    """
-
-    def __init__(self) -> None:
-        files = counter_files(text_or_empty("/proc/self/cgroup"))
-        self._file = next((file for file in files if _count(file) >= 0), None)
-        self._seen = self._now()
-
-    def _now(self) -> int:
-        return _count(self._file) if self._file is not None else 0
-
-    def struck(self) -> bool:
-        """Whether it has struck again; each strike is returned once."""
-        if self._now() <= self._seen:
-            return False
-        self._seen += 1
-        return True
-
-
-def _count(path: str) -> int:
-    """The counter in the file; -1 if there is none."""
-    count = parse_count(text_or_empty(path))
-    return -1 if count is None else count
-
-
-_REMEMBERED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A child that was reaped; ``status`` is as in waitpid(2).
-
-    CPU time and the largest resident memory include children that it has waited for.
-    """
-
-    pid: int
-    status: int
-    start_time: int
-    cpu_s: float = 0.0
-    max_rss_bytes: int = 0
-
-
-class Children:
-    """Reaps children, and keeps the ends of those that nobody claims."""
-
-    def __init__(self, deaths: Deaths) -> None:
-        self._deaths = deaths
-        self._unclaimed: dict[int, Ended] = {}
-
-    def reap(self, claim: Callable[[Ended], bool]) -> None:
-        """Reap all ended children without blocking, watched ones in order of death.
-
-        ``claim`` returns whether it knows the child.
-        """
-        while pid := _ended_child():
-            # A watched child that can be reaped is among the deaths.
-            dead = self._deaths.take() if self._deaths.is_watched(pid) else []
-            for each in dead or [pid]:
-                self._deaths.forget(each)
-                self._wait(each, claim)
-
-    def _wait(self, pid: int, claim: Callable[[Ended], bool]) -> None:
-        ended = _waited_for(pid)
-        if ended is None:
+        on_end = self._on_end.pop(pid, None)
+        try:
+            _, status, used = os.wait4(pid, 0)
+        except ChildProcessError:
             return
-        self._unclaimed.pop(ended.pid, None)
-        if not claim(ended):
-            self._unclaimed[ended.pid] = ended
-            if len(self._unclaimed) > _REMEMBERED:
-                del self._unclaimed[next(iter(self._unclaimed))]
-
-    def take(self, pid: int) -> Ended | None:
-        """The end of a child that nobody has claimed; None if it has not ended."""
-        now = proc.read(pid)
-        ended = self._unclaimed.pop(pid, None)
-        if now is not None and now.ppid == os.getpid():
-            return None  # the pid was reused: this child has not been reaped yet
-        return ended
+        if on_end is not None:
+            on_end(status, used)
+            return
+        self._unexpected[pid] = status, used
+        if len(self._unexpected) > _REMEMBERED:
+            del self._unexpected[next(iter(self._unexpected))]
 
 
 def _ended_child() -> int | None:
@@ -186,17 +101,42 @@ def _ended_child() -> int | None:
     return None if info is None else info.si_pid
 
 
-def _waited_for(pid: int) -> Ended | None:
-    # Read /proc first: a zombie's entry disappears when it is reaped.
-    process = proc.read(pid)
-    try:
-        _, status, used = os.wait4(pid, 0)
-    except ChildProcessError:
-        return None
-    return Ended(
-        pid=pid,
-        status=status,
-        start_time=process.start_time if process else 0,
-        cpu_s=used.ru_utime + used.ru_stime,
-        max_rss_bytes=used.ru_maxrss * 1024,  # getrusage(2)
-    )
+def oom_kills(text: str) -> int | None:
+    """N of the line ``oom_kill N``, as in memory.events and /proc/vmstat, or None."""
+    for line in text.splitlines():
+        key, _, value = line.partition(" ")
+        if key == "oom_kill":
+            return int(value)
+    return None
+
+
+class OomCounter:
+    """Counts processes killed by the OOM killer in this process's control group.
+
+    It is asked when something other than the agent killed a process.
+    """
+
+    def __init__(self) -> None:
+        files = ["/proc/vmstat"]  # of the whole host, if the group has no counter
+        for line in text_or_empty("/proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                files.insert(0, f"{_CGROUPS}{path}/memory.events")
+            elif "memory" in controllers.split(","):
+                # In a container, the path is the one on the host, but the mount shows
+                # only the container's own groups.
+                files.insert(0, f"{_CGROUPS}/memory/memory.oom_control")
+                files.insert(0, f"{_CGROUPS}/memory{path}/memory.oom_control")
+        counts = ((file, oom_kills(text_or_empty(file))) for file in files)
+        self._file = next((f for f, count in counts if count is not None), files[-1])
+        self._seen = self._now()
+
+    def _now(self) -> int:
+        return oom_kills(text_or_empty(self._file)) or 0
+
+    def struck(self) -> bool:
+        """Whether it has struck again; each strike is returned once."""
+        if self._now() <= self._seen:
+            return False
+        self._seen += 1
+        return True

@@ -6,28 +6,19 @@ Knows no files, no channel and no frames.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from tfcluster.base.light_dataclasses import dataclass, field
 
 _LINE_BYTES = 16 << 10
-_LINES_PER_S = 2000
 _CONSOLE_BYTES_PER_S = 1 << 20
+_LEAST_LINE_BYTES = 512  # so that at most 2048 lines pass in a second
 UPDATE_INTERVAL_S = 0.5  # between two updates of a progress bar (lines that end in \r)
 _LOG_QUEUE_BYTES = 4 << 20
 _LOG_FRAME_BYTES = 48 << 10  # before JSON escapes of up to 12 bytes per character
 _TAIL_LINES = 20
 _TAIL_CHARS = 2000
-
-
-@dataclass
-class FedLines:
-    """Lines to show, and the number of lines after them that only the file gets."""
-
-    lines: list[bytes] = field(default_factory=list)
-    dropped: int = 0
-    dropped_bytes: int = 0
 
 
 def visible(line: bytes, limit: int) -> bytes:
@@ -50,12 +41,6 @@ def decoded(line: bytes) -> str:
     return line.decode("utf-8", "backslashreplace")
 
 
-def _kept(text: bytes, limit: int, *, ended: bool) -> bytes:
-    """An unfinished line, cut to a bounded length, with the \\r that may end it."""
-    # One byte over the limit lets `shorten` see where the last character ends.
-    return text[: limit + 1] + b"\r" * ended
-
-
 class ConsoleLines:
     """Lines of one stream of output.
 
@@ -72,24 +57,22 @@ class ConsoleLines:
         self._update: bytes | None = None
         self._updated = -interval_s
 
-    def feed(self, data: bytes, room: int) -> FedLines:
-        """The lines that ``data`` completes, at most ``room`` of them."""
-        fed = FedLines()
-        begin = 0
-        end = data.find(b"\n")
-        while end >= 0 and len(fed.lines) < room:
-            fed.lines.append(visible(self._rest + data[begin:end], self._limit))
+    def feed(self, data: bytes, room: int) -> tuple[list[bytes], int]:
+        """The lines that ``data`` completes, at most ``room`` of them, and the number
+        of the others, which only the file gets."""
+        lines: list[bytes] = []
+        begin, dropped = 0, 0
+        while (end := data.find(b"\n", begin)) >= 0 and len(lines) < room:
+            lines.append(visible(self._rest + data[begin:end], self._limit))
             self._rest, self._update = b"", None
             begin = end + 1
-            end = data.find(b"\n", begin)
         if end >= 0:
             last = data.rfind(b"\n") + 1
-            fed.dropped = data.count(b"\n", begin, last)
-            fed.dropped_bytes = len(self._rest) + last - begin
+            dropped = data.count(b"\n", begin, last)
             self._rest, self._update = b"", None
             begin = last
         self._keep(data[begin:])
-        return fed
+        return lines, dropped
 
     def _keep(self, data: bytes) -> None:
         if not data:
@@ -97,7 +80,8 @@ class ConsoleLines:
         text = self._rest + data
         head, _, last = text.rstrip(b"\r").rpartition(b"\r")
         self._update = visible(head, self._limit) or self._update
-        self._rest = _kept(last, self._limit, ended=text.endswith(b"\r"))
+        # One byte over the limit lets `shorten` see where the last character ends.
+        self._rest = last[: self._limit + 1] + b"\r" * text.endswith(b"\r")
 
     def update(self, now: float) -> bytes | None:
         """The newest update of a progress bar if it is time to show one, else None."""
@@ -122,53 +106,41 @@ class Tail:
     """The last lines of a stream, as a terminal shows them, in bounded memory."""
 
     def __init__(self, count: int = _TAIL_LINES, chars: int = _TAIL_CHARS) -> None:
+        self._count = count
         self._chars = chars
         self._limit = 4 * chars  # a character has at most four bytes
-        self._lines: deque[bytes] = deque(maxlen=count)
-        self._rest = b""
+        self._end = b""
 
     def feed(self, data: bytes) -> None:
-        ended = data.rsplit(b"\n", self._lines.maxlen or 1)
-        if len(ended) > 1:
-            first = self._rest + ended[0]
-            # `first` may consist of many lines, of which only the last can matter.
-            first = first.rpartition(b"\n")[2]
-            self._lines.extend(visible(x, self._limit) for x in [first, *ended[1:-1]])
-            self._rest = b""
-        text = self._rest + ended[-1]
-        last = text.rstrip(b"\r").rpartition(b"\r")[2]
-        self._rest = _kept(last, self._limit, ended=text.endswith(b"\r"))
+        self._end = (self._end + data)[-self._count * self._limit :]
 
     def lines(self) -> list[str]:
-        rest = visible(self._rest, self._limit)
-        last: Sequence[bytes] = [*self._lines, rest] if rest else self._lines
-        texts = [decoded(line)[: self._chars] for line in last]
-        return texts[-(self._lines.maxlen or 1) :]
+        lines = [visible(line, self._limit) for line in self._end.split(b"\n")]
+        if not lines[-1]:
+            lines.pop()
+        return [decoded(line)[: self._chars] for line in lines[-self._count :]]
 
 
 class Budget:
-    """Limits the rates of lines and of bytes, both with a burst of one second."""
+    """Limits the rate of bytes, with a burst of one second. A line has a least cost."""
 
     def __init__(
-        self,
-        lines_per_s: float = _LINES_PER_S,
-        bytes_per_s: float = _CONSOLE_BYTES_PER_S,
+        self, per_s: float = _CONSOLE_BYTES_PER_S, least: int = _LEAST_LINE_BYTES
     ) -> None:
-        self._rates = (lines_per_s, bytes_per_s)
-        self._lines, self._bytes = self._rates
+        self._per_s = per_s
+        self._least = least
+        self._credit = per_s
         self._then: float | None = None
 
     def room(self, now: float) -> int:
         """How many lines may pass now."""
-        passed = 0.0 if self._then is None else now - self._then
+        passed_s = 0.0 if self._then is None else now - self._then
         self._then = now
-        self._lines = min(self._rates[0], self._lines + passed * self._rates[0])
-        self._bytes = min(self._rates[1], self._bytes + passed * self._rates[1])
-        return max(0, int(self._lines)) if self._bytes > 0 else 0
+        self._credit = min(self._per_s, self._credit + passed_s * self._per_s)
+        return max(0, int(self._credit / self._least))
 
     def spend(self, lines: Sequence[bytes]) -> None:
-        self._lines -= len(lines)
-        self._bytes -= sum(map(len, lines))
+        self._credit -= sum(max(len(line), self._least) for line in lines)
 
 
 _LINE_COST = 64
@@ -185,7 +157,6 @@ class Chunk:
     source: Source
     lines: list[str] = field(default_factory=list)
     dropped: int = 0
-    dropped_bytes: int = 0
     cost: int = 0
 
 
@@ -200,7 +171,7 @@ class ConsoleQueue:
         self._lock = threading.Lock()
         self._chunks: deque[Chunk] = deque()
         self._cost = 0
-        self._drops: dict[Source, tuple[int, int]] = {}
+        self._drops: Counter[Source] = Counter()
 
     def put(self, source: Source, lines: Sequence[str]) -> None:
         """Queue lines, oldest first."""
@@ -210,11 +181,11 @@ class ConsoleQueue:
             while self._cost > self._limit:
                 self._forget_oldest()
 
-    def drop(self, source: Source, lines: int, count_bytes: int) -> None:
+    def drop(self, source: Source, lines: int) -> None:
         """Count lines as dropped, after all lines that were put so far."""
-        if lines or count_bytes:
+        if lines:
             with self._lock:
-                self._add_drops(source, lines, count_bytes)
+                self._drops[source] += lines
 
     def settle(self, source: Source) -> bool:
         """Queue the count of drops that no line follows; returns if there was one."""
@@ -224,7 +195,7 @@ class ConsoleQueue:
             self._begin(source)
             return True
 
-    def take(self) -> Chunk | None:
+    def pop(self) -> Chunk | None:
         """The oldest lines, as many as fit into a frame; None if there are none."""
         with self._lock:
             if not self._chunks:
@@ -235,20 +206,19 @@ class ConsoleQueue:
 
     def _append(self, source: Source, line: str) -> None:
         chunk = self._chunks[-1] if self._chunks else None
-        fits = chunk is not None and chunk.source == source
-        if chunk is None or not fits or source in self._drops or self._full(chunk):
+        if (
+            chunk is None
+            or chunk.source != source
+            or chunk.cost >= _LOG_FRAME_BYTES
+            or source in self._drops
+        ):
             chunk = self._begin(source)
         chunk.lines.append(line)
         chunk.cost += len(line) + _LINE_COST
         self._cost += len(line) + _LINE_COST
 
-    @staticmethod
-    def _full(chunk: Chunk) -> bool:
-        return chunk.cost >= _LOG_FRAME_BYTES
-
     def _begin(self, source: Source) -> Chunk:
-        dropped, dropped_bytes = self._drops.pop(source, (0, 0))
-        chunk = Chunk(source, [], dropped, dropped_bytes, cost=_LINE_COST)
+        chunk = Chunk(source, dropped=self._drops.pop(source, 0), cost=_LINE_COST)
         self._cost += chunk.cost
         self._chunks.append(chunk)
         return chunk
@@ -256,17 +226,9 @@ class ConsoleQueue:
     def _forget_oldest(self) -> None:
         old = self._chunks.popleft()
         self._cost -= old.cost
-        lines = old.dropped + len(old.lines)
-        count_bytes = old.dropped_bytes + sum(
-            len(line.encode("utf-8", "surrogateescape")) + 1 for line in old.lines
-        )
+        count = old.dropped + len(old.lines)
         heir = next((c for c in self._chunks if c.source == old.source), None)
         if heir is None:
-            self._add_drops(old.source, lines, count_bytes)
+            self._drops[old.source] += count
         else:
-            heir.dropped += lines
-            heir.dropped_bytes += count_bytes
-
-    def _add_drops(self, source: Source, lines: int, count_bytes: int) -> None:
-        before = self._drops.get(source, (0, 0))
-        self._drops[source] = (before[0] + lines, before[1] + count_bytes)
+            heir.dropped += count

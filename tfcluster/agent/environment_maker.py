@@ -1,8 +1,9 @@
 """Makes the environment of a requirements file, once for each content and interpreter.
 
-Runs as a separate process. Its arguments ``REQUEST ANSWER`` are two descriptors. It
-reads the request as a frame. It answers with ``say`` frames, which report what it is
-doing, and finally with ``made`` or ``failed``. Whatever pip prints goes to its output.
+Runs as a separate process in the working directory. Its arguments ``REQUEST ANSWER``
+are two descriptors. It reads a ``Make`` from the first, and writes to the second what
+it is doing (``MakerOutput``), and finally ``Made`` or ``Unmade``. Whatever pip prints
+goes to its output.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ from tfcluster.protocol.wire import WORKDIR, parse
 _KEY_CHARS = 20
 _PIP = (22, 3)
 """The first version of pip that has the option --python."""
-_QUIET_S = 1.0
-"""A line is not reported if a program prints it this soon after a reported one."""
 _USUAL = ("~/.local/bin", "~/.cargo/bin")
 """Where uv's installers put uv; these folders are often not on the PATH of an sshd."""
 # What an environment depends on, apart from the requirements. An environment refers to
@@ -80,15 +79,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 class _Maker:
-    def __init__(self, wanted: local.Make, answer: int) -> None:
-        self._file = wanted.environment.file
-        self._files = wanted.environment.files
-        self._digest = wanted.environment.digest
-        self._system = wanted.environment.system_site_packages
-        self._python = wanted.python
-        self._cwd = wanted.cwd
+    def __init__(self, request: local.Make, answer: int) -> None:
+        self._spec = request.environment
+        self._python = request.python
+        self._cwd = request.cwd
         self._answer = answer
-        self._locked = -1
+        self._inherited: tuple[int, ...] = ()
 
     def answer(self, answer: local.OfMaker) -> None:
         os.write(self._answer, encode(answer))
@@ -100,7 +96,12 @@ class _Maker:
 
     def make(self) -> None:
         """Find or make the environment, and answer. Raises MakingFailed or OSError."""
-        facts = self._facts()
+        shown = self._run(
+            " ".join(self._python),
+            [*self._python, "-I", "-c", f"exec({_FACTS!r})"],
+            stdout=subprocess.PIPE,
+        )
+        facts: dict[str, Any] = json.loads(shown)
         where = folder(os.environ)
         os.makedirs(where, mode=0o700, exist_ok=True)
         home = os.path.join(where, self._key(facts))
@@ -112,26 +113,22 @@ class _Maker:
                 self._lock(lock, fcntl.LOCK_EX, home)
                 # Programs inherit the lock: they may still write if this process is
                 # killed.
-                self._locked = lock
-                self._make_locked(home, facts)
+                self._inherited = (lock,)
+                if not is_complete(home):  # otherwise another launch was faster
+                    self._make_locked(home, facts)
                 # Others may use the environment now, even if pip has left a process.
                 fcntl.flock(lock, fcntl.LOCK_SH)
             # `tfcluster clean` counts the environment's age from its last use.
             os.utime(os.path.join(home, MARKER))
         finally:
             os.close(lock)
-        python = os.path.join(home, "bin", "python")
-        self.answer(local.Made(python, home))
+        self.answer(local.Made(os.path.join(home, "bin", "python"), home))
 
     def _key(self, facts: dict[str, Any]) -> str:
         base = [facts[key] for key in ("version", "machine", "libc", "path")]
-        parts = [
-            self._digest,
-            base,
-            self._python[:-1],
-            self._system,
-        ]
-        if any(WORKDIR in text for _, text in self._files):
+        spec = self._spec
+        parts = [spec.digest, base, self._python[:-1], spec.system_site_packages]
+        if any(WORKDIR in text for _, text in spec.files):
             parts.append(self._cwd)  # an editable package stays there
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return digest[:_KEY_CHARS]
@@ -142,8 +139,6 @@ class _Maker:
             fcntl.flock(lock, kind)
 
     def _make_locked(self, home: str, facts: dict[str, Any]) -> None:
-        if is_complete(home):
-            return  # another launch was faster
         # A maker that was killed may have left anything.
         shutil.rmtree(home, ignore_errors=True)
         began = time.monotonic()
@@ -152,45 +147,44 @@ class _Maker:
         except BaseException:
             shutil.rmtree(home, ignore_errors=True)
             raise
-        marker = os.path.join(home, MARKER)
-        with open(f"{marker}.new", "w") as stream:
-            json.dump({"file": self._file, "python": self._python, **facts}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.rename(f"{marker}.new", marker)
+        with open(os.path.join(home, MARKER), "x"):
+            pass
         self._say(f"made {home} in {time.monotonic() - began:.0f} s")
 
     def _build(self, home: str, facts: dict[str, Any]) -> None:
         # uv sees neither a container's files nor the packages of the base.
-        alone = len(self._python) == 1 and not self._system
-        uv = _find_uv() if alone else None
+        system = self._spec.system_site_packages
+        uv = _find_uv() if len(self._python) == 1 and not system else None
         python = os.path.join(home, "bin", "python")
-        self._say(f"making the environment of {self._file} with {uv or 'venv and pip'}")
+        tool = uv or "venv and pip"
+        self._say(f"making the environment of {self._spec.file} with {tool}")
         if uv:
-            base = facts["executable"]
-            self._run([uv, "venv", "--quiet", "--no-project", "--python", base, home])
+            options = ["--quiet", "--no-project", "--python", facts["executable"]]
+            self._run("uv venv", [uv, "venv", *options, home])
             install = [uv, "pip", "install", "--python", python]
         else:
             # Installing pip into each environment takes seconds, and Debian's Python
             # needs an extra package for that.
             lent = _is_newer(facts["pip"])
             options = ["--without-pip"] if lent else []
-            options += ["--system-site-packages"] if self._system else []
-            self._run([*self._python, "-m", "venv", *options, home])
+            options += ["--system-site-packages"] if system else []
+            self._run("venv", [*self._python, "-m", "venv", *options, home])
             inside = [*self._python[:-1], python]
-            if self._system and facts["inside"]:
+            if system and facts["inside"]:
                 self._add_packages(inside, facts["packages"])
             pip = [*inside, "-m", "pip"]
             if lent:
                 pip = [*self._python, "-I", "-m", "pip", "--python", python]
             install = [*pip, "--no-input", "--disable-pip-version-check", "install"]
-        self._run([*install, "-r", self._write_files(home)])
-        self._run([*self._python[:-1], python, "-c", "pass"])
+        files = self._write_files(home)
+        self._run("uv pip install" if uv else "pip install", [*install, "-r", files])
+        self._run("the environment's Python", [*self._python[:-1], python, "-c", ""])
 
     def _add_packages(self, python: Sequence[str], packages: Sequence[str]) -> None:
         """Make the packages of the base visible, which is itself a virtual environment:
         venv would take those of the base's own base."""
-        shown = self._output([*python, "-c", _PURELIB])
+        argv = [*python, "-c", _PURELIB]
+        shown = self._run("the environment's Python", argv, stdout=subprocess.PIPE)
         lines = [f"import site; site.addsitedir({path!r})\n" for path in packages]
         with open(os.path.join(shown, "tfcluster-base.pth"), "w") as stream:
             stream.writelines(lines)
@@ -199,61 +193,33 @@ class _Maker:
         """Write the requirements files; returns the path of the main one."""
         where = os.path.join(home, "requirements")
         os.mkdir(where, mode=0o700)  # index URLs may contain passwords
-        for name, text in self._files:
+        for name, text in self._spec.files:
             with open(os.path.join(where, name), "w") as stream:
                 stream.write(text.replace(WORKDIR, self._cwd))
-        return os.path.join(where, self._files[0][0])
+        return os.path.join(where, self._spec.files[0][0])
 
-    def _facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(
-            self._output([*self._python, "-I", "-c", f"exec({_FACTS!r})"])
-        )
-        return facts
+    def _run(self, name: str, argv: Sequence[str], stdout: int | None = None) -> str:
+        """Run a program to its end; returns what it prints, if ``stdout`` is a pipe.
 
-    def _output(self, argv: Sequence[str]) -> str:
+        Raises MakingFailed with its ``name``.
+        """
         try:
             done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True
-            )
-        except OSError as error:
-            raise MakingFailed(
-                f"{argv[0]} cannot be started: {error.strerror}"
-            ) from error
-        except subprocess.CalledProcessError as error:
-            words = " ".join(self._python)
-            raise MakingFailed(
-                f"{words} failed: exit status {error.returncode}"
-            ) from error
-        return done.stdout.decode(errors="surrogateescape").strip()
-
-    def _run(self, argv: Sequence[str]) -> None:
-        """Run a program to its end, and now and then report a line that it prints."""
-        try:
-            process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=self._cwd,
-                pass_fds=(self._locked,),
+                stdout=stdout,
+                pass_fds=self._inherited,
+                check=False,
             )
         except OSError as error:
-            raise MakingFailed(
-                f"{argv[0]} cannot be started: {error.strerror}"
-            ) from error
-        told_s = 0.0
-        for line in process.stdout or ():
-            sys.stdout.buffer.write(line)
-            sys.stdout.flush()
-            text = line.decode(errors="replace").strip()
-            if text and time.monotonic() - told_s >= _QUIET_S:
-                told_s = time.monotonic()
-                self.answer(local.Line(text[:200]))
-        if status := process.wait():
-            how = f"failed with exit status {status}"
+            cause = f"{argv[0]} cannot be started: {error.strerror}"
+            raise MakingFailed(cause) from error
+        if status := done.returncode:
+            end = f"failed with exit status {status}"
             if status < 0:
-                how = f"was killed by {signal.Signals(-status).name}"
-            raise MakingFailed(f"{self._file}: {_name(argv)} {how}")
+                end = f"was killed by {signal.Signals(-status).name}"
+            raise MakingFailed(f"{self._spec.file}: {name} {end}")
+        return (done.stdout or b"").decode(errors="surrogateescape").strip()
 
 
 def _is_newer(pip: str | None) -> bool:
@@ -265,10 +231,3 @@ def _is_newer(pip: str | None) -> bool:
 def _find_uv() -> str | None:
     usual = os.pathsep.join(map(os.path.expanduser, _USUAL))
     return shutil.which("uv") or shutil.which("uv", path=usual)
-
-
-def _name(argv: Sequence[str]) -> str:
-    """A command's name for messages: ``pip install``, ``venv``."""
-    if "install" in argv:
-        return "uv pip install" if argv[1] == "pip" else "pip install"
-    return "venv" if "venv" in argv else "the environment's Python"

@@ -26,81 +26,83 @@ _READ_BYTES = 64 << 10
 _LAST_READS = 64
 
 
-class EventSocket:
-    """The agent's end. ``say`` is called with each event, ``complain`` at most once.
+class FrameSocket:
+    """Our end of a socket on which another process of this host writes frames.
 
-    ``on_close`` is called when the task has closed its end.
+    ``on_frame`` is called with each frame, and may raise WireError. ``on_garbage`` is
+    called once, with a cause, and ``on_end`` when the process has closed its end.
     """
 
     def __init__(
         self,
         loop: Loop,
         end: socket.socket,
-        say: Callable[[Frame], None],
-        complain: Callable[[str], None],
-        on_close: Callable[[], None] = lambda: None,
+        on_frame: Callable[[Frame], None],
+        on_garbage: Callable[[str], None],
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
-        self._end = end
-        self._say = say
-        self._complain = complain
-        self._on_close = on_close
+        self.socket = end
+        self._on_frame = on_frame
+        self._on_garbage = on_garbage
+        self._on_end = on_end
         self._lines = LineBuffer(EVENT_BYTES)
         self._complained = False
         end.setblocking(False)
         loop.watch(end.fileno(), self._read)
 
-    def ask_stacks(self) -> None:
-        # If the task does not read requests, the socket fills up and they are lost.
-        self.answer(local.StacksMessage())
+    @property
+    def is_open(self) -> bool:
+        return self.socket.fileno() >= 0
 
-    def answer(self, answer: Struct) -> None:
+    def send(self, frame: Struct) -> None:
+        """Send a frame. If the process reads none, the socket fills up, and the frame
+        is lost."""
         with suppress(OSError):
-            self._end.send(encode(answer))
+            self.socket.send(encode(frame))
 
     def finish(self) -> None:
         """Read what has arrived, and close."""
         for _ in range(_LAST_READS):
-            if self._end.fileno() < 0 or not self._read():
+            if not self.is_open or not self._read():
                 break
-        self._close()
+        self.close()
+
+    def close(self) -> None:
+        if self.is_open:
+            self._loop.unwatch(self.socket.fileno())
+            self.socket.close()
 
     def _read(self) -> bool:
         """Read once; returns whether there was something."""
         try:
-            data = self._end.recv(_READ_BYTES)
+            data = self.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
         if not data:
-            self._close()
+            self.close()
+            self._on_end()
             return False
         try:
             for line in self._lines.feed(data):
-                self._take(line)
+                self._handle(line)
         except WireError as error:
-            self._complain_once(str(error))
+            self._complain(str(error))
         return True
 
-    def _take(self, line: bytes) -> None:
+    def _handle(self, line: bytes) -> None:
         try:
-            event = parse(line)
+            if self.is_open:
+                self._on_frame(parse(line))
         except WireError as error:
-            self._complain_once(str(error))
-        else:
-            self._say(event)
+            self._complain(str(error))
 
-    def _complain_once(self, cause: str) -> None:
+    def _complain(self, cause: str) -> None:
         if not self._complained:
             self._complained = True
-            self._complain(cause)
-
-    def _close(self) -> None:
-        if self._end.fileno() >= 0:
-            self._loop.unwatch(self._end.fileno())
-            self._end.close()
-            self._on_close()
+            self._on_garbage(cause)
 
 
 ADDRESS = "TFCLUSTER_EVENTS_SOCKET"
@@ -143,8 +145,8 @@ class Claims:
         self._listener = listener
         self._say = say
         self._complain = complain
-        self._connections: dict[EventSocket, int] = {}  # with their pids
-        self._holder: EventSocket | None = None
+        self._connections: dict[FrameSocket, int] = {}  # with their pids
+        self._holder: FrameSocket | None = None
         self._last: tuple[int, str] | None = None
         """Pid and command of the process that holds the rank, or has held it."""
         self._count = 0
@@ -153,7 +155,7 @@ class Claims:
 
     def ask_stacks(self) -> None:
         if self._holder is not None:
-            self._holder.ask_stacks()
+            self._holder.send(local.StacksMessage())
 
     def finish(self) -> None:
         """Read what has arrived, and close."""
@@ -180,24 +182,24 @@ class Claims:
         if uid != os.geteuid() or len(self._connections) >= _MAX_CONNECTIONS:
             end.close()
             return True
-        connection = EventSocket(
+        connection = FrameSocket(
             self._loop,
             end,
-            lambda event: self._take(connection, event),
+            lambda event: self._handle(connection, event),
             self._complain,
-            on_close=lambda: self._gone(connection),
+            lambda: self._gone(connection),
         )
         self._connections[connection] = pid
         return True
 
-    def _take(self, connection: EventSocket, event: Frame) -> None:
+    def _handle(self, connection: FrameSocket, event: Frame) -> None:
         if event["type"] == type_of(local.ClaimRequest):
-            connection.answer(self._claimed(connection, local.decode_claim(event)))
+            connection.send(self._claimed(connection, local.decode_claim(event)))
         elif connection is self._holder:
             self._say(event)
 
     def _claimed(
-        self, connection: EventSocket, claim: local.ClaimRequest
+        self, connection: FrameSocket, claim: local.ClaimRequest
     ) -> local.Claimed:
         pid, command = self._last or (None, None)
         taken = self._holder is not None
@@ -209,7 +211,7 @@ class Claims:
             self._count += 1
         return answer
 
-    def _gone(self, connection: EventSocket) -> None:
+    def _gone(self, connection: FrameSocket) -> None:
         self._connections.pop(connection, None)
         if connection is self._holder:
             self._holder = None

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+from collections.abc import Sequence
+
+from tfcluster.protocol.frames import ProtocolError
 
 TYPE_CHECKING = False  # as in typing, which takes long to import
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -70,7 +72,7 @@ def is_wanted(path: str, patterns: Sequence[str]) -> bool:
 
     A pattern that ends in a slash matches only folders.
     """
-    if is_excluded(path, [each for each in patterns if not each.endswith("/")]):
+    if is_excluded(path, [p for p in patterns if not p.endswith("/")]):
         return True
     folder = path.rpartition("/")[0]
     while folder:
@@ -92,3 +94,13 @@ def is_inside(path: str) -> bool:
     """
     parts = path.split("/")
     return "\0" not in path and not any(part in ("", ".", "..") for part in parts)
+
+
+def check_inside(path: str) -> None:
+    """Raise ProtocolError unless ``path`` can be a file below a folder."""
+    if not is_inside(path):
+        raise ProtocolError(f"{path!r} is not a path within a folder")
+    try:
+        path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"{path!r} cannot be the name of a file") from error

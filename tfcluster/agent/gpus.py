@@ -13,11 +13,6 @@ from collections.abc import Mapping
 
 from tfcluster.protocol.messages import Gpu
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from typing import Any
-
-
 _NVIDIA = "/proc/driver/nvidia/gpus"
 
 
@@ -71,7 +66,9 @@ class GpuUsage:
             gpu
             for word in wanted
             for gpu in latest
-            if word == str(gpu.gpu) or _is_uuid_of(word, gpu)
+            # CUDA accepts any beginning of a UUID.
+            if word == str(gpu.gpu)
+            or (word.startswith("GPU-") and gpu.uuid.startswith(word))
         ]
 
     def _watch(self) -> None:
@@ -83,11 +80,6 @@ class GpuUsage:
                 pause.wait(_INTERVAL_S)
         except (OSError, AttributeError):
             self.latest = []  # no library, or an old one that lacks a function
-
-
-def _is_uuid_of(word: str, gpu: Gpu) -> bool:
-    """CUDA accepts any beginning of a UUID."""
-    return word.startswith("GPU-") and gpu.uuid.startswith(word)
 
 
 class _Nvml:
@@ -106,9 +98,9 @@ class _Nvml:
                 ("used", ctypes.c_ulonglong),
             ]
 
-        self._c: Any = ctypes
+        self._c = ctypes
         self._utilization, self._memory = Utilization, Memory
-        self._nvml: Any = ctypes.CDLL(library)
+        self._nvml = ctypes.CDLL(library)
         if self._nvml.nvmlInit_v2() != 0:
             raise OSError(f"{library} cannot be initialised")
 

@@ -20,11 +20,6 @@ from tfcluster.agent.signals import adopt_orphans, end_words
 from tfcluster.agent.sweep import clear_away, sweep
 from tfcluster.base.process_title import set_title
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-
 EXIT_CLOSED = 0
 EXIT_LEASE_ENDED = 10
 EXIT_FAULT = 11
@@ -90,7 +85,7 @@ def guarded(serve: Callable[[GuardSocket], int]) -> int:
 
 def _become_agent(
     serve: Callable[[GuardSocket], int], guard_socket: GuardSocket
-) -> NoReturn:
+) -> None:
     """Run ``serve`` and exit with what it returns."""
     code = EXIT_FAULT
     set_title("tfcluster: agent", "tfcluster-agent")

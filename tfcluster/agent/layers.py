@@ -13,12 +13,12 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from tfcluster.agent.task import AgentTask
+from tfcluster.agent.services import RunServices
+from tfcluster.agent.task import AgentTask
+from tfcluster.protocol.messages import Note
 
 VARIABLE = "TFCLUSTER_FILES"
 RANK = "TFCLUSTER_RANK"
@@ -31,22 +31,12 @@ _CHECKPOINTS = "checkpoint"
 """TensorFlow's list of the checkpoints in a folder; it has times in it."""
 
 
-Note = Callable[[str], None]
-
-
 class LayerRemover:
     """Clears away the layers of a host when all of its ranks have ended."""
 
-    def __init__(
-        self,
-        post: Callable[[Callable[[], None]], None],
-        note: Note,
-        tasks: Callable[[], Collection[AgentTask]],
-    ) -> None:
-        """``note`` is called with a sentence about files that are kept; ``tasks`` are
-        all tasks that are not over."""
-        self._post = post
-        self._note = note
+    def __init__(self, shared: RunServices, tasks: Collection[AgentTask]) -> None:
+        """``tasks`` always has all tasks that are not over."""
+        self._shared = shared
         self._tasks = tasks
         self._running = 0
         self._failed = False
@@ -90,13 +80,13 @@ class LayerRemover:
             except OSError as error:
                 text = f"the files of ranks in {folder} cannot be cleared away: {error}"
             finally:
-                self._post(lambda: self._cleared(folder, text))
+                self._shared.loop.post(lambda: self._cleared(folder, text))
 
         threading.Thread(target=clear, name="layers").start()
 
     def _is_used(self) -> bool:
         return any(
-            VARIABLE in task.request.env and not task.settled for task in self._tasks()
+            VARIABLE in task.request.env and not task.settled for task in self._tasks
         )
 
     def _cleared(self, folder: str, text: str | None) -> None:
@@ -105,7 +95,7 @@ class LayerRemover:
             with suppress(OSError):
                 os.rmdir(folder)  # unless something is kept
         if text is not None:
-            self._note(text)
+            self._shared.channel.send(Note(text))
 
 
 def _clear(
@@ -177,8 +167,8 @@ def _files_in(folder: str) -> Iterator[str]:
 def _is_saved(path: str, saved: list[str]) -> bool:
     """Whether the runtime has let every rank save this file, or one of its name."""
     if os.path.basename(path) == _CHECKPOINTS:
-        return any(os.path.dirname(each) == os.path.dirname(path) for each in saved)
-    return any(path.startswith(each) for each in saved)
+        return os.path.dirname(path) in map(os.path.dirname, saved)
+    return path.startswith(tuple(saved))
 
 
 def _are_equal(path: str, real: str) -> bool:
@@ -201,7 +191,7 @@ def _have_equal_members(path: str, real: str) -> bool:
                 members = archive.infolist()
         except zipfile.BadZipFile:
             return False
-        contents.append([(each.filename, each.CRC, each.file_size) for each in members])
+        contents.append([(m.filename, m.CRC, m.file_size) for m in members])
     return contents[0] == contents[1]
 
 

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from tfcluster.agent.console_lines import (
     UPDATE_INTERVAL_S,
@@ -161,39 +162,22 @@ _TICK_S = 0.05
 _LAST_READS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """All output of an ended process is in the file; ``tail`` has its last lines."""
+@dataclass(eq=False)
+class OutputStream:
+    """A stream of output. Only the capture thread may look inside.
 
-    stream: int
-    tail: list[str]
+    ``on_drained`` and ``on_trouble`` are called in the loop's thread. The first gets
+    the last lines, once all output of an ended process is in the file. The second gets
+    why the log file cannot be written, or None if it can be again, and how many bytes
+    were lost so far.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class LogTrouble:
-    """The log file cannot be written or, if ``cause`` is None, can be again."""
-
-    stream: int
-    cause: str | None
-    dropped_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureBroken:
-    """The capture thread has ended because of an error."""
-
-    cause: str
-
-
-Notice = Drained | LogTrouble | CaptureBroken
-
-
-@dataclass
-class _Stream:
-    id: int
     fd: int
     log: LogFile
     source: Source | None
+    """Without a source, nothing is shown."""
+    on_drained: Callable[[list[str]], None]
+    on_trouble: Callable[[str | None, int], None]
     console: ConsoleLines = field(default_factory=ConsoleLines)
     tail: Tail = field(default_factory=Tail)
     active: float = 0.0
@@ -202,19 +186,25 @@ class _Stream:
 
 
 class OutputCapture:
-    """Runs the capture thread, which calls ``notify``. For the loop's thread."""
+    """Runs the capture thread. For the loop's thread.
+
+    ``post`` schedules calls there: ``on_lines``, and ``on_broken`` with a cause if the
+    thread has ended because of an error.
+    """
 
     def __init__(
         self,
         backlog: ConsoleQueue,
+        post: Callable[[Callable[[], object]], None],
         on_lines: Callable[[], None],
-        notify: Callable[[Notice], None],
+        on_broken: Callable[[str], None],
     ) -> None:
         self._backlog = backlog
+        self._post = post
         self._on_lines = on_lines
-        self._notify = notify
+        self._on_broken = on_broken
         self._budget = Budget()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: list[OutputStream] = []
         self._calls: deque[Callable[[], None]] = deque()
         self._selector = selectors.PollSelector()
         self._wake_out, self._wake_in = os.pipe()
@@ -227,28 +217,18 @@ class OutputCapture:
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
-    def add(
-        self,
-        stream: int,
-        fd: int,
-        path: str,
-        *,
-        source: Source | None,
-        header: str | None = None,
-    ) -> None:
-        """Take over the read end of a pipe. Without a source, nothing is shown."""
-        os.set_blocking(fd, False)
-        self._call(
-            lambda: self._add(_Stream(stream, fd, LogFile(path), source), header)
-        )
+    def add(self, stream: OutputStream, header: str | None = None) -> None:
+        """Take over the read end of a pipe."""
+        os.set_blocking(stream.fd, False)
+        self._call(lambda: self._add(stream, header))
 
-    def drain(self, stream: int) -> None:
-        """Read the rest of an ended process's output: ``Drained`` follows at its end,
-        or when none comes for ``_QUIET_S``, or after ``_DRAIN_S``. Later output still
-        goes to the file."""
+    def drain(self, stream: OutputStream) -> None:
+        """Read the rest of an ended process's output, until its end, or until none
+        comes for ``_QUIET_S``, or for ``_DRAIN_S``. Later output still goes to the
+        file."""
         self._call(lambda: self._drain(stream))
 
-    def drop(self, stream: int) -> None:
+    def drop(self, stream: OutputStream) -> None:
         """Read what has arrived and close, even if somebody holds the other end."""
         self._call(lambda: self._drop(stream))
 
@@ -270,17 +250,18 @@ class OutputCapture:
             while not self._closed:
                 self._run_once()
         except Exception as error:
-            self._notify(CaptureBroken(f"{type(error).__name__}: {error}"))
+            cause = f"output capture ended: {type(error).__name__}: {error}"
+            self._post(partial(self._on_broken, cause))
 
     def _run_once(self) -> None:
-        busy = any(s.drained is False and s.deadline for s in self._streams.values())
+        busy = any(s.drained is False and s.deadline for s in self._streams)
         timeout = _TICK_S if busy else UPDATE_INTERVAL_S if self._streams else None
         small = False
         for key, _ in self._selector.select(timeout):
             if key.fd == self._wake_out:
                 os.read(self._wake_out, 4096)
-            elif (stream := self._streams.get(key.data)) is not None:
-                small = 0 < self._read(stream) < _SMALL_READ_BYTES
+            elif key.data.fd >= 0:
+                small = 0 < self._read(key.data) < _SMALL_READ_BYTES
         if small:
             # Programs write line by line: waking up for each line would cost them more
             # time than their own work. The pipe buffers output in the meantime.
@@ -288,21 +269,21 @@ class OutputCapture:
         while self._calls:
             self._calls.popleft()()
         now = time.monotonic()
-        for stream in list(self._streams.values()):
+        for stream in list(self._streams):
             self._tick(stream, now)
 
-    def _add(self, stream: _Stream, header: str | None) -> None:
+    def _add(self, stream: OutputStream, header: str | None) -> None:
         with suppress(OSError):  # above the user's limit; the default size works, too
             fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._streams[stream.id] = stream
-        self._selector.register(stream.fd, selectors.EVENT_READ, stream.id)
+        self._streams.append(stream)
+        self._selector.register(stream.fd, selectors.EVENT_READ, stream)
         now = time.monotonic()
         if header is None:
             stream.log.write(b"", now)  # the file exists from the start
         else:
             stream.log.write_header(header, now)
 
-    def _read(self, stream: _Stream) -> int:
+    def _read(self, stream: OutputStream) -> int:
         """Read once; returns the number of bytes, 0 if there are none (now or ever)."""
         try:
             data = os.read(stream.fd, _READ_BYTES)
@@ -316,33 +297,33 @@ class OutputCapture:
         stream.log.write(data, now)
         stream.tail.feed(data)
         if stream.source is not None:
-            fed = stream.console.feed(data, self._budget.room(now))
-            self._show(stream.source, fed.lines)
-            self._backlog.drop(stream.source, fed.dropped, fed.dropped_bytes)
+            lines, dropped = stream.console.feed(data, self._budget.room(now))
+            self._show(stream.source, lines)
+            self._backlog.drop(stream.source, dropped)
         return len(data)
 
     def _show(self, source: Source, lines: list[bytes]) -> None:
         if lines:
             self._budget.spend(lines)
             self._backlog.put(source, [decoded(line) for line in lines])
-            self._on_lines()
+            self._post(self._on_lines)
 
-    def _tick(self, stream: _Stream, now: float) -> None:
+    def _tick(self, stream: OutputStream, now: float) -> None:
         if stream.fd >= 0:
             self._refresh(stream, now)
             stream.log.tick(now)
         for cause, dropped_bytes in stream.log.changes:
-            self._notify(LogTrouble(stream.id, cause, dropped_bytes))
+            self._post(partial(stream.on_trouble, cause, dropped_bytes))
         stream.log.changes.clear()
         waited = stream.deadline is not None and not stream.drained
         quiet = now - stream.active >= _QUIET_S
         if waited and (stream.fd < 0 or quiet or now >= (stream.deadline or now)):
             stream.drained = True
-            self._notify(Drained(stream.id, stream.tail.lines()))
+            self._post(partial(stream.on_drained, stream.tail.lines()))
         if stream.fd < 0 and stream.drained:
-            del self._streams[stream.id]
+            self._streams.remove(stream)
 
-    def _refresh(self, stream: _Stream, now: float) -> None:
+    def _refresh(self, stream: OutputStream, now: float) -> None:
         if stream.source is None:
             return
         if self._budget.room(now) and (update := stream.console.update(now)):
@@ -350,18 +331,13 @@ class OutputCapture:
         if now - stream.active >= UPDATE_INTERVAL_S and self._backlog.settle(
             stream.source
         ):
-            self._on_lines()
+            self._post(self._on_lines)
 
-    def _drain(self, stream_id: int) -> None:
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            stream.active = time.monotonic()
-            stream.deadline = stream.active + _DRAIN_S
+    def _drain(self, stream: OutputStream) -> None:
+        stream.active = time.monotonic()
+        stream.deadline = stream.active + _DRAIN_S
 
-    def _drop(self, stream_id: int) -> None:
-        stream = self._streams.get(stream_id)
-        if stream is None:
-            return
+    def _drop(self, stream: OutputStream) -> None:
         for _ in range(_LAST_READS):
             if stream.fd < 0 or not self._read(stream):
                 break
@@ -369,7 +345,7 @@ class OutputCapture:
             self._end(stream, time.monotonic())
         stream.deadline = stream.deadline or stream.active
 
-    def _end(self, stream: _Stream, now: float) -> None:
+    def _end(self, stream: OutputStream, now: float) -> None:
         self._selector.unregister(stream.fd)
         os.close(stream.fd)
         stream.fd = -1
@@ -378,7 +354,7 @@ class OutputCapture:
             if last := stream.console.finish():
                 self._show(stream.source, [last])
             if self._backlog.settle(stream.source):
-                self._on_lines()
+                self._post(self._on_lines)
 
     def _close(self) -> None:
         for stream in list(self._streams):

@@ -17,7 +17,6 @@ from tfcluster.base.light_dataclasses import dataclass
 PROC = "/proc"
 OPEN_FILES = 8192
 """The number of files that an agent opens at most."""
-_LISTEN = "0A"
 _PART_BYTES = 1 << 17
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -43,9 +42,6 @@ class ProcessEntry:
     @property
     def dead(self) -> bool:
         return self.state in "ZXx"
-
-    def __str__(self) -> str:
-        return f"{self.pid} {self.name}"
 
 
 Table = Mapping[int, ProcessEntry]
@@ -102,15 +98,10 @@ def ancestors(table: Table, pid: int) -> set[int]:
     return members
 
 
-def text_of(path: str) -> str:
-    """The content of a small kernel file. Raises OSError."""
-    return _bytes_of(path).decode("utf-8", "surrogateescape")
-
-
 def text_or_empty(path: str) -> str:
-    """Like ``text_of``, but empty if the file cannot be read."""
+    """The content of a small kernel file; empty if it cannot be read."""
     try:
-        return text_of(path)
+        return _bytes_of(path).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
@@ -172,13 +163,13 @@ def environ(pid: int) -> dict[str, str]:
     return parse_environ(data) if _MARKS in data else {}
 
 
-def descriptors(pid: int) -> set[str]:
-    """The targets of a process's descriptors: ``socket:[INODE]`` or a path."""
-    targets: set[str] = set()
+def descriptors(pid: int) -> dict[int, str]:
+    """A process's descriptors and their targets: ``socket:[INODE]`` or a path."""
+    targets: dict[int, str] = {}
     with suppress(*_GONE):
         for entry in os.scandir(f"{PROC}/{pid}/fd"):
             with suppress(*_GONE):
-                targets.add(os.readlink(entry.path))
+                targets[int(entry.name)] = os.readlink(entry.path)
     return targets
 
 

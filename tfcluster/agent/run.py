@@ -1,38 +1,26 @@
 """Puts together the tasks, warm interpreters, output and children of one run.
 
-Dispatches checked requests of the launcher, notices from the capture thread, and ends
-of children.
+Dispatches checked requests of the launcher.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable
 
-from tfcluster.agent import proc
 from tfcluster.agent.channel import Channel
-from tfcluster.agent.children import Children, Deaths
+from tfcluster.agent.children import Children
 from tfcluster.agent.console_lines import ConsoleQueue
-from tfcluster.agent.listening import ListenerWatch
 from tfcluster.agent.loop import Loop
-from tfcluster.agent.output_capture import (
-    CaptureBroken,
-    Drained,
-    LogTrouble,
-    Notice,
-    OutputCapture,
-)
-from tfcluster.agent.port_guard import PortGuard
+from tfcluster.agent.output_capture import OutputCapture
 from tfcluster.agent.preparation import Preparation
+from tfcluster.agent.services import RunServices
 from tfcluster.agent.signals import adopt_orphans
 from tfcluster.agent.spawn import environment
 from tfcluster.agent.sweep import AGENT, RUN, agent_mark
-from tfcluster.agent.task import AgentTask
-from tfcluster.agent.tasks import RunServices, TaskTable
+from tfcluster.agent.tasks import TaskTable
 from tfcluster.agent.warm_interpreters import WarmInterpreters
 from tfcluster.protocol import requests
-from tfcluster.protocol.messages import LogError, Note
 
 
 class AgentRun:
@@ -46,41 +34,22 @@ class AgentRun:
         run: str,
         fault: Callable[[str], None],
     ) -> None:
-        self._channel = channel
-        self._fault = fault
         self.adopts_orphans = adopt_orphans()
-        self.capture = OutputCapture(
-            backlog,
-            on_lines=lambda: loop.post(channel.flush),
-            notify=lambda notice: loop.post(lambda: self._noticed(notice)),
-        )
+        self.capture = OutputCapture(backlog, loop.post, channel.flush, fault)
         marks = {RUN: run, AGENT: agent_mark(os.getpid())}
-        deaths = Deaths()
-        shared = RunServices(
-            loop=loop,
-            channel=channel,
-            capture=self.capture,
-            base=dict(environment(os.environb, marks)),
-            streams=itertools.count(),
-            deaths=deaths,
-        )
-        self._children = Children(deaths)
+        self._children = Children()
+        base = dict(environment(os.environb, marks))
+        shared = RunServices(loop, channel, self.capture, self._children, base)
         self._tasks = TaskTable(shared)
-        self._warmer = WarmInterpreters(shared, self._tasks, self._children)
-        self._preparation = Preparation(shared, self._tasks.foreign)
-        self._guard = PortGuard(loop, channel, self._tree)
-        self._tasks.on_server = self._guard.serves
-        self._listening = ListenerWatch(loop, channel, self._tree, self._guard.inodes)
-        self._warmer.on_begun = self._expect_listener
+        self._warmer = WarmInterpreters(shared, self._tasks)
+        self._preparation = Preparation(shared)
 
     def obey(self, request: requests.Request, *, closing: bool) -> None:
         match request:
             case requests.Start() if closing:
                 self._tasks.refuse(request, "the agent is closing")
             case requests.Start(warm=None):
-                task = self._tasks.start(request)
-                if task is not None:
-                    self._expect_listener(task)
+                self._tasks.start(request)
             case requests.Start():
                 self._warmer.fork(request)
             case requests.Warm():
@@ -96,13 +65,7 @@ class AgentRun:
 
     def reap(self) -> None:
         """Reap all children that have ended."""
-        self._children.reap(
-            lambda child: (
-                self._tasks.ended(child)
-                or self._warmer.ended(child.pid, child.status)
-                or self._preparation.ended(child.pid, child.status)
-            )
-        )
+        self._children.reap()
 
     def stop_all(self, grace_s: float) -> None:
         self._preparation.close()
@@ -113,41 +76,3 @@ class AgentRun:
     def over(self) -> bool:
         """Whether no task and no interpreter is left; the rest can be swept."""
         return self._tasks.over and self._warmer.over and self._preparation.over
-
-    def _noticed(self, notice: Notice) -> None:
-        match notice:
-            case Drained(stream, tail):
-                self._tasks.drained(stream, tail)
-                self._warmer.drained(stream, tail)
-                self._preparation.drained(stream, tail)
-            case LogTrouble():
-                self._log_trouble(notice)
-            case CaptureBroken(cause):
-                self._fault(f"output capture ended: {cause}")
-
-    def _log_trouble(self, notice: LogTrouble) -> None:
-        cause, lost = notice.cause, notice.dropped_bytes
-        task = self._tasks.find(notice.stream)
-        if cause is not None and task is not None:
-            self._channel.send(LogError(*task.key, cause=cause, dropped_bytes=lost))
-            return
-        whose = task.name if task is not None else "a warm interpreter"
-        text = cause or f"can be written again; {lost} bytes are missing"
-        self._channel.send(Note(f"the log of {whose}: {text}"))
-
-    def _expect_listener(self, task: AgentTask) -> None:
-        self._listening.expect(task)
-        self._guard.expect(task)
-
-    def _tree(self, task: AgentTask) -> set[int]:
-        """The pids of the task's processes. If its script may listen, this includes
-        orphans that we adopted: a server may go into the background."""
-        leader = task.process_id
-        if leader is None:
-            return set()
-        table = proc.snapshot()
-        roots = {leader}
-        if task.request.watched:
-            roots |= {p.pid for p in table.values() if p.ppid == os.getpid()}
-            roots -= self._tasks.leaders - {leader}
-        return proc.family(table, roots, [leader])

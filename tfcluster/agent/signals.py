@@ -5,10 +5,8 @@ Knows no tasks: others decide whom to signal.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 
 from tfcluster.agent import proc
@@ -16,8 +14,6 @@ from tfcluster.agent.proc import ProcessEntry
 from tfcluster.protocol.frames import ProtocolError
 
 _PR_SET_CHILD_SUBREAPER = 36
-# Older kernels have no pidfds, and sandboxes forbid them.
-_NO_PIDFD = {errno.ENOSYS, errno.EPERM, errno.EINVAL}
 
 
 def adopt_orphans() -> bool:
@@ -33,33 +29,28 @@ def adopt_orphans() -> bool:
     return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
-def send(process: ProcessEntry, signum: int) -> bool:
-    """Send a signal; False if the process is gone or may not be signalled."""
-    try:
+def send(process: ProcessEntry, signum: int) -> None:
+    """Send a signal, unless the process is gone or may not be signalled."""
+    descriptor = -1
+    # Older kernels and Pythons have no pidfds, and sandboxes forbid them.
+    with suppress(AttributeError, OSError):
         descriptor = os.pidfd_open(process.pid)
-    except (AttributeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in _NO_PIDFD:
-            return False
-        return _same(process) and _sent(lambda: os.kill(process.pid, signum))
     try:
-        # The pidfd pins the pid: if it is still the same process now, it stays so.
-        return _same(process) and _sent(
-            lambda: signal.pidfd_send_signal(descriptor, signum)
-        )
+        # A pidfd pins the pid: if it is still the same process now, it stays so.
+        if descriptor < 0 and _same(process):
+            os.kill(process.pid, signum)
+        elif _same(process):
+            signal.pidfd_send_signal(descriptor, signum)
+    except (ProcessLookupError, PermissionError):
+        return
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _same(process: ProcessEntry) -> bool:
     now = proc.read(process.pid)
     return now is not None and now.start_time == process.start_time and not now.dead
-
-
-def _sent(action: Callable[[], None]) -> bool:
-    with suppress(ProcessLookupError, PermissionError):
-        action()
-        return True
-    return False
 
 
 def send_group(leader: int, signum: int) -> None:
@@ -68,7 +59,8 @@ def send_group(leader: int, signum: int) -> None:
         os.killpg(leader, signum)
     except ProcessLookupError:
         # A forked child that has not called setsid() yet.
-        _sent(lambda: os.kill(leader, signum))
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(leader, signum)
     except PermissionError:
         pass  # a set-user-id program: it is reported if it survives SIGKILL
 

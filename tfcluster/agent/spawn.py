@@ -6,24 +6,20 @@ Knows no tasks and no frames.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tfcluster.agent.file_names import local_path, raw
+from tfcluster.agent.file_names import local_name, raw
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.protocol.wire import INTRA_OP_THREADS, loads
+from tfcluster.protocol.wire import INTRA_OP_THREADS
 
-TYPE_CHECKING = False  # as in typing, which takes long to import
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "all_proxy")
-_GRPC, _ALL, _UPPER = "no_grpc_proxy", "no_proxy", "NO_PROXY"
-_OWN = ("localhost", "127.0.0.1", "::1")
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""The variables by which gRPC finds a proxy; it prefers ``no_grpc_proxy``."""
+_NO_GRPC_PROXY = "no_grpc_proxy"
 _THREADS = "TF_NUM_INTRAOP_THREADS"
 
 Changes = Mapping[str, str | None]
@@ -41,36 +37,22 @@ def adapted(base: Mapping[bytes, bytes], changes: Changes) -> dict[str, str | No
     threads = value(INTRA_OP_THREADS)
     if threads and not value(_THREADS):
         adapted_changes[_THREADS] = threads
-    proxies = (*_PROXIES, *map(str.upper, _PROXIES))
-    if not any(map(value, proxies)):
-        return adapted_changes
-    # TensorFlow's servers use gRPC, which would ask the proxy for the other tasks.
-    hosts = [*_hosts(adapted_changes.get("TF_CONFIG")), *_OWN]
-    listed = value(_ALL) or value(_UPPER)
-    everything = listed.strip() == "*"
-    if value(_GRPC) or everything:  # gRPC prefers it, and knows no '*'
-        adapted_changes[_GRPC] = _with(value(_GRPC), hosts)
-    if not everything:
-        adapted_changes[_ALL] = _with(listed, hosts)
-        if value(_UPPER):
-            adapted_changes[_UPPER] = _with(value(_UPPER), hosts)
+    if any(map(value, _PROXIES)):
+        # TensorFlow's servers use gRPC, which would ask the proxy for the other tasks.
+        exempt = value(_NO_GRPC_PROXY) or value("no_proxy")
+        hosts = _hosts(adapted_changes.get("TF_CONFIG"))
+        words = [word.strip() for word in exempt.split(",")] + hosts
+        words += ["localhost", "127.0.0.1", "::1"]
+        adapted_changes[_NO_GRPC_PROXY] = ",".join(filter(None, dict.fromkeys(words)))
     return adapted_changes
-
-
-def _with(listed: str, hosts: Iterable[str]) -> str:
-    known = [word.strip() for word in listed.split(",") if word.strip()]
-    return ",".join(dict.fromkeys((*known, *hosts)))
 
 
 def _hosts(tf_config: str | None) -> list[str]:
     """The hosts of all tasks, from the TF_CONFIG that the launcher has made."""
-    try:
-        cluster = loads((tf_config or "{}").encode(errors="surrogatepass")).get(
-            "cluster", {}
-        )
-        addresses = [str(each) for listed in cluster.values() for each in listed]
-    except (ValueError, AttributeError, TypeError):
+    if not tf_config:
         return []
+    cluster = json.loads(tf_config).get("cluster", {})
+    addresses = [address for job in cluster.values() for address in job]
     return [address.rpartition(":")[0].strip("[]") for address in addresses]
 
 
@@ -170,7 +152,7 @@ def _ignoring(signals: Sequence[int]) -> Iterator[None]:
 
 
 def _cause(program: SpawnedProgram, error: OSError) -> str:
-    command, cwd = program.argv[0], local_path(program.cwd)
+    command, cwd = program.argv[0], local_name(program.cwd)
     if error.errno in (errno.EAGAIN, errno.ENOMEM):
         limit = "out of memory" if error.errno == errno.ENOMEM else ""
         return f"cannot fork ({limit or 'RLIMIT_NPROC or pids.max'})"
@@ -178,23 +160,24 @@ def _cause(program: SpawnedProgram, error: OSError) -> str:
         return "too many open files (ulimit -n)"
     if error.errno == errno.E2BIG:
         return "the arguments and environment together are too long for this system"
-    if not cwd.is_dir():
-        what = "is not a folder" if cwd.exists() else "does not exist"
+    if not os.path.isdir(cwd):
+        what = "is not a folder" if os.path.exists(cwd) else "does not exist"
         return f"workdir {program.cwd} {what}"
     if not os.access(cwd, os.X_OK):
         return f"workdir {program.cwd} cannot be entered: permission denied"
-    return _command_cause(command, cwd / local_path(command), error)
+    path = os.path.join(cwd, local_name(command))
+    return _command_cause(command, path, error)
 
 
-def _command_cause(command: str, path: Path, error: OSError) -> str:
+def _command_cause(command: str, path: str, error: OSError) -> str:
     bare = "/" not in command
     if error.errno == errno.ENOENT and bare:
         return f"{command!r} not found on PATH"
-    if error.errno == errno.ENOENT and path.exists():
+    if error.errno == errno.ENOENT and os.path.exists(path):
         return f"{command!r}: its interpreter (the #! line) does not exist"
     if error.errno == errno.ENOENT:
         return f"{command!r} does not exist"
-    if error.errno == errno.EACCES and not bare and path.is_dir():
+    if error.errno == errno.EACCES and not bare and os.path.isdir(path):
         return f"{command!r} is a folder"
     if error.errno == errno.EACCES:
         return f"{command!r} is not executable"

@@ -30,7 +30,7 @@ from tfcluster.agent.sweep import (
     kill_until_gone,
     other_agents_remain,
 )
-from tfcluster.agent.tasks import CLOSE_LOOK_S, swept
+from tfcluster.agent.tasks import CLOSE_LOOK_S
 from tfcluster.base.process_title import set_title
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.frames import ProtocolError
@@ -155,6 +155,7 @@ class Supervisor:
         self._opened = request
         self._guard_socket.send_run(request.run)
         set_title(f"tfcluster: agent {request.run}", "tfcluster-agent")
+        witness = request.witness
         hello = messages.Hello(
             protocol=PROTOCOL,
             version=__version__,
@@ -171,7 +172,7 @@ class Supervisor:
             addresses=tuple(local_addresses()),
             gpus=gpus(os.environ),
             clock=time.time(),
-            shared=None if request.witness is None else _is_file(request.witness),
+            shared=None if witness is None else os.path.isfile(local_name(witness)),
         )
         self._channel.send(hello)
         if request.protocol != PROTOCOL:
@@ -184,8 +185,7 @@ class Supervisor:
             self._loop, self._channel, self._backlog, request.run, self.fault
         )
         if not self._run.adopts_orphans:
-            text = "orphaned processes cannot be adopted here"
-            text += "; they are found only by their marks"
+            text = "orphaned processes cannot be adopted here; only marks identify them"
             self._channel.send(messages.Note(text))
         self._beat()
 
@@ -196,7 +196,7 @@ class Supervisor:
         self._channel.send_ping()
         if not self.closing and self._silent_s() > self._opened.lease_s:
             # Frames that have already arrived count, even if we read them late.
-            self._channel.read_waiting()
+            self._channel.read()
             if not self.closing and self._silent_s() > self._opened.lease_s:
                 self._lease_over(f"heard nothing for {self._opened.lease_s:g} s")
         beats = (self._opened.heartbeat_s, self._opened.lease_s / 4)
@@ -236,8 +236,7 @@ class Supervisor:
         # The tasks are unharmed, so the run continues, only without this safety net.
         self._loop.unwatch(self._guard_socket.fileno())
         if not self.closing:
-            text = "the guard process died; if the agent is also killed, "
-            text += "tasks may keep running"
+            text = "the guard process died; if the agent dies, too, tasks may go on"
             self._channel.send(messages.Note(text, guard=self._guard_socket.guard))
 
     # --- the end --------------------------------------------------------------------
@@ -295,13 +294,13 @@ class Supervisor:
     ) -> None:
         deadline = self._loop.now() + patience_s
 
-        def look() -> None:
+        def poll() -> None:
             if ready() or self._loop.now() >= deadline:
                 then()
             else:
-                self._loop.later(every_s, look)
+                self._loop.later(every_s, poll)
 
-        look()
+        poll()
 
     def _sweep(self) -> None:
         run = self._opened.run if self._opened else None
@@ -317,7 +316,7 @@ class Supervisor:
     def _all_swept(self, killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
         self._swept = len(killed)
         if killed:
-            self._channel.send(swept(killed))
+            self._channel.send(messages.Swept(len(killed)))
         if left:
             self._channel.send(messages.Unkillable(tuple(p.pid for p in left)))
         if not self._others:
@@ -346,13 +345,6 @@ def _one_line(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{os.path.basename(place.filename)}:{place.lineno}"
     return f"{type(error).__name__} in {where}: {error}".replace("\n", " ")[:1000]
-
-
-def _is_file(path: str) -> bool:
-    try:
-        return os.path.isfile(local_name(path))
-    except ValueError:
-        return False
 
 
 def _package() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -20,7 +19,6 @@ from tfcluster.agent.signals import send
 
 SWEEP_S = 5.0  # after that, processes that survive SIGKILL are reported
 _SWEEP_INTERVAL_S = 0.02
-_GUARD_SWEEP_S = 5.0
 RUN = "TFCLUSTER_RUN"
 AGENT = "TFCLUSTER_AGENT"
 
@@ -82,20 +80,22 @@ def _mark(
     return marks.get(AGENT, "") if marks.get(RUN) == run else None
 
 
-def sweep(run: str | None, *, patience_s: float = _GUARD_SWEEP_S) -> list[ProcessEntry]:
+def sweep(run: str | None) -> list[ProcessEntry]:
     """SIGKILL the run's processes, wait for their end, and return them."""
-    killed: dict[int, ProcessEntry] = {}
-    deadline = time.monotonic() + patience_s
-    while alive := belongings(proc.snapshot(), run, os.getpid()):
-        for process in alive:
-            send(process, signal.SIGKILL)
-            killed[process.pid] = process
-        if time.monotonic() > deadline:
-            break
+    loop = Loop()
+    swept: list[ProcessEntry] = []
+
+    def find() -> list[ProcessEntry]:
         reap_children()
-        time.sleep(_SWEEP_INTERVAL_S)
-    reap_children()
-    return list(killed.values())
+        return belongings(proc.snapshot(), run, os.getpid())
+
+    def done(killed: list[ProcessEntry], _left: list[ProcessEntry]) -> None:
+        swept.extend(killed)
+        loop.stop()
+
+    kill_until_gone(loop, find, done)
+    loop.run()
+    return swept
 
 
 def clear_away(run: str | None) -> None:

@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable, Collection, Mapping
 
 from tfcluster.agent import proc
-from tfcluster.agent.events import Claims, EventSocket
+from tfcluster.agent.events import Claims, FrameSocket
 from tfcluster.agent.loop import Timer
+from tfcluster.agent.output_capture import OutputStream
 from tfcluster.agent.proc import ProcessEntry, Table
 from tfcluster.agent.signals import signal_name
 from tfcluster.base.light_dataclasses import dataclass, field
@@ -38,7 +39,7 @@ def members(
     identity: Identity,
     others: Collection[int] = (),
     environ: Callable[[int], Mapping[str, str]] = proc.environ,
-    descriptors: Callable[[int], Collection[str]] = proc.descriptors,
+    descriptors: Callable[[int], Mapping[int, str]] = proc.descriptors,
 ) -> list[ProcessEntry]:
     """The task's live processes; ``others`` are the leaders of other tasks.
 
@@ -58,7 +59,7 @@ def members(
         marks = environ(pid)
         names = (marks.get(TASK), marks.get(ATTEMPT))
         if names == (identity.task, str(identity.attempt)) or (
-            identity.output in descriptors(pid)
+            identity.output in descriptors(pid).values()
         ):
             roots.add(pid)
     processes = proc.family(table, roots, leader)
@@ -74,9 +75,9 @@ class AgentTask:
     """One attempt of a task, from the request to the end of its last process."""
 
     request: Start
-    stream: int  # the capture's number for its output
-    output: str  # the same pipe, as /proc shows it: pipe:[INODE]
-    events: EventSocket
+    stream: OutputStream
+    output: str  # the stream's pipe, as /proc shows it: pipe:[INODE]
+    events: FrameSocket
     claims: Claims
     began: float
     process: ProcessEntry | None = None
@@ -94,7 +95,7 @@ class AgentTask:
     killed: bool = False
     kill_at: float | None = None
     kill_timer: Timer | None = None
-    leftovers: dict[int, ProcessEntry] = field(default_factory=dict)
+    leftovers: set[int] = field(default_factory=set)  # pids
     reported: bool = False
     settled: bool = False  # no process of it is left, or we gave up
 

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tfcluster.agent import proc
-from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry, Table
+from tfcluster.agent.services import RunServices
 from tfcluster.agent.signals import send, send_group
 from tfcluster.agent.sweep import kill_until_gone
 from tfcluster.agent.task import AgentTask, members
+from tfcluster.protocol.messages import Unkillable
 
 _SETTLE_S = 0.1  # helpers that end within this time after their task are not leftovers
 _LEFTOVER_TERM_S = 1.0
@@ -22,23 +24,15 @@ _LOOK_S = 0.1
 
 
 class Stopping:
-    """Stops tasks. ``others`` returns the leaders that do not belong to a task.
-    ``settled`` is called once per task, when no process is left or only some that
-    survive SIGKILL."""
+    """Stops tasks. ``settled`` is called once per task, when no process is left or
+    only some that survive SIGKILL."""
 
     def __init__(
-        self,
-        loop: Loop,
-        agent: int,
-        others: Callable[[AgentTask], Collection[int]],
-        settled: Callable[[AgentTask], None],
-        unkillable: Callable[[list[ProcessEntry]], None],
+        self, shared: RunServices, settled: Callable[[AgentTask], None]
     ) -> None:
-        self._loop = loop
-        self._agent = agent
-        self._others = others
+        self._shared = shared
+        self._loop = shared.loop
         self._settled = settled
-        self._unkillable = unkillable
         self._ended: list[AgentTask] = []
 
     def stop(self, tasks: Iterable[AgentTask], signum: int, grace_s: float) -> None:
@@ -84,7 +78,7 @@ class Stopping:
         table = proc.snapshot()
         for task in ended:
             if self._members(task, table):
-                self._loop.later(_SETTLE_S, partial(self._look, task))
+                self._loop.later(_SETTLE_S, partial(self._end_leftovers, task))
             else:
                 self._settle(task)
 
@@ -95,12 +89,9 @@ class Stopping:
     def _members(
         self, task: AgentTask, table: Table | None = None
     ) -> list[ProcessEntry]:
-        return members(
-            proc.snapshot() if table is None else table,
-            self._agent,
-            task.identity(),
-            self._others(task),
-        )
+        table = proc.snapshot() if table is None else table
+        others = {*self._shared.children.expected} - {task.process_id}
+        return members(table, os.getpid(), task.identity(), others)
 
     def _signal(self, task: AgentTask, table: Table, signum: int) -> None:
         task.signals.add(signum)
@@ -132,7 +123,7 @@ class Stopping:
         return True
 
     def _send_to_handlers(self, tree: Iterable[ProcessEntry], signum: int) -> bool:
-        handling = [each for each in tree if proc.catches(each.pid, signum)]
+        handling = [process for process in tree if proc.catches(process.pid, signum)]
         for process in handling:
             send(process, signum)
             send(process, signal.SIGCONT)
@@ -156,18 +147,19 @@ class Stopping:
             # A leader that has ended but has not been reaped yet counts as gone.
             alive = self._members(task)
             if task.status is not None:
-                task.leftovers.update({p.pid: p for p in alive})
+                task.leftovers.update(process.pid for process in alive)
             return alive
 
         def done(_killed: list[ProcessEntry], left: list[ProcessEntry]) -> None:
             if left:
-                self._unkillable(left)
+                pids = tuple(process.pid for process in left)
+                self._shared.channel.send(Unkillable(pids))
             if left or task.status is not None or task.process is None:
                 self._settle(task)
 
         kill_until_gone(self._loop, find, done)
 
-    def _look(self, task: AgentTask) -> None:
+    def _end_leftovers(self, task: AgentTask) -> None:
         if task.settled:
             return
         alive = self._members(task)
@@ -178,9 +170,9 @@ class Stopping:
             for process in alive:
                 send(process, signal.SIGTERM)
                 send(process, signal.SIGCONT)
-            task.leftovers.update({p.pid: p for p in alive})
+            task.leftovers.update(process.pid for process in alive)
             self._kill_in(task, _LEFTOVER_TERM_S)
-        self._loop.later(_LOOK_S, lambda: self._look(task))
+        self._loop.later(_LOOK_S, lambda: self._end_leftovers(task))
 
     def _settle(self, task: AgentTask) -> None:
         if not task.settled:

@@ -11,17 +11,18 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
+from resource import struct_rusage
 
 from tfcluster.agent import proc
-from tfcluster.agent.channel import Channel
-from tfcluster.agent.children import Deaths, Ended, OomCounter
-from tfcluster.agent.events import ADDRESS, Claims, EventSocket, listen
+from tfcluster.agent.children import OomCounter
+from tfcluster.agent.events import ADDRESS, Claims, FrameSocket, listen
 from tfcluster.agent.layers import LayerRemover
-from tfcluster.agent.loop import Loop
-from tfcluster.agent.output_capture import OutputCapture
+from tfcluster.agent.output_capture import LogFile, OutputStream
 from tfcluster.agent.proc import ProcessEntry
+from tfcluster.agent.services import RunServices
 from tfcluster.agent.signals import signal_number
 from tfcluster.agent.spawn import (
     SpawnedProgram,
@@ -32,29 +33,17 @@ from tfcluster.agent.spawn import (
     with_folders_first,
 )
 from tfcluster.agent.task import ATTEMPT, TASK, AgentTask
+from tfcluster.agent.task_ports import TaskPorts
 from tfcluster.agent.task_stop import Stopping
 from tfcluster.agent.usage import UsageReports
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.protocol import messages
+from tfcluster.protocol import local, messages
 from tfcluster.protocol.requests import Start, StopRequest
 from tfcluster.protocol.wire import Frame
 
 CLOSE_LOOK_S = 0.02
 _EXIT_REPORT_S = 4.0  # how long `exited` waits for a disk that hangs
 _EVENTS = "TFCLUSTER_EVENTS"
-_SHOWN_PROCESSES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunServices:
-    """What all tasks of an agent have in common."""
-
-    loop: Loop
-    channel: Channel
-    capture: OutputCapture
-    base: dict[bytes, bytes]  # the environment of all processes, with the run's marks
-    streams: Iterator[int]  # numbers for the capture
-    deaths: Deaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +63,19 @@ class TaskTable:
 
     def __init__(self, shared: RunServices) -> None:
         self._shared = shared
-        self._tasks: dict[int, AgentTask] = {}  # by stream
+        self._tasks: list[AgentTask] = []
         self._oom = OomCounter()
         self._deaths = itertools.count()
-        self.foreign: set[int] = set()  # pids of children that are not tasks
-        self.on_server: Callable[[AgentTask, int], None] = lambda task, port: None
-        self._layers = LayerRemover(
-            shared.loop.post,
-            lambda text: shared.channel.send(messages.Note(text)),
-            self._tasks.values,
-        )
-        self._usage = UsageReports(
-            shared.loop, self._running, shared.channel.send_event, shared.base
-        )
-        self._stopping = Stopping(
-            shared.loop, os.getpid(), self._others, self._settled, self._unkillable
-        )
+        self._ports = TaskPorts(shared)
+        self._layers = LayerRemover(shared, self._tasks)
+        self._usage = UsageReports(shared, self._running)
+        self._stopping = Stopping(shared, self._settled)
 
-    def start(self, request: Start) -> AgentTask | None:
-        """Execute a program. Returns None after a failure, which is reported."""
+    def start(self, request: Start) -> None:
+        """Execute a program. A failure is reported."""
         prepared = self.prepare(request)
         if prepared is None:
-            return None
+            return
         task, ends = prepared
         env = environment(self._shared.base, self.changes(task))
         env = environment(env, {_EVENTS: str(ends.events.fileno())})
@@ -104,11 +84,10 @@ class TaskTable:
             pid = spawn(program, ends.output, ends.events.fileno())
         except SpawnError as error:
             self.failed(task, str(error))
-            return None
+        else:
+            self.begun(task, pid)
         finally:
             ends.close()
-        self.begun(task, pid)
-        return task
 
     def changes(self, task: AgentTask) -> Mapping[str, str | None]:
         """The changes to the agent's environment, including the task's marks."""
@@ -120,7 +99,7 @@ class TaskTable:
 
     def prepare(self, request: Start) -> tuple[AgentTask, Ends] | None:
         """A task with a log file but no process yet. A failure is reported."""
-        if any(t.name == request.task and not t.reported for t in self._tasks.values()):
+        if any(t.name == request.task and not t.reported for t in self._tasks):
             self.refuse(request, "it is already running")
             return None
         try:
@@ -135,30 +114,22 @@ class TaskTable:
             self.refuse(request, f"no pipes: {error.strerror}")
             return None
         task = self._task(request, read_end, ours, listener)
-        stream = task.stream
-        self._tasks[stream] = task
+        self._tasks.append(task)
         self._layers.starts(task)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         again = f"---- attempt {request.attempt}, {now} ----"
-        self._shared.capture.add(
-            stream,
-            read_end,
-            request.log,
-            source=task.key,
-            header=again if request.attempt else None,
-        )
+        self._shared.capture.add(task.stream, again if request.attempt else None)
         return task, Ends(write_end, theirs)
 
     def begun(self, task: AgentTask, pid: int) -> None:
         """Note that the task's process exists, as a child of ours."""
-        self._shared.deaths.watch(pid)
         gone = ProcessEntry(pid, "", "Z", os.getpid(), pid, pid, 0)
         task.process = proc.read(pid) or gone
         self._usage.begin()
-        start_time = task.process.start_time
-        started = messages.Started(*task.key, pid=pid, start_time=start_time)
-        self._shared.channel.send(started)
+        self._shared.channel.send(messages.Started(*task.key, pid=pid))
         self._stopping.begun(task)
+        self._ports.expect(task)
+        self._shared.children.expect(pid, partial(self._ended, task))
 
     def failed(self, task: AgentTask, cause: str) -> None:
         """Note that the task could not get a process."""
@@ -173,13 +144,10 @@ class TaskTable:
         failed = messages.Failed(request.task, request.attempt, cause)
         self._shared.channel.send(failed)
 
-    def ended(self, child: Ended) -> bool:
-        """Note that a child was reaped; returns whether it was a task's process."""
-        task = next((t for t in self._running() if t.process_id == child.pid), None)
-        if task is None:
-            return False
-        status = task.status = child.status
-        task.cpu_s, task.max_rss_bytes = child.cpu_s, child.max_rss_bytes
+    def _ended(self, task: AgentTask, status: int, used: struct_rusage) -> None:
+        task.status = status
+        task.cpu_s = used.ru_utime + used.ru_stime
+        task.max_rss_bytes = used.ru_maxrss * 1024
         task.death = next(self._deaths)
         task.seconds = self._shared.loop.now() - task.began
         by_kill = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
@@ -189,47 +157,27 @@ class TaskTable:
         self._shared.capture.drain(task.stream)
         self._shared.loop.later(_EXIT_REPORT_S, lambda: self._report(task))
         self._stopping.ended(task)
-        return True
-
-    def drained(self, stream: int, tail: list[str]) -> None:
-        """Note that all output of an ended task is in its file."""
-        task = self._tasks.get(stream)
-        if task is not None and task.status is not None:
-            task.tail = tail
-            self._report(task)
 
     def stop(self, request: StopRequest) -> None:
         wanted = set(request.tasks)
-        tasks = [t for t in self._tasks.values() if t.name in wanted]
+        tasks = [t for t in self._tasks if t.name in wanted]
         self._stopping.stop(tasks, signal_number(request.signal), request.grace_s)
 
     def stop_all(self, grace_s: float) -> None:
-        self._stopping.stop(list(self._tasks.values()), signal.SIGTERM, grace_s)
+        self._stopping.stop(list(self._tasks), signal.SIGTERM, grace_s)
 
     def ask_stacks(self, names: Collection[str]) -> None:
         for task in self._running():
             if task.name in names:
-                task.events.ask_stacks()
+                task.events.send(local.StacksMessage())
                 task.claims.ask_stacks()
-
-    def find(self, stream: int) -> AgentTask | None:
-        return self._tasks.get(stream)
 
     @property
     def over(self) -> bool:
         return not self._tasks and self._layers.over
 
-    @property
-    def leaders(self) -> set[int]:
-        """The pids of all running tasks."""
-        return {task.process_id for task in self._running() if task.process_id}
-
     def _running(self) -> Iterable[AgentTask]:
-        return [t for t in self._tasks.values() if t.running]
-
-    def _others(self, task: AgentTask) -> set[int]:
-        others = (t.process_id for t in self._running() if t is not task)
-        return self.foreign | {pid for pid in others if pid is not None}
+        return [t for t in self._tasks if t.running]
 
     def _task(
         self,
@@ -246,17 +194,29 @@ class TaskTable:
             elif event["type"] != "server":
                 channel.send_event(messages.Event(*task.key, event=event))
             elif isinstance(port := event.get("port"), int):
-                self.on_server(task, port)
+                self._ports.serves(task, port)
 
         def complain(cause: str) -> None:
             text = f"{request.task} wrote to its events socket: {cause}"
             channel.send(messages.Note(text))
 
+        def drained(tail: list[str]) -> None:
+            if task.status is not None:  # otherwise it could not be killed
+                task.tail = tail
+                self._report(task)
+
+        def trouble(cause: str | None, lost_bytes: int) -> None:
+            if cause is None:
+                self._shared.note_log(task.name, cause, lost_bytes)
+            else:
+                channel.send(messages.LogError(*task.key, cause, lost_bytes))
+
+        source = request.task, request.attempt
         task = AgentTask(
             request=request,
-            stream=next(self._shared.streams),
+            stream=OutputStream(output, LogFile(request.log), source, drained, trouble),
             output=f"pipe:[{os.fstat(output).st_ino}]",
-            events=EventSocket(loop, events, say, complain),
+            events=FrameSocket(loop, events, say, complain),
             claims=Claims(loop, listener, say, complain),
             began=loop.now(),
         )
@@ -271,25 +231,12 @@ class TaskTable:
     def _settled(self, task: AgentTask) -> None:
         self._shared.capture.drop(task.stream)
         if task.leftovers:
-            self._shared.channel.send(swept(task.leftovers.values(), *task.key))
+            self._shared.channel.send(messages.Swept(len(task.leftovers)))
         self._shared.channel.send(messages.Settled(*task.key))
         self._layers.settled(task)
         self._forget(task)
 
     def _forget(self, task: AgentTask) -> None:
         lost = task.settled and task.running  # it survived SIGKILL
-        if task.settled and (task.reported or lost):
-            self._tasks.pop(task.stream, None)
-
-    def _unkillable(self, left: list[ProcessEntry]) -> None:
-        self._shared.channel.send(messages.Unkillable(tuple(p.pid for p in left)))
-
-
-def swept(
-    processes: Collection[ProcessEntry],
-    task: str | None = None,
-    attempt: int | None = None,
-) -> messages.Swept:
-    """The message, with the names of at most twenty processes."""
-    names = [str(process) for process in processes][:_SHOWN_PROCESSES]
-    return messages.Swept(len(processes), tuple(names), task, attempt)
+        if task.settled and (task.reported or lost) and task in self._tasks:
+            self._tasks.remove(task)

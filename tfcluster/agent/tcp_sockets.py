@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from tfcluster.agent.proc import PROC
+from tfcluster.agent import proc
 from tfcluster.base.light_dataclasses import dataclass
 
 _NETLINK_SOCK_DIAG = 4
@@ -59,7 +59,7 @@ def from_proc() -> list[Listener]:
     """All listening TCP sockets, from /proc."""
     rows: list[Listener] = []
     for name in ("tcp", "tcp6"):
-        with suppress(OSError), open(f"{PROC}/net/{name}") as lines:
+        with suppress(OSError), open(f"{proc.PROC}/net/{name}") as lines:
             rows += parse(lines)
     return rows
 
@@ -111,22 +111,12 @@ class Descriptor:
 
 def descriptors_of(pids: Iterable[int]) -> list[Descriptor]:
     """The sockets that these processes have open."""
-    sockets: list[Descriptor] = []
-    for pid in pids:
-        folder = f"{PROC}/{pid}/fd"
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue  # the process has ended
-        for name in names:
-            try:
-                target = os.readlink(f"{folder}/{name}")
-            except OSError:
-                continue  # closed in the meantime
-            if target.startswith(_SOCKET):
-                inode = int(target.removeprefix(_SOCKET).rstrip("]"))
-                sockets.append(Descriptor(pid, int(name), inode))
-    return sockets
+    return [
+        Descriptor(pid, number, int(target.removeprefix(_SOCKET).rstrip("]")))
+        for pid in pids
+        for number, target in proc.descriptors(pid).items()
+        if target.startswith(_SOCKET)
+    ]
 
 
 def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
@@ -144,11 +134,11 @@ def duplicates(descriptors: Iterable[Descriptor]) -> Iterator[socket.socket]:
         raise OSError("the agent's Python has no ctypes") from error
 
     call = ctypes.CDLL(None, use_errno=True).syscall
-    for each in descriptors:
+    for descriptor in descriptors:
         # Not os.pidfd_open: a Python that was built for old kernels has none.
-        process = call(_PIDFD_OPEN, each.pid, 0)
+        process = call(_PIDFD_OPEN, descriptor.pid, 0)
         if process >= 0:
-            copy = call(_PIDFD_GETFD, process, each.number, 0)
+            copy = call(_PIDFD_GETFD, process, descriptor.number, 0)
             code = ctypes.get_errno()
             os.close(process)
         else:

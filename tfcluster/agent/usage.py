@@ -7,18 +7,18 @@ with so many processes that a measurement takes long.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfcluster.agent import proc
 from tfcluster.agent.gpus import GpuUsage
-from tfcluster.agent.loop import Loop
 from tfcluster.agent.proc import ProcessEntry
+from tfcluster.agent.services import RunServices
 from tfcluster.agent.task import AgentTask
 from tfcluster.protocol.messages import Usage
 
 _FIRST_S = 1.0  # between two measurements of what tasks use, at first
 _MAX_S = 10.0  # and later
-_LOOKS = 300  # measurements; after twice as many, the interval doubles, and so on
+_FREQUENT = 300  # measurements; after twice as many, the interval doubles, and so on
 _COST_SHARE = 0.005  # of one CPU
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -27,33 +27,28 @@ class UsageReports:
     """Sends the usage of every running task, again and again."""
 
     def __init__(
-        self,
-        loop: Loop,
-        running: Callable[[], Iterable[AgentTask]],
-        send: Callable[[Usage], None],
-        base: Mapping[bytes, bytes],
+        self, shared: RunServices, running: Callable[[], Iterable[AgentTask]]
     ) -> None:
-        self._loop = loop
+        self._shared = shared
         self._running = running
-        self._send = send
-        self._base = base
         self._gpus = GpuUsage()
-        self._looks = 0
+        self._count = 0
         self._due = False
 
     def begin(self) -> None:
         """Measure from now on, as long as any task runs."""
         if not self._due:
             self._due = True
-            self._loop.later(_FIRST_S, self._look)
+            self._shared.loop.later(_FIRST_S, self._measure)
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         self._due = False
         tasks = list(self._running())
         if not tasks:
             return
         self._gpus.start()
-        began = self._loop.now()
+        loop = self._shared.loop
+        began = loop.now()
         table = proc.snapshot()
         for task in tasks:
             leader = task.process_id
@@ -61,11 +56,10 @@ class UsageReports:
                 pids = proc.family(table, [leader], [leader])
                 usage = self._usage(task, [table[pid] for pid in pids])
                 if usage.rss_bytes:  # otherwise all have ended, and wait to be reaped
-                    self._send(usage)
-        self._looks += 1
-        cost_s = self._loop.now() - began
+                    self._shared.channel.send_event(usage)
+        self._count += 1
         self._due = True
-        self._loop.later(interval_s(self._looks, cost_s), self._look)
+        loop.later(interval_s(self._count, loop.now() - began), self._measure)
 
     def _usage(self, task: AgentTask, processes: Sequence[ProcessEntry]) -> Usage:
         return Usage(
@@ -80,11 +74,11 @@ class UsageReports:
         """The task's CUDA_VISIBLE_DEVICES; None if it is not set."""
         if _VISIBLE in task.request.env:
             return task.request.env[_VISIBLE]
-        inherited = self._base.get(_VISIBLE.encode())
+        inherited = self._shared.base.get(_VISIBLE.encode())
         return None if inherited is None else os.fsdecode(inherited)
 
 
-def interval_s(looks: int, cost_s: float) -> float:
-    """Seconds until the next measurement; the last one took ``cost_s``."""
-    wanted_s = min(_MAX_S, _FIRST_S * max(1.0, looks / _LOOKS))
+def interval_s(count: int, cost_s: float) -> float:
+    """Seconds until the next measurement after ``count``; the last took ``cost_s``."""
+    wanted_s = min(_MAX_S, _FIRST_S * max(1.0, count / _FREQUENT))
     return max(wanted_s, cost_s / _COST_SHARE)

@@ -11,35 +11,24 @@ import signal
 import socket
 import subprocess
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 
-from tfcluster.agent.children import Children
-from tfcluster.agent.events import EVENT_BYTES
-from tfcluster.agent.signals import end_words, send_group
+from tfcluster.agent.events import FrameSocket
+from tfcluster.agent.services import HelperProgram, RunServices
+from tfcluster.agent.signals import end_words
 from tfcluster.agent.spawn import (
     SpawnedProgram,
     SpawnError,
     environment,
-    spawn,
     with_folders_first,
 )
 from tfcluster.agent.task import AgentTask
-from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, RunServices, TaskTable
-from tfcluster.base.light_dataclasses import dataclass, field
+from tfcluster.agent.tasks import CLOSE_LOOK_S, Ends, TaskTable
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import local, messages
 from tfcluster.protocol.frames import ProtocolError, encode
 from tfcluster.protocol.requests import Start, Warm
-from tfcluster.protocol.wire import (
-    BLAMES_WRAPPER,
-    UNFORKABLE,
-    LineBuffer,
-    WireError,
-    parse,
-)
+from tfcluster.protocol.wire import BLAMES_WRAPPER, UNFORKABLE, Frame
 
-_READ_BYTES = 64 << 10
 _WRITE_AGAIN_S = 0.02
 _END_S = 0.5  # from an interpreter's end of file to its exit
 _WRAPPER_END_S = 3.0
@@ -56,318 +45,220 @@ class _Request:
     rest: bytes
 
 
-@dataclass(eq=False)
 class _Interpreter:
-    request: Warm
-    stream: int
-    began: float
-    end: socket.socket
-    pid: int = 0
-    ready: bool = False
-    unfit: str | None = None
-    """The reason that the interpreter gave why no task can run in it."""
-    status: int | None = None
-    lines: LineBuffer = field(default_factory=lambda: LineBuffer(EVENT_BYTES))
-    unwritten: deque[_Request] = field(default_factory=deque)
-    asked: dict[int, _Request] = field(default_factory=dict)
-    writing: bool = False
-    closed: bool = False  # by us
-
-    @property
-    def alive(self) -> bool:
-        return self.status is None and self.end.fileno() >= 0
-
-    @property
-    def serves_wrapped(self) -> bool:
-        """Whether it runs below a wrapper and owes no fork."""
-        idle = self.ready and not self.unwritten and not self.asked
-        return self.request.wrapped and idle
-
-    @property
-    def blames_wrapper(self) -> str | None:
-        """``unforkable`` or ``unusable`` if its wrapper made it end, or None."""
-        if self.status is None or self.ready or not self.request.wrapped:
-            return None
-        if not os.WIFEXITED(self.status):
-            return None
-        return BLAMES_WRAPPER.get(os.WEXITSTATUS(self.status))
-
-
-class WarmInterpreters:
-    """All warm interpreters of this host, by key."""
-
-    def __init__(
-        self, shared: RunServices, tasks: TaskTable, children: Children
-    ) -> None:
+    def __init__(self, shared: RunServices, tasks: TaskTable, request: Warm) -> None:
+        """Start it. Raises SpawnError."""
         self._shared = shared
         self._tasks = tasks
-        self._children = children
-        self._interpreters: dict[str, _Interpreter] = {}
-        self._requests = 0
-        self.on_begun: Callable[[AgentTask], None] = lambda task: None
-
-    def start(self, request: Warm) -> None:
-        """Start an interpreter. A failure is reported as `cold`."""
-        old = self._interpreters.get(request.key)
-        if old is not None and old.status is None:
-            self._cold(request.key, "a warm interpreter already has this key", [])
-            return
+        self._request = request
+        self._ready = False
+        self._unfit: str | None = None
+        """The reason that the interpreter gave why no task can run in it."""
+        self._closed = False  # by us
+        self._unwritten: deque[_Request] = deque()
+        self._asked: dict[int, _Request] = {}
+        self._count = 0
         try:
-            interpreter = self._spawn(request)
-        except SpawnError as error:
-            self._cold(request.key, str(error), [])
-            return
-        self._interpreters[request.key] = interpreter
-        self._tasks.foreign.add(interpreter.pid)
-        interpreter.end.setblocking(False)
-        self._shared.loop.watch(
-            interpreter.end.fileno(), lambda: self._read(interpreter)
-        )
-
-    def _spawn(self, request: Warm) -> _Interpreter:
-        try:
-            read_end, write_end = os.pipe()
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise SpawnError(f"no pipes: {error.strerror}") from error
-        stream = next(self._shared.streams)
-        self._shared.capture.add(stream, read_end, request.log, source=None)
-        base = self._shared.base
-        env = with_folders_first(base, request.env, request.prepend)
-        began = self._shared.loop.now()
-        interpreter = _Interpreter(request, stream, began, ours)
+        number = theirs.fileno()
+        argv = (*request.argv, str(number))
+        if request.wrapped:
+            argv += (str(os.getpid()),)
+        changes = with_folders_first(shared.base, request.env, request.prepend)
+        env = environment(shared.base, changes)
         try:
-            number = theirs.fileno()
-            words = [str(number)]
-            if request.wrapped:
-                words.append(str(os.getpid()))
-            argv = (*request.argv, *words)
-            program = SpawnedProgram(argv, environment(base, env), request.cwd)
-            # A wrapper may close descriptors, but hardly ever its standard input.
-            stdin = number if request.wrapped else subprocess.DEVNULL
-            interpreter.pid = spawn(program, write_end, number, stdin=stdin)
+            self._program = HelperProgram(
+                shared,
+                "a warm interpreter",
+                SpawnedProgram(argv, env, request.cwd),
+                request.log,
+                number,
+                on_end=self._ended,
+                on_output=self._drained,
+                # A wrapper may close descriptors, but hardly ever its standard input.
+                stdin=number if request.wrapped else subprocess.DEVNULL,
+            )
         except SpawnError:
             ours.close()
-            self._shared.capture.drop(stream)
             raise
         finally:
-            os.close(write_end)
             theirs.close()
-        return interpreter
-
-    def fork(self, request: Start) -> None:
-        """Fork a task once the imports are done. A failure is reported."""
-        interpreter = self._interpreters.get(request.warm or "")
-        prepared = self._tasks.prepare(request)
-        if prepared is None:
-            return
-        task, ends = prepared
-        if interpreter is None or not interpreter.alive:
-            ends.close()
-            gone = "has ended" if interpreter else "was never started"
-            self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
-            return
-        self._requests += 1
-        env = self._tasks.changes(task)
-        try:
-            line = encode(local.Fork(self._requests, request.argv, env, request.cwd))
-        except WireError as error:
-            ends.close()
-            self._tasks.failed(task, str(error))
-            return
-        interpreter.unwritten.append(_Request(self._requests, task, ends, line))
-        self._write(interpreter)
-
-    def ended(self, pid: int, status: int) -> bool:
-        """Note that a child was reaped; returns whether it was a warm interpreter."""
-        for interpreter in self._interpreters.values():
-            if interpreter.pid == pid and interpreter.status is None:
-                while interpreter.end.fileno() >= 0 and self._read(interpreter):
-                    pass
-                interpreter.status = status
-                self._close(interpreter)
-                self._tasks.foreign.discard(pid)
-                self._shared.capture.drain(interpreter.stream)
-                self._fail_all(interpreter, end_words(status))
-                return True
-        return False
-
-    def drained(self, stream: int, tail: list[str]) -> None:
-        """Note that all output of an ended interpreter is in its file."""
-        for interpreter in self._interpreters.values():
-            if interpreter.stream != stream or interpreter.status is None:
-                continue
-            self._shared.capture.drop(stream)
-            if not interpreter.closed:
-                self._cold(
-                    interpreter.request.key,
-                    interpreter.unfit or end_words(interpreter.status),
-                    tail,
-                    unfit=interpreter.unfit is not None,
-                    wrapper=interpreter.blames_wrapper,
-                )
-
-    def close(self) -> None:
-        """End all interpreters; their tasks continue."""
-        for interpreter in self._interpreters.values():
-            if interpreter.serves_wrapped:
-                self._close_after_tasks(interpreter)
-            else:
-                self._end(interpreter)
-
-    def _close_after_tasks(self, interpreter: _Interpreter) -> None:
-        """Close it after its tasks: the end of a container's first process can unmount
-        the image."""
-        if self._tasks.over:
-            self._end(interpreter)
-        else:
-            again = partial(self._close_after_tasks, interpreter)
-            self._shared.loop.later(CLOSE_LOOK_S, again)
-
-    def _end(self, interpreter: _Interpreter) -> None:
-        if interpreter.status is not None or interpreter.closed:
-            return
-        interpreter.closed = True
-        self._close(interpreter)
-        if interpreter.serves_wrapped:
-            # It ends by itself; its wrapper ends after it, and may clean up first.
-            self._shared.loop.later(_WRAPPER_END_S, lambda: self._kill(interpreter))
-        else:
-            # An interpreter that is still importing would notice that only later.
-            send_group(interpreter.pid, signal.SIGTERM)
-        self._fail_all(interpreter, "is being closed")
+        self._socket = FrameSocket(
+            shared.loop, ours, self._obey, self._talks_nonsense, self._ends
+        )
 
     @property
     def over(self) -> bool:
-        return all(i.status is not None for i in self._interpreters.values())
+        return self._program.status is not None
 
-    def _write(self, interpreter: _Interpreter) -> None:
-        if not interpreter.ready or interpreter.writing:
+    @property
+    def alive(self) -> bool:
+        return not self.over and self._socket.is_open
+
+    def fork(self, task: AgentTask, ends: Ends) -> None:
+        """Fork a task once the imports are done. A failure is reported."""
+        self._count += 1
+        request = task.request
+        env = self._tasks.changes(task)
+        line = encode(local.Fork(self._count, request.argv, env, request.cwd))
+        self._unwritten.append(_Request(self._count, task, ends, line))
+        self._write()
+
+    def close(self) -> None:
+        """End it; its tasks continue. Below a wrapper, it ends after all tasks: the end
+        of a container's first process can unmount the image."""
+        if self.over or self._closed:
             return
-        while interpreter.unwritten:
-            request = interpreter.unwritten[0]
+        idle = self._ready and not self._unwritten and not self._asked
+        if self._request.wrapped and idle:
+            if not self._tasks.over:
+                self._shared.loop.later(CLOSE_LOOK_S, self.close)
+                return
+            # It ends by itself; its wrapper ends after it, and may clean up first.
+            self._shared.loop.later(_WRAPPER_END_S, self._program.send_group)
+        else:
+            # An interpreter that is still importing would notice that only later.
+            self._program.send_group(signal.SIGTERM)
+        self._closed = True
+        self._socket.close()
+        self._fail_all("is being closed")
+
+    # --- requests -------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while self._ready and self._unwritten:
+            request = self._unwritten[0]
             try:
-                self._write_some(interpreter, request)
+                self._write_some(request)
             except BlockingIOError:
-                interpreter.writing = True
-                self._shared.loop.later(
-                    _WRITE_AGAIN_S, lambda: self._write_again(interpreter)
-                )
+                self._shared.loop.later(_WRITE_AGAIN_S, self._write)
                 return
             except OSError:
                 return  # it is dying; its exit fails all requests
             if not request.rest:
-                interpreter.unwritten.popleft()
+                self._unwritten.popleft()
 
-    def _write_again(self, interpreter: _Interpreter) -> None:
-        interpreter.writing = False
-        if interpreter.alive:
-            self._write(interpreter)
-
-    def _write_some(self, interpreter: _Interpreter, request: _Request) -> None:
+    def _write_some(self, request: _Request) -> None:
         if request.ends is None:
-            written = interpreter.end.send(request.rest)
+            written = self._socket.socket.send(request.rest)
         else:
             # The descriptors go with the first byte of the line.
             fds = [request.ends.output, request.ends.events.fileno()]
-            written = socket.send_fds(interpreter.end, [request.rest], fds)
+            written = socket.send_fds(self._socket.socket, [request.rest], fds)
             request.ends.close()
             request.ends = None
-            interpreter.asked[request.id] = request
+            self._asked[request.id] = request
         request.rest = request.rest[written:]
 
-    def _read(self, interpreter: _Interpreter) -> bool:
-        try:
-            data = interpreter.end.recv(_READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            # It is exiting; `ended` learns its status.
-            self._close(interpreter)
-            self._shared.loop.later(_END_S, lambda: self._kill(interpreter))
-            return False
-        try:
-            for line in interpreter.lines.feed(data):
-                self._obey(interpreter, local.decode_of_interpreter(parse(line)))
-        except WireError as error:
-            note = f"warm interpreter {interpreter.request.key!r}: {error}"
-            self._shared.channel.send(messages.Note(note))
-            self._kill(interpreter)
-            self._close(interpreter)
-            return False
-        return True
+    # --- answers --------------------------------------------------------------------
 
-    @staticmethod
-    def _kill(interpreter: _Interpreter) -> None:
-        if interpreter.status is None:  # otherwise the pid may have been reused
-            send_group(interpreter.pid, signal.SIGKILL)
-
-    def _obey(self, interpreter: _Interpreter, answer: local.OfInterpreter) -> None:
-        match answer:
-            case local.Ready():
-                self._ready(interpreter)
+    def _obey(self, frame: Frame) -> None:
+        match local.decode_of_interpreter(frame):
+            case local.Ready() if not self._ready:
+                self._ready = True
+                self._shared.channel.send(messages.Warmed(self._request.key))
+                self._write()
             case local.Unfit(cause):
-                interpreter.unfit = cause[:_CAUSE_CHARS]
+                self._unfit = cause[:_CAUSE_CHARS]
             case local.Forked(number, pid):
                 if pid <= 1:
                     raise ProtocolError(f"{pid!r} is not a pid")
-                self._begun(self._asked(interpreter, number), pid)
+                self._tasks.begun(self._answered(number), pid)
             case local.ForkFailed(number, cause):
-                task = self._asked(interpreter, number)
-                self._tasks.failed(task, cause[:_CAUSE_CHARS])
+                self._tasks.failed(self._answered(number), cause[:_CAUSE_CHARS])
 
-    @staticmethod
-    def _asked(interpreter: _Interpreter, number: int) -> AgentTask:
+    def _answered(self, number: int) -> AgentTask:
         """The task of a request that has been answered."""
-        if number not in interpreter.asked:
+        if number not in self._asked:
             raise ProtocolError(f"answered request {number!r}, which was not made")
-        return interpreter.asked.pop(number).task
+        return self._asked.pop(number).task
 
-    def _ready(self, interpreter: _Interpreter) -> None:
-        if not interpreter.ready:
-            interpreter.ready = True
-            seconds = round(self._shared.loop.now() - interpreter.began, 3)
-            key = interpreter.request.key
-            self._shared.channel.send(messages.Warmed(key, seconds))
-            self._write(interpreter)
+    # --- the end --------------------------------------------------------------------
 
-    def _begun(self, task: AgentTask, pid: int) -> None:
-        ended = self._children.take(pid)
-        self._tasks.begun(task, pid)
-        self.on_begun(task)
-        if ended is not None:
-            self._tasks.ended(ended)
+    def _talks_nonsense(self, cause: str) -> None:
+        note = f"warm interpreter {self._request.key!r}: {cause}"
+        self._shared.channel.send(messages.Note(note))
+        self._program.send_group()
+        self._socket.close()
 
-    def _fail_all(self, interpreter: _Interpreter, why: str) -> None:
-        requests = [*interpreter.asked.values(), *interpreter.unwritten]
-        interpreter.asked.clear()
-        interpreter.unwritten.clear()
+    def _ends(self) -> None:
+        """It has closed its end, so it should exit now."""
+        self._shared.loop.later(_END_S, self._program.send_group)
+
+    def _ended(self, status: int) -> None:
+        self._socket.finish()
+        self._fail_all(end_words(status))
+
+    def _fail_all(self, why: str) -> None:
+        requests = [*self._asked.values(), *self._unwritten]
+        self._asked.clear()
+        self._unwritten.clear()
         for request in requests:
             if request.ends is not None:
                 request.ends.close()
             self._tasks.failed(request.task, f"the warm interpreter {why}")
 
-    def _close(self, interpreter: _Interpreter) -> None:
-        if interpreter.end.fileno() >= 0:
-            with suppress(KeyError):
-                self._shared.loop.unwatch(interpreter.end.fileno())
-            interpreter.end.close()
-
-    def _cold(
-        self,
-        key: str,
-        cause: str,
-        tail: list[str],
-        *,
-        unfit: bool = False,
-        wrapper: str | None = None,
-    ) -> None:
+    def _drained(self, tail: list[str]) -> None:
+        """Report the end, now that all output is in the file."""
+        status = self._program.status
+        if self._closed or status is None:
+            return
+        wrapper = None
+        if self._request.wrapped and not self._ready and os.WIFEXITED(status):
+            wrapper = BLAMES_WRAPPER.get(os.WEXITSTATUS(status))
         if wrapper == UNFORKABLE:
             why = tail[-1] if tail else "its wrapper does not permit forks"
             why = why.removeprefix("tfcluster: ")
             text = f"tasks are started one by one, which takes longer: {why}"
             self._shared.channel.send(messages.Note(text))
+        key, cause = self._request.key, self._unfit or end_words(status)
+        unfit = self._unfit is not None
         cold = messages.Cold(key, cause, tuple(tail), unfit, wrapper)
         self._shared.channel.send(cold)
+
+
+class WarmInterpreters:
+    """All warm interpreters of this host, by key."""
+
+    def __init__(self, shared: RunServices, tasks: TaskTable) -> None:
+        self._shared = shared
+        self._tasks = tasks
+        self._interpreters: dict[str, _Interpreter] = {}
+
+    def start(self, request: Warm) -> None:
+        """Start an interpreter. A failure is reported as `cold`."""
+        old = self._interpreters.get(request.key)
+        if old is not None and not old.over:
+            raise ProtocolError(f"a warm interpreter already has the key {request.key}")
+        try:
+            interpreter = _Interpreter(self._shared, self._tasks, request)
+        except SpawnError as error:
+            cold = messages.Cold(request.key, str(error), (), False, None)
+            self._shared.channel.send(cold)
+        else:
+            self._interpreters[request.key] = interpreter
+
+    def fork(self, request: Start) -> None:
+        """Fork a task once the imports are done. A failure is reported."""
+        prepared = self._tasks.prepare(request)
+        if prepared is None:
+            return
+        task, ends = prepared
+        interpreter = self._interpreters.get(request.warm or "")
+        if interpreter is not None and interpreter.alive:
+            interpreter.fork(task, ends)
+            return
+        ends.close()
+        gone = "has ended" if interpreter else "was never started"
+        self._tasks.failed(task, f"the warm interpreter {request.warm!r} {gone}")
+
+    def close(self) -> None:
+        """End all interpreters; their tasks continue."""
+        for interpreter in self._interpreters.values():
+            interpreter.close()
+
+    @property
+    def over(self) -> bool:
+        return all(interpreter.over for interpreter in self._interpreters.values())

@@ -15,12 +15,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 
-from tfcluster.agent.file_names import local_path
+from tfcluster.agent.file_names import check_inside, local_path
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.protocol import messages, requests
 from tfcluster.protocol.wire import WireError, loads
@@ -30,11 +30,11 @@ _WINDOW_BYTES = 1 << 20  # of file contents, requested at a time
 _STALE_S = 3600.0  # the age at which a killed agent's incomplete files are removed
 MEMORY = ".tfcluster-sync.json"
 RETURNED = ".tfcluster-returned.json"
-"""Results that were returned to the launcher's folder, and count as known there."""
+"""Results that were returned to the launcher's folder, and count as written there."""
 _INCOMING = ".tfcluster-incoming-"
 _SHOWN = 5
 
-Known = Mapping[str, Sequence[str]]
+Digests = Mapping[str, Sequence[str]]
 """Path -> hashes of what we wrote there: one hash, or two after an interruption."""
 
 
@@ -46,35 +46,35 @@ class SyncError(Exception):
 class Merge:
     """What to do with which paths."""
 
-    take: tuple[str, ...]
+    fetch: tuple[str, ...]
     delete: tuple[str, ...]
     conflicts: tuple[str, ...]
 
 
 def merge(
     wanted: Mapping[str, str],
-    known: Known,
-    found: Mapping[str, str | None],
-    returned: Known = MappingProxyType({}),
+    written: Digests,
+    present: Mapping[str, str | None],
+    returned: Digests = MappingProxyType({}),
 ) -> Merge:
     """Decide from the hashes of files what to do. Pure.
 
-    ``wanted`` has the files at the source, ``known`` those that we wrote, and ``found``
-    those that are here now (None: no file), for all paths in the other two.
+    ``wanted`` has the files at the source, ``written`` those that we wrote, and
+    ``present`` those that are here now (None: no file), for all paths in the other two.
     ``returned`` has the results that went from here to the source.
     """
-    take, conflicts = [], []
+    fetch, conflicts = [], []
     for path, digest in wanted.items():
-        here, ours = found[path], (*known.get(path, ()), *returned.get(path, ()))
+        here, ours = present[path], (*written.get(path, ()), *returned.get(path, ()))
         if here == digest:
             continue
         if here is None or here in ours:
-            take.append(path)
+            fetch.append(path)
         elif digest not in ours:
             conflicts.append(path)  # changed on both sides; if only here, it stays
-    gone = (path for path in known if path not in wanted)
-    delete = tuple(path for path in gone if found[path] in known[path])
-    return Merge(tuple(take), delete, tuple(conflicts))
+    gone = (path for path in written if path not in wanted)
+    delete = tuple(path for path in gone if present[path] in written[path])
+    return Merge(tuple(fetch), delete, tuple(conflicts))
 
 
 class WorkdirReceiver:
@@ -102,10 +102,16 @@ class WorkdirReceiver:
             self._guarded(lambda: self._begin(folder))
 
     def came(self, part: requests.Part) -> None:
-        """Take the next requested part, which has arrived."""
+        """Keep the next requested part, which has arrived."""
         transfer = self._transfer
-        if transfer is not None and not self._over:
-            self._guarded(lambda: self._take(transfer, part))
+        if transfer is None or self._over:
+            return
+
+        def keep() -> None:
+            transfer.write(part)
+            self._ask(transfer)
+
+        self._guarded(keep)
 
     def close(self) -> None:
         """Remove what was received but not put into place."""
@@ -130,13 +136,13 @@ class WorkdirReceiver:
             raise SyncError(
                 f"{folder} cannot be expanded: the user has no home folder there"
             )
-        wanted = {each.path: each.digest for each in self._files}
+        wanted = {file.path: file.digest for file in self._files}
         for path in wanted:
-            _check(path)
+            check_inside(path)
         root.mkdir(parents=True, exist_ok=True)
-        known = _recall(root)
-        found = {path: _digest(root / path) for path in {*wanted, *known}}
-        plan = merge(wanted, known, found, _recall(root, RETURNED))
+        written = _recall(root)
+        present = {path: _digest(root / path) for path in {*wanted, *written}}
+        plan = merge(wanted, written, present, _recall(root, RETURNED))
         if plan.conflicts:
             shown = ", ".join(plan.conflicts[:_SHOWN])
             rest = len(plan.conflicts) - _SHOWN
@@ -145,18 +151,14 @@ class WorkdirReceiver:
                 f"changed both on this machine and in {root} on the host: "
                 f"{shown}{more} (move them away on the host, or sync to another folder)"
             )
-        same = {path for path, digest in wanted.items() if found[path] == digest}
-        self._transfer = _Transfer(root, self._files, plan, known, same)
+        same = [file for file in self._files if present[file.path] == file.digest]
+        self._transfer = _Transfer(root, self._files, plan, written, same)
         self._ask(self._transfer)
-
-    def _take(self, transfer: _Transfer, part: requests.Part) -> None:
-        transfer.write(part)
-        self._ask(transfer)
 
     def _ask(self, transfer: _Transfer) -> None:
         if parts := transfer.wanted():
             self._send(messages.Wants(parts))
-        elif transfer.complete:
+        elif not transfer.awaited:
             transfer.finish()
             self._done(str(transfer.root), count=transfer.count)
 
@@ -173,48 +175,43 @@ class _Transfer:
         root: Path,
         files: Sequence[requests.File],
         plan: Merge,
-        known: Known,
-        same: Collection[str],
+        written: Digests,
+        same: Sequence[requests.File],
     ) -> None:
         """``same`` are the files that are here already."""
         self.root = root
-        self._equal = [each for each in files if each.path in same]
-        self.count = len(plan.take)
+        self.count = len(plan.fetch)
+        self.awaited: list[tuple[int, int, int]] = []
+        """Index, offset and length of requested parts, the next one last."""
+        self._same = same
         self._plan = plan
-        self._wanted = {each.path: each.digest for each in files}
-        self._known = known
-        self._folder = _incoming(root) if plan.take else None
-        taken = set(plan.take)
-        self._files = {i: each for i, each in enumerate(files) if each.path in taken}
+        self._new = {file.path: [file.digest] for file in files}
+        self._written = written
+        self._folder = _incoming(root) if plan.fetch else None
+        paths = set(plan.fetch)
+        self._files = {i: file for i, file in enumerate(files) if file.path in paths}
         # Not a list: the launcher determines the sizes.
-        self._queue = (
-            (index, offset, min(_PART_BYTES, each.size - offset))
-            for index, each in self._files.items()
-            for offset in range(0, max(each.size, 1), _PART_BYTES)
+        self._parts = (
+            (index, offset, min(_PART_BYTES, file.size - offset))
+            for index, file in self._files.items()
+            for offset in range(0, max(file.size, 1), _PART_BYTES)
         )
-        self._ahead = next(self._queue, None)
-        self._awaited: list[tuple[int, int, int]] = []
-
-    @property
-    def complete(self) -> bool:
-        return self._ahead is None and not self._awaited
 
     def wanted(self) -> tuple[tuple[int, int, int], ...]:
-        """File, offset and length of the next parts; none while some are awaited."""
-        if self._awaited:
+        """The next parts; none while some are awaited, or if there are no more."""
+        if self.awaited:
             return ()
         size = 0
-        while self._ahead is not None and size < _WINDOW_BYTES:
-            self._awaited.append(self._ahead)
-            self._ahead = next(self._queue, None)
-            size += max(self._awaited[-1][2], _WINDOW_BYTES // 256)
-        parts = tuple(self._awaited)
-        self._awaited.reverse()
+        while size < _WINDOW_BYTES and (part := next(self._parts, None)):
+            self.awaited.append(part)
+            size += max(part[2], _WINDOW_BYTES // 256)
+        parts = tuple(self.awaited)
+        self.awaited.reverse()
         return parts
 
     def write(self, part: requests.Part) -> None:
         """Append a part. Raises SyncError or WireError if it is unexpected."""
-        asked = self._awaited.pop() if self._awaited else None
+        asked = self.awaited.pop() if self.awaited else None
         if asked is None or asked[:2] != (part.index, part.offset):
             raise WireError("a part that was not requested")
         name = self._files[part.index].path
@@ -236,53 +233,41 @@ class _Transfer:
 
     def finish(self) -> None:
         """Move all files into place. Raises SyncError or OSError."""
-        for index, each in self._files.items():
+        for index, file in self._files.items():
             arrived = self._arrived(index)
-            if _digest(arrived) != each.digest:
-                raise SyncError(f"{each.path} changed while it was sent")
-            arrived.chmod(each.mode & 0o777)
-            os.utime(arrived, ns=(each.mtime_ns, each.mtime_ns))
-        new = {path: [digest] for path, digest in self._wanted.items()}
-        if self.count or self._plan.delete or new != self._known:
-            self._put(new)
-        for each in self._equal:
+            if _digest(arrived) != file.digest:
+                raise SyncError(f"{file.path} changed while it was sent")
+            arrived.chmod(file.mode & 0o777)
+            os.utime(arrived, ns=(file.mtime_ns, file.mtime_ns))
+        if self.count or self._plan.delete or self._new != self._written:
+            self._put()
+        for file in self._same:
             # With the time of the source, a file is no result that should go there.
             with suppress(OSError):
-                times = (each.mtime_ns, each.mtime_ns)
-                os.utime(self.root / each.path, ns=times, follow_symlinks=False)
+                times = (file.mtime_ns, file.mtime_ns)
+                os.utime(self.root / file.path, ns=times, follow_symlinks=False)
         self.drop()
 
-    def _put(self, new: Known) -> None:
+    def _put(self) -> None:
         # If we are interrupted, both our old and our new content count as ours.
-        paths = {*new, *self._known}
-        both = {p: [*self._known.get(p, ()), *new.get(p, ())] for p in paths}
+        old, new = self._written, self._new
+        both = {p: [*old.get(p, ()), *new.get(p, ())] for p in {*new, *old}}
         _remember(self.root, both)
-        for index, each in self._files.items():
-            target = self.root / each.path
+        for index, file in self._files.items():
+            target = self.root / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
             self._arrived(index).replace(target)
         for path in self._plan.delete:
-            with suppress(FileNotFoundError):
-                (self.root / path).unlink()
-            for folder in (self.root / path).parents:
-                if folder == self.root or not _remove_empty(folder):
-                    break
+            (self.root / path).unlink(missing_ok=True)
+            with suppress(OSError):  # a folder is not empty
+                for folder in (self.root / path).relative_to(self.root).parents[:-1]:
+                    (self.root / folder).rmdir()
         _remember(self.root, new)
 
     def drop(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
-
-
-def _check(path: str) -> None:
-    try:
-        path.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise WireError(f"{path!r} cannot be the name of a file") from error
-    parts = PurePosixPath(path).parts
-    if path.startswith("/") or ".." in parts or not parts or "\0" in path:
-        raise WireError(f"{path!r} is not a path within a folder")
 
 
 def same_files(inodes: Sequence[tuple[str, int]]) -> bool:
@@ -329,40 +314,27 @@ def remember_returned(root: Path, digests: Mapping[str, str]) -> None:
     Does nothing unless ``root`` is a copy of that folder. Raises OSError.
     """
     if digests and (root / MEMORY).is_file():
-        known = dict(_recall(root, RETURNED))
+        returned = dict(_recall(root, RETURNED))
         for path, digest in digests.items():
             # Keep two: the launcher's folder may still have the previous content.
-            known[path] = [*(d for d in known.get(path, ()) if d != digest), digest][
-                -2:
-            ]
-        _remember(root, known, RETURNED)
+            older = [d for d in returned.get(path, ()) if d != digest]
+            returned[path] = [*older[-1:], digest]
+        _remember(root, returned, RETURNED)
 
 
-def _recall(root: Path, name: str = MEMORY) -> Known:
+def _recall(root: Path, name: str = MEMORY) -> Digests:
     try:
-        held = loads((root / name).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(held, dict):
-        return {}
-    known = {}
-    for path, digests in held.items():
-        if isinstance(digests, list) and all(isinstance(d, str) for d in digests):
-            with suppress(WireError):
-                _check(path)
-                known[path] = digests
-    return known
+        content = loads((root / name).read_bytes())
+        for path, digests in content.items():
+            check_inside(path)
+            if not all(isinstance(digest, str) for digest in digests):
+                return {}
+    except (OSError, ValueError, TypeError, AttributeError, WireError):
+        return {}  # there is none, or somebody has changed it
+    return dict(content)
 
 
-def _remember(root: Path, known: Known, name: str = MEMORY) -> None:
+def _remember(root: Path, digests: Digests, name: str = MEMORY) -> None:
     fresh = root / f"{name}.{os.getpid()}"
-    fresh.write_text(json.dumps(known))
+    fresh.write_text(json.dumps(digests))
     fresh.replace(root / name)
-
-
-def _remove_empty(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:
-        return False
-    return True

@@ -98,8 +98,6 @@ class TransferOutcome:
     """Files that changed while they were sent, and how."""
     missed: list[tuple[str, str]] = field(default_factory=list)
     """Files that were not fetched, and why."""
-    missed_more: int = 0
-    """The number of others, which the host did not name."""
     cause: str | None = None
     """Why the fetch from this host ended early."""
     steps: int = 0
@@ -108,7 +106,7 @@ class TransferOutcome:
 
     @property
     def well(self) -> bool:
-        return self.cause is None and not self.missed and not self.missed_more
+        return self.cause is None and not self.missed
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,6 @@ class HostTransfer:
                     files[file.path] = file
             outcome.missed += answer.refused
             last = answer.last
-            outcome.missed_more += answer.more if last else 0
         outcome.files = len(files)
         outcome.bytes = sum(file.size for file in files.values())
         return list(files.values())

@@ -270,7 +270,7 @@ def event_fields(
         "kept": _rows(outcome.kept),
         "growing": _rows(outcome.growing),
         "missed": _rows(outcome.missed),
-        "missed_count": len(outcome.missed) + outcome.missed_more or None,
+        "missed_count": len(outcome.missed) or None,
         "cause": outcome.cause,
     }
 

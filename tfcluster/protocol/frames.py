@@ -40,7 +40,7 @@ def type_of(cls: type) -> str:
     """The type of the frames of this class, such as "ping" for ``PingRequest``."""
     name = cls.__name__.removesuffix("Request").removesuffix("Command")
     name = name.removesuffix("Message")
-    words = ("_" + each.lower() if each.isupper() else each for each in name)
+    words = ("_" + char.lower() if char.isupper() else char for char in name)
     return "".join(words).removeprefix("_")
 
 
@@ -70,23 +70,23 @@ def leaves(cls: type[T]) -> Iterator[type[T]]:
     inner = cls.__subclasses__()
     if not inner:
         yield cls
-    for each in inner:
-        yield from leaves(each)
+    for subclass in inner:
+        yield from leaves(subclass)
 
 
 def _values(cls: type, frame: Frame) -> dict[str, Any]:
-    found = {}
+    decoded = {}
     for name, kind, check in _fields(cls):
         if name not in frame:
             raise ProtocolError(f"{type_of(cls)!r} frame: {name!r} is missing")
         try:
-            found[name] = check(frame[name])
+            decoded[name] = check(frame[name])
         except ValueError:
             wrong = repr(frame[name])[:80]
             raise ProtocolError(
                 f"{type_of(cls)!r} frame: {name!r} must be {kind}, not {wrong}"
             ) from None
-    return found
+    return decoded
 
 
 def _row(value: Any) -> list[Any]:
@@ -125,7 +125,7 @@ def _check(kind: Any) -> Check:
     def row(value: Any) -> Any:
         if len(_exactly(list, value)) != len(checks):
             raise ValueError
-        return make([check(each) for check, each in zip(checks, value, strict=True)])
+        return make([check(item) for check, item in zip(checks, value, strict=True)])
 
     return row
 

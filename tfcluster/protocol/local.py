@@ -27,12 +27,6 @@ class MakerOutput(OfMaker):
     text: str
 
 
-class Line(OfMaker):
-    """A line of pip's output."""
-
-    text: str
-
-
 class Made(OfMaker):
     python: str
     home: str

@@ -93,13 +93,12 @@ class Result(Struct):
 
 
 class Listed(ResultsMessage):
-    """``refused``: paths that are not sent, and why; ``more``: how many others."""
+    """A part of the list; ``refused``: paths that are not sent, and why."""
 
     shared: bool
     folder: str
     files: tuple[Result, ...]
     refused: tuple[tuple[str, str], ...]
-    more: int
     last: bool
 
 
@@ -146,7 +145,6 @@ class Unprepared(Message):
 
 class Warmed(Message):
     key: str
-    seconds: float
 
 
 class Cold(Message):
@@ -162,7 +160,6 @@ class Cold(Message):
 
 class Started(OfTask):
     pid: int
-    start_time: int
 
 
 class Listening(OfTask):
@@ -199,9 +196,10 @@ class Usage(OfTask):
 
 
 class Log(OfTask):
+    """``dropped`` lines came before these, and are only in the file."""
+
     lines: tuple[str, ...]
     dropped: int
-    dropped_bytes: int
 
 
 class LogError(OfTask):
@@ -235,12 +233,7 @@ class Failed(OfTask):
 
 
 class Swept(Message):
-    """``task`` and ``attempt`` are None if the processes belonged to no task."""
-
     count: int
-    processes: tuple[str, ...]
-    task: str | None = None
-    attempt: int | None = None
 
 
 class Unkillable(Message):

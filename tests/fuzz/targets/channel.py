@@ -83,7 +83,7 @@ def _channel(data: bytes) -> None:
         for at in range(0, len(data), _PORTION):
             ours.send(data[at : at + _PORTION])
             if not heard:
-                end.read_waiting()
+                end.read()
             _drain(ours)
         os.close(end._out)
         _close(current)
@@ -268,7 +268,7 @@ def _task_events(data: bytes) -> None:
     current = loop.Loop()
     said: list[Frame] = []
     with ours:
-        end = events.EventSocket(current, theirs, said.append, lambda cause: None)
+        end = events.FrameSocket(current, theirs, said.append, lambda cause: None)
         for at in range(0, len(data), _PORTION):
             ours.send(data[at : at + _PORTION])
             end._read()
