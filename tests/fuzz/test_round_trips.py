@@ -97,7 +97,7 @@ def test_counts_of_slurm(runs: list[tuple[int, int]]) -> None:
 )
 def test_host_files_of_grid_engine(slots: dict[str, int]) -> None:
     lines = [f"{name} {count} all.q@{name} UNDEFINED" for name, count in slots.items()]
-    assert slots_by_host("\n".join(lines)) == slots
+    assert slots_by_host("file", "\n".join(lines)) == slots
 
 
 @_few

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tfcluster.base.errors import ExitCode
+from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.plan.model import Allocation, Description, Host
 from tfcluster.schedulers.options import Mistake, OptionTable
@@ -136,16 +136,28 @@ def refusal(command: str, message: str, hints: Mapping[str, str]) -> SchedulerEr
     return SchedulerError(f"{command} refused the job: {message or 'no answer'}", hint)
 
 
-def setting(kind: str, about: str, default: Any = None) -> Any:
+def setting(kind: str, about: str, default: Any = None, *, option: str = "") -> Any:
     """A field of a dataclass of settings: a key of the scheduler's section.
 
     ``kind`` says what values fit, see ``tfcluster.config.sections``; ``about`` explains
-    the key in the schema.
+    the key in the schema. ``option`` is what the key stands for among the user's own
+    options, which must not set it, too.
     """
-    metadata = {"kind": kind, "about": about}
+    metadata = {"kind": kind, "about": about, "option": option}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+SYNONYMS = {
+    "time": ("walltime", "time_limit", "timelimit", "timeout", "timeout_min"),
+    "mem": ("memory", "mem_gb", "job_mem", "mem_per_node"),
+    "cpus_per_task": ("cores", "cpus", "cpu", "ncpus", "job_cpu"),
+    "tasks_per_node": ("ntasks_per_node", "processes_per_node", "mpiprocs", "ptile"),
+    "queue": ("q", "partition"),
+    "partition": ("q", "queue"),
+}
+"""Key of a section -> words of other software for it, if the section has that key."""
 
 
 class Scheduler:
@@ -168,7 +180,7 @@ class Scheduler:
     example: str = ""
     """What ``tfcluster init`` prints for it, from ``backend:`` to ``tasks:``."""
     synonyms: Mapping[str, str] = {}
-    """Words of other software for keys of the section."""
+    """Words of other software for keys of the section, apart from ``SYNONYMS``."""
     advice: Mapping[str, str] = {}
     """Words for which the section has no key -> what to write instead."""
     option_hint: str | None = None
@@ -198,13 +210,21 @@ class Scheduler:
         """The ``settings`` in a configuration; defaults if it has no such section."""
         if self.settings is None:
             return None
-        given = description.sections.get(self.name, {}).items()
+        section = description.sections.get(self.name, {}).items()
         # A list in JSON is a tuple in a frozen dataclass.
-        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given}
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in section}
         return self.settings(**plain)
 
+    def every_synonym(self) -> Mapping[str, str]:
+        """``synonyms``, and those for keys that several schedulers have."""
+        keys = getattr(self.settings, "__dataclass_fields__", {})
+        shared = {
+            w: key for key, words in SYNONYMS.items() if key in keys for w in words
+        }
+        return {**shared, **self.synonyms}
+
     def mistakes(self, description: Description, settings: Any, /) -> Iterator[Mistake]:
-        """What ``settings`` say against the tasks, or twice, apart from ``options``."""
+        """What ``settings`` say against the tasks, apart from refused options."""
         yield from ()
 
     def more_slots(self, tasks: int, hosts: int) -> str | None:
@@ -233,6 +253,12 @@ class BatchScheduler(Scheduler):
 
     submit_command: str
     """The program that submits: ``sbatch``."""
+
+    def require_inside(self, env: Mapping[str, str]) -> None:
+        """Raise StartError outside of one of its allocations."""
+        if not self.is_inside(env):
+            hint = f"`tfcluster submit`, or launch in a job of {self.submit_command}"
+            raise StartError(f"not inside a job of {self.title}", hint=hint)
 
     def is_inside(self, env: Mapping[str, str], /) -> bool:
         """Whether ``env`` is the environment of one of its allocations."""

@@ -11,7 +11,6 @@ from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.base import durations
 from tfcluster.schedulers import sge, slurm
 from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerError
-from tfcluster.schedulers.sge import qmaster
 from tfcluster.schedulers.sge import queue as sge_queue
 from tfcluster.schedulers.slurm import controller
 
@@ -57,13 +56,13 @@ def _submitted(scheduler: BatchScheduler, data: bytes) -> None:
 
 def _qmaster(data: bytes) -> None:
     said = text_of(data)
-    facts = qmaster.parse_job(said)
+    facts = sge_queue.parse_job(said)
     if facts is not None:
         facts.is_over_time(1e9)
         facts.is_rescheduled(1e9)
         assert math.isfinite(facts.began_s)
         assert all(map(math.isfinite, facts.limits_s.values()))
-    notice_s = qmaster.parse_notice(said)
+    notice_s = sge_queue.parse_notice(said)
     assert notice_s is None or math.isfinite(notice_s)
 
 

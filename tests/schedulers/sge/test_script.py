@@ -60,11 +60,6 @@ def test_without_parallel_environment_it_is_refused() -> None:
         job_script(SCHEDULER, job(parallel_environment=None), LAUNCHER)
 
 
-def test_a_parallel_environment_may_stand_among_the_options() -> None:
-    description = job(parallel_environment=None, options=("-pe", "mpi*", "4"))
-    assert [d for d in directives(description) if "-pe" in d] == ["-pe mpi* 4"]
-
-
 def test_a_job_name_does_not_begin_with_a_digit() -> None:
     assert "-N j3layers" in directives(job(name="3layers"))
     assert "-N layers3" in directives(job(name="layers3"))
@@ -116,6 +111,7 @@ def test_hostile_values_are_refused(where: str) -> None:
         "-i",
         "-r",
         "-now",
+        "-pe",
         "-w",
         "-clear",
         "-shell",

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from tfcluster.base.errors import ConfigError, ExitCode, Problem, StartError
+from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.plan.model import Allocation, Description, Host, Interpreter
 from tfcluster.schedulers import process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
@@ -22,14 +22,15 @@ from tfcluster.schedulers.job_hosts import (
     CUDA,
     gpu_question,
     gpus_on,
+    host_file,
     hosts_with_gpus,
     is_one_of,
     own_names,
 )
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
-from tfcluster.schedulers.sge.qmaster import Qmaster, find_program
 from tfcluster.schedulers.sge.qrsh import QrshChannel, meaning, qrsh_argv, shielded
+from tfcluster.schedulers.sge.queue import find_program
 from tfcluster.schedulers.sge.settings import (
     ADVICE,
     EXAMPLE,
@@ -43,7 +44,7 @@ from tfcluster.schedulers.sge.settings import (
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
-_MAX_DIGITS = 9
+_COUNT = re.compile("[0-9]{1,9}")
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 """A host's name; one that begins with ``-`` would be an option of qrsh."""
 _STALE = (
@@ -120,17 +121,18 @@ class SgeScheduler(BatchScheduler):
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """The notice that the queue gives before SIGKILL, less the time of a sweep."""
-        qmaster = Qmaster(env)
-        job = qmaster.job()
-        notice_s = qmaster.notice_s() if job is not None and job.notify else None
+        job = queue.own_job(env)
+        notice_s = queue.notice_s(env) if job is not None and job.notify else None
         return None if notice_s is None else max(1.0, notice_s - _SWEEP_S)
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
         """Ask the qmaster: qdel, the time limit and `qmod -rj` send the same signal."""
-        job = Qmaster(env).job()
+        job = queue.own_job(env)
         if job is None:
             return None
-        if job.is_rescheduled(_launched_s()):
+        import psutil  # imported here: most launches end by themselves
+
+        if job.is_rescheduled(float(psutil.Process().create_time())):
             return ExitCode.PREEMPTED
         return ExitCode.TIME_LIMIT if job.is_over_time(time.time()) else None
 
@@ -157,13 +159,6 @@ def ask_gpus(
     )
 
 
-def _launched_s() -> float:
-    """The Unix time when this process was started."""
-    import psutil  # imported here: most launches end by themselves
-
-    return float(psutil.Process().create_time())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobStarter:
     """Starts agents on the hosts of this job."""
@@ -185,35 +180,33 @@ class _JobStarter:
         return channel
 
 
-class HostfileError(ValueError):
-    """The text is not a host file; the message says why."""
-
-
-def slots_by_host(text: str) -> dict[str, int]:
+def slots_by_host(where: str, text: str) -> dict[str, int]:
     """Host -> slots, in the file's order, with names exactly as in the file.
 
     A line is ``HOST SLOTS [QUEUE@HOST [PROCESSORS]]`` (sge_pe(5)): the queue and the
     processors (``UNDEFINED`` or ``0,1:0,2``) are not needed here, and some variants
     leave them out. A host with slots in several queues has a line for each, so slots
-    are summed. Raises HostfileError if the text is not such a file.
+    are summed. Raises ConfigError, about ``where``, for another text.
     """
-    slots: dict[str, int] = {}
+    slots: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if not words:
             continue
         shown = f"line {number}: {line[:80]!r}"
         if len(words) < 2:
-            raise HostfileError(f"{shown} has too few fields: expected HOST SLOTS")
-        name, count = words[:2]
-        if not _NAME.fullmatch(name):
-            raise HostfileError(f"{shown} does not begin with a host name")
-        if not count.isascii() or not count.isdecimal() or len(count) > _MAX_DIGITS:
-            raise HostfileError(f"{shown}: the second field is not a number of slots")
-        slots[name] = slots.get(name, 0) + int(count)
+            problem = f"{shown} has too few fields: expected HOST SLOTS"
+        elif not _NAME.fullmatch(words[0]):
+            problem = f"{shown} does not begin with a host name"
+        elif not _COUNT.fullmatch(words[1]):
+            problem = f"{shown}: the second field is not a number of slots"
+        else:
+            slots[words[0]] += int(words[1])
+            continue
+        raise ConfigError([Problem(where, problem, _STALE)])
     granted = {name: count for name, count in slots.items() if count}
     if not granted:
-        raise HostfileError("lists no host with slots")
+        raise ConfigError([Problem(where, "lists no host with slots", _STALE)])
     return granted
 
 
@@ -222,42 +215,15 @@ def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
 
     Raises StartError outside of a job, ConfigError if the host file is unusable.
     """
-    if not SCHEDULER.is_inside(env):
-        raise StartError(
-            "not inside a Grid Engine job",
-            hint="`tfcluster submit`, or launch in a job that was submitted with -pe",
-        )
-    path = env.get("PE_HOSTFILE")
-    if not path:
-        if parallel := _parallel(env):
-            problem = f"is not set, but the job is a parallel one: {parallel}"
-            raise ConfigError([Problem("PE_HOSTFILE", problem, _STALE)])
-        # Submitted without -pe: one slot on one host.
-        return {own_names(env)[0]: 1}
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="backslashreplace")
-        return slots_by_host(text)
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        hint = "it exists only while the job runs, on the host of its script"
-        raise _broken(path, problem, f"{hint}; {_STALE}") from error
-    except HostfileError as error:
-        raise _broken(path, str(error), _STALE) from error
-
-
-def _parallel(env: Mapping[str, str]) -> str | None:
-    """The variable that shows that the job was submitted with -pe (submit(1))."""
+    SCHEDULER.require_inside(env)
+    if path := env.get("PE_HOSTFILE"):
+        text = host_file("PE_HOSTFILE", path, _STALE)
+        return slots_by_host(f"PE_HOSTFILE={path!r}", text)
     if env.get("PE"):
-        return f"PE={env['PE']}"
-    slots = env.get("NSLOTS", "")
-    several = (
-        slots.isascii() and slots.isdecimal() and len(slots) < 10 and int(slots) > 1
-    )
-    return f"NSLOTS={slots}" if several else None
-
-
-def _broken(path: str, problem: str, hint: str) -> ConfigError:
-    return ConfigError([Problem(f"PE_HOSTFILE={path!r}", problem, hint)])
+        problem = f"is not set, but the job is a parallel one: PE={env['PE']}"
+        raise ConfigError([Problem("PE_HOSTFILE", problem, _STALE)])
+    # Submitted without -pe: one slot on one host.
+    return {own_names(env)[0]: 1}
 
 
 SCHEDULER = SgeScheduler()

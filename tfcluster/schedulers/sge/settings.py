@@ -15,17 +15,17 @@ from tfcluster.plan.model import Description
 from tfcluster.schedulers.base import LauncherCommand, setting
 from tfcluster.schedulers.options import (
     ARRAY,
+    BASH,
     ENVIRONMENT,
     FOLLOWS,
     NOTHING,
     OUTPUT,
+    RESTART,
     SCRIPT,
     Mistake,
     OptionTable,
     lines,
-    set_twice,
 )
-from tfcluster.schedulers.script import require_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class SgeSettings:
 
     parallel_environment: str | None = setting("word", "qsub -pe: its name.")
     slots: int | None = setting("count", "qsub -pe: how many.")
-    queue: str | None = setting("words", "qsub -q.")
+    queue: str | None = setting("words", "qsub -q.", option="-q")
     resources: Mapping[str, str] = setting("resources", "qsub -l, name and value.", {})
     options: tuple[str, ...] = setting(
         "options", "More options of qsub, one word per item.", ()
@@ -42,11 +42,8 @@ class SgeSettings:
 
 
 SYNONYMS = {
-    "pe": "parallel_environment",
-    "parallel_env": "parallel_environment",
+    **dict.fromkeys(("pe", "parallel_env"), "parallel_environment"),
     **dict.fromkeys(("nslots", "ntasks", "cores", "processes"), "slots"),
-    "q": "queue",
-    "partition": "queue",
     **dict.fromkeys(("l", "resource_spec", "resource"), "resources"),
 }
 _H_RT = 'resources: {h_rt: "4:00:00"}'
@@ -54,7 +51,7 @@ _H_VMEM = "resources: {h_vmem: 16G}"
 ADVICE = {
     **dict.fromkeys(("time", "walltime", "h_rt", "timeout", "runtime"), _H_RT),
     **dict.fromkeys(("mem", "memory", "h_vmem", "mem_free"), _H_VMEM),
-    **dict.fromkeys(("project", "P"), 'options: ["-P", "x"]'),
+    **dict.fromkeys(("project", "p"), 'options: ["-P", "x"]'),
     "account": 'options: ["-A", "x"]',
 }
 EXAMPLE = """\
@@ -71,47 +68,8 @@ tasks:
 """
 
 
-_KEYS = {"-pe": "parallel_environment", "-q": "queue"}
 _RESOURCE = re.compile(r"[A-Za-z0-9_.-]+=[A-Za-z0-9._:+/@%*|!&-]+")
 _GPU_RESOURCE = re.compile(r".*(?:gpu|cuda).*", re.IGNORECASE)
-
-
-def sge_slots(description: Description, sge: SgeSettings) -> int:
-    return sge.slots or len(description.task_ids())
-
-
-def contradictions(description: Description, sge: SgeSettings) -> Iterator[Mistake]:
-    """What the section says against the tasks, or twice, or cannot say."""
-    tasks = len(description.task_ids())
-    for name, value in sge.resources.items():
-        if not _RESOURCE.fullmatch(request := f"{name}={value}"):
-            message = f"{request!r} is not a resource request"
-            yield Mistake(f"sge.resources.{name}", message)
-    for index, word in enumerate(sge.options):
-        key = _KEYS.get(word)
-        if key is not None and getattr(sge, key) is not None:
-            yield set_twice("sge", index, word, key)
-        number = sge.options[index + 2 :][:1]
-        if word == "-pe" and number and number[0].isdecimal():
-            yield from _too_few_slots(int(number[0]), tasks, f"sge.options.{index + 2}")
-    if sge.slots is not None:
-        yield from _too_few_slots(sge.slots, tasks, "sge.slots")
-    wanting = [kind for kind, group in description.tasks.items() if group.gpus]
-    if wanting and not any(
-        map(_GPU_RESOURCE.fullmatch, (*sge.resources, *sge.options))
-    ):
-        message = "the tasks need GPUs, but the job asks for none"
-        hint = "sge: {resources: {gpu: 1}}, under the site's name: `qconf -sc`"
-        yield Mistake("sge", message, hint, f"tasks.{wanting[0]}.gpus", fatal=False)
-
-
-def _too_few_slots(slots: int, tasks: int, key: str) -> Iterator[Mistake]:
-    if slots < tasks:
-        message = f"{slots} slots are too few for {tasks} tasks"
-        hint = "remove it: the number follows from 'tasks'"
-        yield Mistake(key, message, hint, "tasks")
-
-
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*|!&-]+")
 _PATH = re.compile(r"[A-Za-z0-9_./+@=,%~<>-]+")
 """In a path, ``$`` would begin a qsub variable, and ``:`` would end a host name."""
@@ -121,88 +79,58 @@ OPTIONS = OptionTable(
     denied={
         "-@": "options come from this file only",
         "-C": "it would change which lines are directives",
-        "-S": "the script is written for bash",
-        "-V": "other users could see the environment; use 'env:' and 'secrets:'",
+        "-S": BASH,
+        "-V": ENVIRONMENT,
+        "-v": ENVIRONMENT,
         "-b": SCRIPT,
         "-clear": "it would undo the options before it",
-        "-e": "standard error goes where standard output goes",
-        "-help": NOTHING,
+        **dict.fromkeys(("-e", "-j", "-o"), OUTPUT),
+        **dict.fromkeys(("-help", "-verify"), NOTHING),
         "-i": "the launcher reads no input",
         "-inherit": "it is for tasks of a job, not for jobs",
-        "-j": "standard error goes where standard output goes",
-        "-now": FOLLOWS,
-        "-o": OUTPUT,
-        "-r": "a run is not restarted by the scheduler",
+        **dict.fromkeys(("-now", "-sync"), FOLLOWS),
+        "-pe": "'parallel_environment' and 'slots' set it",
+        "-r": RESTART,
         "-shell": SCRIPT,
-        "-sync": FOLLOWS,
-        "-t": ARRAY,
-        "-tc": "array jobs are not supported",
+        **dict.fromkeys(("-t", "-tc"), ARRAY),
         "-terse": "tfcluster reads qsub's answer",
-        "-v": ENVIRONMENT,
-        "-verify": NOTHING,
         "-w": "tfcluster needs qsub to refuse jobs that can never run",
     },
 )
+
+
+def sge_slots(description: Description, sge: SgeSettings) -> int:
+    return sge.slots or len(description.task_ids())
+
+
+def contradictions(description: Description, sge: SgeSettings) -> Iterator[Mistake]:
+    """What the section says against the tasks, or cannot say."""
+    tasks = len(description.task_ids())
+    for name, value in sge.resources.items():
+        if not _RESOURCE.fullmatch(request := f"{name}={value}"):
+            message = f"{request!r} is not a resource request"
+            yield Mistake(f"sge.resources.{name}", message)
+    if sge.slots is not None and sge.slots < tasks:
+        message = f"{sge.slots} slots are too few for {tasks} tasks"
+        hint = "remove it: the number follows from 'tasks'"
+        yield Mistake("sge.slots", message, hint, "tasks")
+    needing = [kind for kind, group in description.tasks.items() if group.gpus]
+    requests = (*sge.resources, *sge.options)
+    if needing and not any(map(_GPU_RESOURCE.fullmatch, requests)):
+        message = "the tasks need GPUs, but the job asks for none"
+        hint = "sge: {resources: {gpu: 1}}, under the site's name: `qconf -sc`"
+        yield Mistake("sge", message, hint, f"tasks.{needing[0]}.gpus", fatal=False)
 
 
 def directives(
     description: Description, sge: SgeSettings, launcher: LauncherCommand
 ) -> Iterator[str]:
     """The lines of the script between its heading and its commands."""
-    yield from (f"#$ {line}" for line in _asked(description, sge))
+    yield from (f"#$ {line}" for line in _requests(description, sge))
     yield ""
-    yield from _fixed(launcher)
-
-
-def _asked(description: Description, sge: SgeSettings) -> Iterator[str]:
-    """The directives for the settings of the Description."""
-    yield f"-N {_job_name(description)}"
-    slots = sge_slots(description, sge)
-    if sge.parallel_environment is not None:
-        environment = sge.parallel_environment
-        yield f"-pe {_value('sge.parallel_environment', environment)} {slots:d}"
-    elif not any(option == "-pe" for option in sge.options):
-        raise ConfigError([_missing_environment(description)])
-    if sge.queue is not None:
-        yield f"-q {_value('sge.queue', sge.queue)}"
-    for name, value in sge.resources.items():
-        yield f"-l {_value(f'sge.resources.{name}', f'{name}={value}')}"
-    yield from lines(sge.options)
-
-
-def _job_name(description: Description) -> str:
-    """The run's name; for Grid Engine it must not begin with a digit."""
-    name = _value("name", description.name)
-    return f"j{name}" if name[0].isdigit() else name
-
-
-def _missing_environment(description: Description) -> Problem:
-    where = description.origins.get("sge") or description.source
-    return Problem(
-        where,
-        "sge.parallel_environment is not set: without one a job has a single slot",
-        "`qconf -spl` lists those of this cluster",
-    )
-
-
-def _fixed(launcher: LauncherCommand) -> Iterator[str]:
-    """The directives that every job has."""
-    log = str(launcher.log)
-    require_plain("state folder", log)
-    if not _PATH.fullmatch(log):
-        raise ConfigError(
-            [
-                Problem(
-                    "state folder",
-                    f"qsub does not accept the path {log!r}",
-                    "set TFCLUSTER_STATE_DIR to a path of letters, digits and . _ + @ "
-                    "= , % ~ / -",
-                )
-            ]
-        )
     yield "#$ -S /bin/bash"
     yield "# The launcher's output; task output is in the folder logs."
-    yield f"#$ -o {log}"
+    yield f"#$ -o {_log(launcher)}"
     yield "#$ -j y"
     yield "# A warning signal to the launcher before the job is killed."
     yield "#$ -notify"
@@ -210,9 +138,38 @@ def _fixed(launcher: LauncherCommand) -> Iterator[str]:
     yield "#$ -r n"
 
 
-def _value(where: str, text: str) -> str:
-    """``text`` if qsub reads it back from a directive unchanged. Raises ConfigError."""
-    if not _PLAIN.fullmatch(require_plain(where, text)):
-        problem = f"{text!r} cannot be used in a directive of qsub"
-        raise ConfigError([Problem(where, problem)])
-    return text
+def _requests(description: Description, sge: SgeSettings) -> Iterator[str]:
+    name = description.name
+    if not _PLAIN.fullmatch(name):
+        problem = f"{name!r} cannot be used in a directive of qsub"
+        raise ConfigError([Problem("name", problem)])
+    # For Grid Engine, a name must not begin with a digit.
+    yield f"-N j{name}" if name[0].isdigit() else f"-N {name}"
+    if sge.parallel_environment is None:
+        raise ConfigError(
+            [
+                Problem(
+                    description.origins.get("sge") or description.source,
+                    "sge.parallel_environment is not set: without one a job has a "
+                    "single slot",
+                    "`qconf -spl` lists those of this cluster",
+                )
+            ]
+        )
+    yield f"-pe {sge.parallel_environment} {sge_slots(description, sge)}"
+    if sge.queue is not None:
+        yield f"-q {sge.queue}"
+    yield from (f"-l {name}={value}" for name, value in sge.resources.items())
+    yield from lines(sge.options)
+
+
+def _log(launcher: LauncherCommand) -> str:
+    log = str(launcher.log)
+    if not _PATH.fullmatch(log):
+        hint = (
+            "set TFCLUSTER_STATE_DIR to a path of letters, digits and . _ + @ = , % ~ "
+            "/ -"
+        )
+        message = f"qsub does not accept the path {log!r}"
+        raise ConfigError([Problem("state folder", message, hint)])
+    return log

@@ -18,12 +18,13 @@ from tfcluster.schedulers.slurm.controller import Controller, state, submit
 from tfcluster.schedulers.slurm.request import (
     ADVICE,
     EXAMPLE,
+    OPTIONS,
     SYNONYMS,
     SlurmSettings,
     contradictions,
     slurm_request,
 )
-from tfcluster.schedulers.slurm.script import OPTIONS, directives
+from tfcluster.schedulers.slurm.script import directives
 from tfcluster.schedulers.slurm.srun import (
     gpu_question_argv,
     has_gpus,
