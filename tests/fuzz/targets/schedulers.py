@@ -25,11 +25,10 @@ def _recorded(folder: str, ending: str = "") -> Sequence[bytes]:
 
 def _slurm(data: bytes) -> None:
     said = text_of(data)
-    controller.parse_requested(said)
-    controller.parse_ending(said, life=0)
-    controller.parse_not_requeuable(said, "12")
-    controller.parse_ended(said, "12")
-    wait_s = controller.parse_kill_wait(said)
+    facts = controller.fields(said)
+    controller.has_gpus(facts)
+    controller.ending(facts, 0)
+    wait_s = controller.kill_wait_s(said)
     assert wait_s is None or math.isfinite(wait_s)
     limit_s = durations.time_limit_s(said)
     assert limit_s is None or limit_s >= 0

@@ -24,7 +24,7 @@ from tfcluster.schedulers.process_channel import (
     ConnectedChannel,
     ProcessChannel,
 )
-from tfcluster.schedulers.slurm.controller import Controller
+from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm.srun import (
     group_argv,
     has_reason,
@@ -277,7 +277,7 @@ class SrunStarter:
 
     def _begin(self, kind: _Kind, names: Sequence[str]) -> GroupStep | None:
         group, gpus, argv = kind
-        ports = Controller(self._env).srun_ports()
+        ports = controller.srun_ports(controller.config(self._env))
         argv = group_argv(names, argv, group=group, gpus=gpus)
         with contextlib.suppress(OSError):
             return GroupStep(argv, names, self._env, ports)
