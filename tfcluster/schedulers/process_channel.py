@@ -98,11 +98,8 @@ class ProcessChannel:
         self.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._process.send_signal(number)
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+            if self.is_over(timeout_s):
+                return
 
     def release(self, timeout_s: float) -> None:
         """``terminate``, and close what a launcher leaves open until its own end."""
@@ -111,24 +108,25 @@ class ProcessChannel:
             self._process.stdout.close()
         self._stderr.close()
 
-    def is_over(self) -> bool:
-        """Whether the child has ended."""
-        return self._process.poll() is not None
+    def is_over(self, timeout_s: float = 0.0) -> bool:
+        """Whether the child has ended, or ends in this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
 
     def diagnosis(self) -> str:
-        try:
-            code = self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
+        if not self.is_over(2.0):
             return ""
-        words = self.last_words()
+        code, words = self._process.returncode, self.last_words()
         end = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
         return f"{end}: {words.splitlines()[-1]}" if words else end
 
-    def last_words(self) -> str:
-        """The last LAST_WORDS_BYTES of the child's standard error so far, as text."""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - LAST_WORDS_BYTES))
-        return self._stderr.read().decode(errors="backslashreplace").strip()
+    def last_words(self, size: int = LAST_WORDS_BYTES) -> str:
+        """The last ``size`` bytes of the child's standard error so far, as text."""
+        # No seek: the child shares the position, and another thread may read.
+        end = os.fstat(self._stderr.fileno()).st_size
+        data = os.pread(self._stderr.fileno(), size, max(0, end - size))
+        return data.decode(errors="backslashreplace").strip()
 
 
 def agent_argv() -> tuple[str, ...]:
