@@ -77,12 +77,21 @@ def output_of(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -
 
 
 class JobPhase(Enum):
-    """How far a job is. ``GONE``: the scheduler does not know it, or no longer does."""
+    """How far a job is.
+
+    ``GONE``: the scheduler does not know it, or no longer does. ``UNKNOWN``: the
+    scheduler does not answer; for this, ``state`` raises SchedulerError.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
     OVER = "over"
     GONE = "gone"
+    UNKNOWN = "unknown"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobPhase.OVER, JobPhase.GONE)
 
 
 @dataclass(frozen=True, slots=True)
