@@ -119,13 +119,8 @@ class LauncherCommand:
     """The folder that contains tfcluster; None: tfcluster is installed."""
 
 
-class SchedulerError(ValueError):
-    """An answer that is unusable; ``message`` and ``hint`` are for people."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+class SchedulerError(StartError):
+    """An answer that is unusable, or a refusal."""
 
 
 def one_line(answer: CommandAnswer, prefix: str = "") -> str:
@@ -142,7 +137,9 @@ def one_line(answer: CommandAnswer, prefix: str = "") -> str:
 def refusal(command: str, message: str, hints: Mapping[str, str]) -> SchedulerError:
     """The error that a job is refused; ``hints`` are by words of the message."""
     hint = next((hint for word, hint in hints.items() if word in message), None)
-    return SchedulerError(f"{command} refused the job: {message or 'no answer'}", hint)
+    return SchedulerError(
+        f"{command} refused the job: {message or 'no answer'}", hint=hint
+    )
 
 
 def setting(kind: str, about: str, default: Any = None, *, option: str = "") -> Any:

@@ -30,12 +30,7 @@ from tfcluster.record.files import open_private, read_json, replace_json, write_
 from tfcluster.record.launched import save_launched
 from tfcluster.record.paths import RunPaths, create_run, state_dir
 from tfcluster.record.run_locks import hold_name
-from tfcluster.schedulers.base import (
-    Ask,
-    BatchScheduler,
-    LauncherCommand,
-    SchedulerError,
-)
+from tfcluster.schedulers.base import Ask, BatchScheduler, LauncherCommand
 from tfcluster.schedulers.script import job_script
 
 INPUT = "job-input.json"
@@ -171,9 +166,6 @@ def submit(
                 "submitted": time.time(),
             },
         )
-    except SchedulerError as error:
-        shutil.rmtree(paths.root, ignore_errors=True)
-        raise StartError(error.message, hint=error.hint) from error
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise
