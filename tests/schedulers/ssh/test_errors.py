@@ -11,8 +11,8 @@ import pytest
 
 from tfcluster.base.errors import ExitCode, HostError
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
-from tfcluster.schedulers.ssh.known_hosts import KnownKey
+from tfcluster.schedulers.ssh.errors import SshStage, Tried
+from tfcluster.schedulers.ssh.known_hosts import HostKey
 from tfcluster.schedulers.ssh.route import Route
 
 ROUTE = Route(
@@ -69,7 +69,7 @@ def test_an_unknown_key_behind_a_gate_cannot_be_scanned() -> None:
 
 
 def test_a_changed_key_has_no_way_around() -> None:
-    known = KnownKey("ssh-ed25519", b"listed", "/k:3")
+    known = HostKey("ssh-ed25519", b"listed", "/k:3")
     found = errors.changed_key(ROUTE, KEY, known)
     assert "POSSIBLE ATTACK" in found.message
     assert "/k:3" in found.message
@@ -147,6 +147,6 @@ def test_every_message_names_the_host() -> None:
         errors.proxy_ended(ROUTE, "x"),
         errors.no_jump(ROUTE, ROUTE, "x"),
         errors.no_session(ROUTE, "x"),
-        errors.revoked_key(ROUTE, KEY, KnownKey("ssh-rsa", b"", "/k:1")),
+        errors.revoked_key(ROUTE, KEY, HostKey("ssh-rsa", b"", "/k:1")),
     ]
     assert all(error.message.startswith("h2: ") for error in told)

@@ -18,14 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
+from tfcluster.schedulers.ssh.errors import SshStage, Tried
 from tfcluster.schedulers.ssh.keys import Keys
-from tfcluster.schedulers.ssh.known_hosts import (
-    KeyVerdict,
-    KnownKey,
-    known_keys,
-    verdict,
-)
+from tfcluster.schedulers.ssh.known_hosts import HostKey, listed_keys
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route
 
@@ -61,10 +56,9 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 class _TurnedAway(Exception):
     """The host ended the connection before the key exchange; a retry may help."""
 
-    def __init__(self, stage: SshStage, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, stage: SshStage, cause: str) -> None:
+        super().__init__(cause)
         self.stage = stage
-        self.said = said
 
 
 class SshConnections:
@@ -82,9 +76,8 @@ class SshConnections:
                 return self._open(route)
             except _TurnedAway as error:
                 if attempt == ATTEMPTS:
-                    raise errors.dropped(
-                        route, error.stage, error.said, attempt
-                    ) from error
+                    cause = str(error)
+                    raise errors.dropped(route, error.stage, cause, attempt) from error
             time.sleep(attempt * random.uniform(*_RETRY_S))  # not for cryptography
         raise AssertionError("unreachable")
 
@@ -120,7 +113,7 @@ class SshConnections:
         except paramiko.ChannelException as error:
             raise errors.no_jump(route, via, error.text) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise errors.no_jump(route, via, _said(error)) from error
+            raise errors.no_jump(route, via, _cause(error)) from error
 
     def _shared(self, route: Route) -> paramiko.Transport:
         with self._guard:
@@ -139,14 +132,16 @@ def _tcp(route: Route) -> socket.socket:
     """
     deadline = time.monotonic() + route.timeout_s
     try:
-        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(
+            route.hostname, route.port, type=socket.SOCK_STREAM
+        )
     except OSError as error:
         raise errors.unreachable(route, error) from error
     last: OSError = OSError("it has no address")
-    for number, (family, kind, protocol, _, address) in enumerate(found):
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
         left_s = max(0.1, deadline - time.monotonic())
         link = socket.socket(family, kind, protocol)
-        link.settimeout(left_s / (len(found) - number))
+        link.settimeout(left_s / (len(addresses) - number))
         try:
             link.connect(address)
         except OSError as error:
@@ -198,7 +193,7 @@ def _command_link(route: Route, command: str) -> socket.socket:
             )
         except OSError as error:
             ours.close()
-            raise errors.proxy_ended(route, _said(error)) from error
+            raise errors.proxy_ended(route, _cause(error)) from error
     reaper = threading.Thread(target=process.wait, name="proxy", daemon=True)
     reaper.start()
     return ours
@@ -206,7 +201,7 @@ def _command_link(route: Route, command: str) -> socket.socket:
 
 def _greet(transport: paramiko.Transport, route: Route) -> None:
     """Do banner, key exchange and host key check. Raises HostError or _TurnedAway."""
-    keys = known_keys(_texts(route.known_hosts), route.key_name)
+    keys = listed_keys(_texts(route.known_hosts), route.key_name)
     _prefer(transport, keys)
     deadline = time.monotonic() + route.timeout_s
     transport.banner_timeout = route.timeout_s
@@ -221,10 +216,10 @@ def _greet(transport: paramiko.Transport, route: Route) -> None:
         if time.monotonic() >= deadline - 0.05:
             raise errors.stuck(route, stage) from error
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-            raise errors.dropped(route, stage, _said(error), 1) from error
+            raise errors.dropped(route, stage, _cause(error), 1) from error
         if route.proxy_command and stage is SshStage.TCP:
-            raise errors.proxy_ended(route, _said(error)) from error
-        raise _TurnedAway(stage, _said(error)) from error
+            raise errors.proxy_ended(route, _cause(error)) from error
+        raise _TurnedAway(stage, _cause(error)) from error
     _check(route, HostKey(shown.get_name(), shown.asbytes()), keys)
 
 
@@ -234,7 +229,7 @@ def _texts(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
             yield str(path), file.read(_MAX_KNOWN_BYTES).decode(errors="replace")
 
 
-def _prefer(transport: paramiko.Transport, keys: tuple[KnownKey, ...]) -> None:
+def _prefer(transport: paramiko.Transport, keys: tuple[HostKey, ...]) -> None:
     """Prefer the key types that we know for this host, which may have several keys.
 
     Ciphers are limited to those of OpenSSH; ciphers that need no MAC come first.
@@ -247,18 +242,20 @@ def _prefer(transport: paramiko.Transport, keys: tuple[KnownKey, ...]) -> None:
     first = tuple(dict.fromkeys(kind for kind in kinds if kind in able))
     options.key_types = (*first, *(kind for kind in able if kind not in first))
     options.ciphers = tuple(cipher for cipher in _CIPHERS if cipher in options.ciphers)
-    options.digests = tuple(each for each in options.digests if each in _DIGESTS)
+    options.digests = tuple(d for d in options.digests if d in _DIGESTS)
 
 
-def _check(route: Route, shown: HostKey, keys: tuple[KnownKey, ...]) -> None:
-    found, known = verdict(keys, shown.blob)
-    if found is KeyVerdict.TRUSTED:
-        return
-    if known is None:
+def _check(route: Route, shown: HostKey, keys: tuple[HostKey, ...]) -> None:
+    """Raise HostError unless a listed key is the one that the host has shown."""
+    same = [key for key in keys if key.blob == shown.blob]
+    for key in same:
+        if key.revoked:
+            raise errors.revoked_key(route, shown, key)
+    others = [key for key in keys if not key.revoked]
+    if not same and others:
+        raise errors.changed_key(route, shown, others[0])
+    if not same:
         raise errors.unknown_key(route, shown)
-    if found is KeyVerdict.REVOKED:
-        raise errors.revoked_key(route, shown, known)
-    raise errors.changed_key(route, shown, known)
 
 
 def _log_in(transport: paramiko.Transport, route: Route) -> None:
@@ -289,7 +286,7 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= deadline - 0.05:
             raise errors.stuck(route, SshStage.KEYS) from error
-        raise errors.dropped(route, SshStage.KEYS, _said(error), 1) from error
+        raise errors.dropped(route, SshStage.KEYS, _cause(error), 1) from error
     raise errors.denied(
         route,
         Tried(accepted, tuple(refused), tuple(keys.locked), tuple(keys.unusable)),
@@ -316,10 +313,10 @@ def open_session(transport: paramiko.Transport, route: Route) -> paramiko.Channe
     except (paramiko.SSHException, EOFError, OSError) as error:
         if transport.is_active():
             raise errors.stuck(route, SshStage.AUTH) from error
-        raise errors.dropped(route, SshStage.AUTH, _said(error), 1) from error
+        raise errors.dropped(route, SshStage.AUTH, _cause(error), 1) from error
 
 
-def _said(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     if isinstance(error, EOFError):
         return "end of file"
     if isinstance(error, OSError) and error.errno:
