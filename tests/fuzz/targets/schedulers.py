@@ -48,7 +48,6 @@ def _submitted(scheduler: BatchScheduler, data: bytes) -> None:
             parse()
         except SchedulerError:
             errors += 1
-    sge_queue.verdict(answer.stdout)
     if errors == 2:
         raise SchedulerError("none of them fits")
 

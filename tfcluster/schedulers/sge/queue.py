@@ -1,4 +1,4 @@
-"""Queues and follows a job with qsub, qstat and qacct; asks about our own job."""
+"""Queues and follows a job with qsub and qstat; asks about our own job."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tfcluster.base.errors import StartError
-from tfcluster.base.light_dataclasses import dataclass, replace
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.schedulers.base import (
     Ask,
     CommandAnswer,
@@ -70,16 +71,11 @@ _FINISHED = 0x10000
 
 
 def state(job: str, ask: Ask) -> JobState:
-    state = job_state(job, ask(("qstat", "-j", job, "-xml")))
-    if state.phase is not JobPhase.GONE:
-        return state
-    return replace(state, reason=verdict(ask(("qacct", "-j", job)).stdout))
-
-
-def job_state(job: str, answer: CommandAnswer) -> JobState:
     """The state of ``job``. Raises SchedulerError if the answer is unusable."""
+    answer = ask(("qstat", "-j", job, "-xml"))
+    gone = JobState(JobPhase.GONE, "gone", f"`qacct -j {job}` shows how it ended")
     if _GONE.search(answer.stdout + answer.stderr):
-        return JobState(JobPhase.GONE, "gone")
+        return gone
     try:
         root = ElementTree.fromstring(answer.stdout)
     except ElementTree.ParseError as error:
@@ -89,7 +85,7 @@ def job_state(job: str, answer: CommandAnswer) -> JobState:
         cause = "; ".join(_texts(root.iter("AN_text")))
         raise SchedulerError(cause or f"qstat does not list job {job}")
     if job not in (number.text for number in root.iter("JB_job_number")):
-        return JobState(JobPhase.GONE, "gone")
+        return gone
     errors = _texts(root.iter("QIM_message"))
     if errors:
         told = "; ".join(_STAMP.sub("", text) for text in errors[:_SHOWN_REASONS])
@@ -105,8 +101,7 @@ def job_state(job: str, answer: CommandAnswer) -> JobState:
     if any(statuses):
         return JobState(JobPhase.RUNNING, "running")
     reasons = _reasons(root)
-    held = any("hold state" in reason for reason in reasons)
-    if held:
+    if any("hold state" in reason for reason in reasons):
         return JobState(JobPhase.PENDING, "held (hqw)", f"`qrls {job}` releases it")
     return JobState(JobPhase.PENDING, "waiting (qw)", _folded(reasons))
 
@@ -116,64 +111,19 @@ def _reasons(root: ElementTree.Element) -> list[str]:
 
     Empty if the site has turned reasons off (sched_conf(5), ``schedd_job_info``).
     """
-    own = [
-        text
-        for messages in root.iter("SME_message_list")
-        for text in _texts(messages.iter("MES_message"))
-    ]
-    every = _texts(root.iter("MES_message"))
-    return list(dict.fromkeys([*own, *every]))
+    own = (part.iter("MES_message") for part in root.iter("SME_message_list"))
+    return list(dict.fromkeys(_texts([*chain(*own), *root.iter("MES_message")])))
 
 
 def _folded(reasons: list[str]) -> str | None:
-    if not reasons:
-        return None
     rest = len(reasons) - _SHOWN_REASONS
     shown = "; ".join(reasons[:_SHOWN_REASONS])
-    return f"{shown} (and {rest} more)" if rest > 0 else shown
+    return f"{shown} (and {rest} more)" if rest > 0 else shown or None
 
 
 def _texts(elements: Iterable[ElementTree.Element]) -> list[str]:
     """The texts of the elements, each as one line."""
     return [" ".join(element.text.split()) for element in elements if element.text]
-
-
-_RULE = re.compile(r"^=+$", re.MULTILINE)
-_RESCHEDULED = "25"
-"""The code in ``failed`` if the job was rescheduled and started again."""
-
-
-def verdict(text: str) -> str | None:
-    """How the job ended, in a few words; None: there is no entry.
-
-    ``failed 100 : assumedly after job, exit status 137 (Killed)``. Each qrsh has an
-    entry, too, but none lasts as long as the job. Earlier starts do not count.
-    """
-    entries = [entry for part in _RULE.split(text) if (entry := _fields(part))]
-    ended = [entry for entry in entries if "exit_status" in entry]
-    if not ended:
-        return None
-    last = [entry for entry in ended if _failure(entry) != _RESCHEDULED]
-    own = max(last or ended, key=_wallclock_s)
-    status = f"exit status {own['exit_status']}"
-    return status if _failure(own) == "0" else f"failed {own['failed']}, {status}"
-
-
-def _fields(part: str) -> dict[str, str]:
-    """The keys and values of ``key   value`` lines."""
-    pairs = (line.split(None, 1) for line in part.splitlines())
-    return {pair[0]: " ".join(pair[1].split()) for pair in pairs if len(pair) == 2}
-
-
-def _failure(entry: Mapping[str, str]) -> str:
-    """The code at the beginning of ``failed``; "0" if there is none."""
-    return entry.get("failed", "0").split()[0]
-
-
-def _wallclock_s(entry: Mapping[str, str]) -> float:
-    """The seconds, written as ``12s``, ``12`` or ``12.345``."""
-    match = re.match(r"[0-9]+(?:\.[0-9]+)?", entry.get("ru_wallclock", ""))
-    return float(match[0]) if match else 0.0
 
 
 _ASK_S = 3.0

@@ -37,27 +37,17 @@ _PENDING = ("PENDING", "CONFIGURING", "REQUEUE", "RESV_DEL_HOLD", "SPECIAL_EXIT"
 _REASONS = {
     "Resources": "waits until enough nodes are free",
     "Priority": "jobs of higher priority come first",
-    "BeginTime": "its start time has not been reached",
-    "Dependency": "waits for another job",
     "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
-    "Licenses": "waits for a licence",
-    "NodeDown": "a node that it needs is down",
     "PartitionConfig": "the partition cannot satisfy its request",
     "PartitionNodeLimit": "it asks for more nodes than the partition has or allows",
     "PartitionTimeLimit": "it asks for more time than the partition allows",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
     "ReqNodeNotAvail": "a node that it needs is not available",
     "BadConstraints": "no nodes match its request",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its quality of service is not valid",
     "AssocMaxJobsLimit": "you have reached your account's limit of jobs",
-    "JobLaunchFailure": "it could not be started on its node",
     "launch failed requeued held": "it could not be started on its node",
-    "None": None,
-    "": None,
 }
+"""Meanings of reasons; other reasons are shown as they are."""
 _HINTS = {
     "Invalid partition": "`sinfo` lists the partitions",
     "Invalid account": "slurm: {account: ...}",
@@ -195,7 +185,7 @@ def _phase(word: str) -> JobPhase:
 def _reason(text: str) -> str | None:
     """``(Resources)`` with its meaning."""
     word = text.strip("()")
-    meaning = _REASONS.get(word.split(",")[0], "")
-    if meaning is None:
+    meaning = _REASONS.get(word.split(",")[0])
+    if word in ("", "None"):
         return None
     return f"{word}: {meaning}" if meaning else word

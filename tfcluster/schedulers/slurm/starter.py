@@ -19,10 +19,9 @@ from tfcluster.schedulers.connect_back import CallerReception
 from tfcluster.schedulers.process_channel import ConnectedChannel, ProcessChannel
 from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm.srun import (
+    explained,
     group_argv,
     has_reason,
-    meaning,
-    own_words,
     srun_argv,
     words_about,
 )
@@ -45,16 +44,6 @@ class StepChannel(ProcessChannel):
         """An explanation of srun's end if there is one, with srun's own message."""
         plain = super().diagnosis()
         return explained(self.last_words()) or plain
-
-
-def explained(words: str) -> str:
-    """An explanation of srun's message, followed by the message; "" if unknown."""
-    explanation = meaning(words)
-    if explanation is None:
-        return ""
-    text, hint = explanation
-    own = own_words(words)
-    return f"{text}: {own}; {hint}" if hint else f"{text}: {own}"
 
 
 FIRST_S = 60.0
