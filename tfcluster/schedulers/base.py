@@ -329,7 +329,7 @@ class Remembering:
         raise NotImplementedError
 
     def return_to(
-        self, found: Mapping[str, Any], env: Mapping[str, str]
+        self, document: Mapping[str, Any], env: Mapping[str, str]
     ) -> tuple[tuple[Host, ...], Starter]:
         """The hosts and a starter, from the result of ``remember``.
 

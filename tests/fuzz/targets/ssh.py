@@ -11,8 +11,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.base.errors import ContactLostError, HostError
 from tfcluster.plan.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import config, known_hosts, route
-from tfcluster.schedulers.ssh.settings import SavedSettings
+from tfcluster.schedulers.ssh import SavedSettings, config, known_hosts, route
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 

@@ -11,8 +11,7 @@ import pytest
 from tests.plan.descriptions import describe
 from tfcluster.base.errors import ContactLostError
 from tfcluster.plan.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import SCHEDULER
-from tfcluster.schedulers.ssh.settings import SavedSettings
+from tfcluster.schedulers.ssh import SCHEDULER, SavedSettings
 
 
 def _described() -> Any:

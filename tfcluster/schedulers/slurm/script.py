@@ -39,7 +39,7 @@ def directives(
 
 def _requests(description: Description, slurm: SlurmSettings) -> Iterator[str]:
     """The directives for the settings of the Description."""
-    request, given = slurm_request(description, slurm), slurm_options(slurm)
+    request, options = slurm_request(description, slurm), slurm_options(slurm)
     yield f"--job-name={_value('name', description.name)}"
     size = {
         "--nodes": request.nodes,
@@ -51,7 +51,7 @@ def _requests(description: Description, slurm: SlurmSettings) -> Iterator[str]:
     for option in dict.fromkeys((*size, *SLURM_KEYS)):
         key = SLURM_KEYS.get(option, "")
         value = size[option] if option in size else getattr(slurm, key)
-        if value is not None and option not in given:
+        if value is not None and option not in options:
             yield f"{option}={_value(f'slurm.{key}', str(value))}"
     for option in slurm.options:
         name, equals, value = option.partition("=")

@@ -16,13 +16,12 @@ from tfcluster.agent import proc
 from tfcluster.base.errors import HostError, StartError
 from tfcluster.plan.model import Host, HostEntry, Interpreter, host_names
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.ssh import errors
+from tfcluster.schedulers.ssh import SavedSettings, errors
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import Directive, parse
 from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route, Sources, route
-from tfcluster.schedulers.ssh.settings import SavedSettings
 from tfcluster.schedulers.starting import ANSWER_S
 
 _FILES_PER_HOST = 4
@@ -46,7 +45,10 @@ class SshStarter:
             HostEntry(host=host.name), self.sources
         )
         python = host.python or self.python
-        line = _command(host.name, python)
+        try:
+            line = remote_command(agent_argv(python))
+        except ValueError as error:
+            raise StartError(f"{host.name}: {error}") from error
         transport = self.connections.open(way)
         session = open_session(transport, way)
         try:
@@ -66,34 +68,28 @@ class SshStarter:
         return way is not None and answers(way, ANSWER_S)
 
 
-def ssh_starter(memory: SavedSettings, env: Mapping[str, str]) -> SshStarter:
-    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(memory.hosts))
-    sources = _sources(memory, env)
+def ssh_starter(saved: SavedSettings, env: Mapping[str, str]) -> SshStarter:
+    proc.allow_open_files(_OTHER_FILES + _FILES_PER_HOST * len(saved.hosts))
+    sources = _sources(saved, env)
     routes = {
         name: route(entry, sources)
-        for name, entry in zip(host_names(memory.hosts), memory.hosts, strict=True)
+        for name, entry in zip(host_names(saved.hosts), saved.hosts, strict=True)
     }
-    return SshStarter(routes, sources, memory.python, SshConnections())
+    return SshStarter(routes, sources, saved.python, SshConnections())
 
 
-def _command(host: str, python: Interpreter) -> bytes:
-    try:
-        return remote_command(agent_argv(python))
-    except ValueError as error:
-        raise StartError(f"{host}: {error}") from error
-
-
-def _sources(memory: SavedSettings, env: Mapping[str, str]) -> Sources:
+def _sources(saved: SavedSettings, env: Mapping[str, str]) -> Sources:
     account = pwd.getpwuid(os.getuid())
     home = Path(env.get("HOME") or account.pw_dir)
-    given = memory.ssh.config_file
-    files = (given,) if given else (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    files: tuple[Path, ...] = (home / ".ssh" / "config", _SYSTEM_CONFIG)
+    if saved.ssh.config_file is not None:
+        files = (saved.ssh.config_file,)
     return Sources(
         directives=tuple(
             directive for path in files for directive in _directives(path, home)
         ),
-        ssh=memory.ssh,
-        timeout_given=memory.timeout_given,
+        ssh=saved.ssh,
+        timeout_given=saved.timeout_given,
         home=home,
         me=account.pw_name,
     )
