@@ -107,8 +107,6 @@ class JobState:
 class LauncherCommand:
     """What the script starts, and where its output goes; all paths are absolute."""
 
-    run: str
-    """The run id; the job's name is the Description's name."""
     folder: Path
     """The run's folder, which contains the job's input."""
     log: Path

@@ -64,7 +64,7 @@ class FileStarter:
         folder = shared_folder(self._env)
         try:
             channel = self._start(host, folder)
-            channel.write(parcel().data)
+            channel.write(parcel())
         except OSError as error:
             text = f"{host.name}: no agent could be started: {error}"
             raise StartError(text) from error

@@ -122,7 +122,6 @@ def launcher_at(paths: RunPaths) -> LauncherCommand:
         sysconfig.get_path("platlib"),
     )
     return LauncherCommand(
-        run=paths.run,
         folder=paths.root,
         log=paths.launcher_log,
         python=sys.executable,

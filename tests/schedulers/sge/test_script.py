@@ -17,7 +17,6 @@ from tfcluster.schedulers.sge import SCHEDULER
 
 FOLDER = Path("/home/a/.local/state/tfcluster/runs/digits-20261121-101500-3f2a")
 LAUNCHER = LauncherCommand(
-    run=FOLDER.name,
     folder=FOLDER,
     log=FOLDER / "launcher.log",
     python="/opt/venv/bin/python",
@@ -128,7 +127,7 @@ def test_options_that_would_change_what_is_submitted_are_refused(option: str) ->
 )
 def test_a_path_that_qsub_would_read_otherwise_is_refused(log: str) -> None:
     launcher = LauncherCommand(
-        run="r", folder=FOLDER, log=Path(log), python="/opt/python", root=None
+        folder=FOLDER, log=Path(log), python="/opt/python", root=None
     )
     with pytest.raises(ConfigError, match="state folder"):
         job_script(SCHEDULER, job(), launcher)
@@ -136,7 +135,6 @@ def test_a_path_that_qsub_would_read_otherwise_is_refused(log: str) -> None:
 
 def test_paths_of_the_body_are_no_directives() -> None:
     launcher = LauncherCommand(
-        run="r",
         folder=Path("/s/#$ -V"),
         log=Path("/s/log"),
         python="/opt/#$ -V/python",

@@ -19,7 +19,6 @@ from tfcluster.schedulers.slurm import SCHEDULER
 
 FOLDER = Path("/home/a/.local/state/tfcluster/runs/digits-20261121-101500-3f2a")
 LAUNCHER = LauncherCommand(
-    run=FOLDER.name,
     folder=FOLDER,
     log=FOLDER / "launcher.log",
     python="/opt/venv/bin/python",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfcluster.base.errors import ConfigError, ExitCode, Problem
+from tfcluster.plan.host_patterns import host_name_problem
 from tfcluster.plan.model import Allocation, Description, Host, Interpreter
 from tfcluster.schedulers import process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
@@ -45,8 +46,6 @@ from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
 _COUNT = re.compile("[0-9]{1,9}")
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
-"""A host's name; one that begins with ``-`` would be an option of qrsh."""
 _STALE = (
     "start a new shell, or `unset JOB_ID SGE_TASK_ID PE_HOSTFILE`, if this shell is "
     "not inside a job"
@@ -196,7 +195,7 @@ def slots_by_host(where: str, text: str) -> dict[str, int]:
         shown = f"line {number}: {line[:80]!r}"
         if len(words) < 2:
             problem = f"{shown} has too few fields: expected HOST SLOTS"
-        elif not _NAME.fullmatch(words[0]):
+        elif host_name_problem(words[0]):
             problem = f"{shown} does not begin with a host name"
         elif not _COUNT.fullmatch(words[1]):
             problem = f"{shown}: the second field is not a number of slots"

@@ -22,7 +22,7 @@ from tfcluster.schedulers.slurm.request import (
     SYNONYMS,
     SlurmSettings,
     contradictions,
-    slurm_request,
+    job_size,
 )
 from tfcluster.schedulers.slurm.script import directives
 from tfcluster.schedulers.slurm.srun import (
@@ -74,9 +74,9 @@ class SlurmScheduler(BatchScheduler, Requeuing):
         )
 
     def expected(self, description: Description) -> Allocation:
-        asked = slurm_request(description, self.settings_in(description))
-        gpus = asked.gpus_per_node or gpus_of_all(description)
-        hosts = placeholders(asked.nodes or 1, asked.tasks_per_node, gpus)
+        size = job_size(description, self.settings_in(description))
+        gpus = size["--gpus-per-node"] or gpus_of_all(description)
+        hosts = placeholders(size["--nodes"] or 1, size["--ntasks-per-node"], gpus)
         return self.granted(description, hosts)
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:

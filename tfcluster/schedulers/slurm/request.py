@@ -133,17 +133,6 @@ OPTIONS = OptionTable(
 _GPUS = re.compile(r"--gpus.*|--gres.*|--tres.*")
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmRequest:
-    """The size of a job; None: Slurm decides, or it is not asked for."""
-
-    tasks: int
-    nodes: int | None
-    tasks_per_node: int | None
-    gpus_per_node: int | None
-    gpus_per_task: int | None
-
-
 def slurm_options(slurm: SlurmSettings) -> dict[str, tuple[int, str]]:
     """Long name of each of the user's options -> its index and value; the last wins."""
     options: dict[str, tuple[int, str]] = {}
@@ -155,8 +144,11 @@ def slurm_options(slurm: SlurmSettings) -> dict[str, tuple[int, str]]:
     return options
 
 
-def slurm_request(description: Description, slurm: SlurmSettings) -> SlurmRequest:
-    """The size of the job for these tasks."""
+def job_size(description: Description, slurm: SlurmSettings) -> dict[str, int | None]:
+    """Option of sbatch -> its value for these tasks.
+
+    None: Slurm decides, or it is not asked for.
+    """
     tasks, options = len(description.task_ids()), slurm_options(slurm)
     nodes = _number(slurm, options, "--nodes")
     slots = wanted_slots = _number(slurm, options, "--ntasks-per-node")
@@ -176,13 +168,13 @@ def slurm_request(description: Description, slurm: SlurmSettings) -> SlurmReques
             gpus = max(gpus_needed(description, nodes, slots), default=0) or None
     # Slurm would fill the first nodes with an even share, and leave the last idle.
     uneven = nodes is not None and tasks % nodes and not (wanted_slots or gpus)
-    return SlurmRequest(
-        tasks=tasks,
-        nodes=nodes,
-        tasks_per_node=None if uneven else slots,
-        gpus_per_node=gpus,
-        gpus_per_task=per_task,
-    )
+    return {
+        "--nodes": nodes,
+        "--ntasks": tasks,
+        "--ntasks-per-node": None if uneven else slots,
+        "--gpus-per-node": gpus,
+        "--gpus-per-task": per_task,
+    }
 
 
 def gpus_needed(description: Description, nodes: int, slots: int) -> list[int]:
@@ -234,21 +226,22 @@ def _gpu_contradictions(
     needing = [kind for kind, group in description.tasks.items() if group.gpus]
     if not needing:
         return
-    key, request = f"tasks.{needing[0]}.gpus", slurm_request(description, slurm)
+    key, size = f"tasks.{needing[0]}.gpus", job_size(description, slurm)
     gpus = _number(slurm, options, "--gpus-per-node")
-    if request.nodes is None or request.tasks_per_node is None:
-        if request.gpus_per_task or any(map(_GPUS.fullmatch, options)):
+    nodes, slots = size["--nodes"], size["--ntasks-per-node"]
+    if nodes is None or slots is None:
+        if size["--gpus-per-task"] or any(map(_GPUS.fullmatch, options)):
             return
         message = "the GPUs of a node are unknown: not all tasks need the same number"
         hint = "slurm: {nodes: N}, or tasks_per_node"
         yield Mistake("slurm", message, hint, key)
         return
-    size = (request.nodes, request.tasks_per_node)
-    most = max(gpus_needed(description, *size), default=0)
+    most = max(gpus_needed(description, nodes, slots), default=0)
     if gpus is not None and most > gpus:
         message = f"{gpus} GPUs per node are too few: the tasks of a node need {most}"
         hint = f"omit it, or gpus_per_node: {most}, or more nodes"
-        if max(gpus_needed(replace(description, spread=True), *size)) <= gpus:
+        even = replace(description, spread=True)
+        if max(gpus_needed(even, nodes, slots)) <= gpus:
             hint = "spread: true"
         yield Mistake(_place(options, "--gpus-per-node"), message, hint, key)
 

@@ -14,8 +14,8 @@ from tfcluster.schedulers.slurm.request import (
     QUOTABLE,
     SLURM_KEYS,
     SlurmSettings,
+    job_size,
     slurm_options,
-    slurm_request,
 )
 
 WARNING_S = 60
@@ -39,15 +39,8 @@ def directives(
 
 def _requests(description: Description, slurm: SlurmSettings) -> Iterator[str]:
     """The directives for the settings of the Description."""
-    request, options = slurm_request(description, slurm), slurm_options(slurm)
+    size, options = job_size(description, slurm), slurm_options(slurm)
     yield f"--job-name={_value('name', description.name)}"
-    size = {
-        "--nodes": request.nodes,
-        "--ntasks": request.tasks,
-        "--ntasks-per-node": request.tasks_per_node,
-        "--gpus-per-node": request.gpus_per_node,
-        "--gpus-per-task": request.gpus_per_task,
-    }
     for option in dict.fromkeys((*size, *SLURM_KEYS)):
         key = SLURM_KEYS.get(option, "")
         value = size[option] if option in size else getattr(slurm, key)

@@ -59,7 +59,7 @@ class SshStarter:
         channel = SshChannel(shlex.join(python), session, transport.close)
         # If this fails, reading from the channel reports why.
         with contextlib.suppress(OSError):
-            channel.write(parcel().data)
+            channel.write(parcel())
         return channel
 
     def answers(self, host: Host) -> bool:
