@@ -80,7 +80,7 @@ class FileStarter:
         argv = shell_argv(self._argv_on, host.name, folder, line)
         try:
             # A channel, for its last words and its end; nothing is read from it.
-            process = ProcessChannel.start(host.name, argv, env=self._env)
+            process = ProcessChannel(host.name, argv, env=self._env)
             until_s = time.monotonic() + START_S
             caller = reception.caller(host.name, lambda: until_s, process.is_over)
         finally:

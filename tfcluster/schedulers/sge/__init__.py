@@ -30,7 +30,12 @@ from tfcluster.schedulers.job_hosts import (
 )
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
-from tfcluster.schedulers.sge.qrsh import QrshChannel, meaning, qrsh_argv, shielded
+from tfcluster.schedulers.sge.qrsh import (
+    meaning,
+    qrsh_argv,
+    shielded,
+    start_process,
+)
 from tfcluster.schedulers.sge.queue import find_program
 from tfcluster.schedulers.sge.settings import (
     ADVICE,
@@ -169,12 +174,9 @@ class _JobStarter:
 
     def start_agent(self, host: Host) -> AgentChannel:
         if is_one_of(host.name, self.own):
-            return ProcessChannel.start(
-                host.name, shielded(process_channel.agent_argv())
-            )
+            return ProcessChannel(host.name, shielded(process_channel.agent_argv()))
         argv = qrsh_argv(self.qrsh, host.name, agent_argv(host.python or self.python))
-        channel = QrshChannel.start(host.name, argv)
-        channel.wait_until_ready(host.name)
+        channel = start_process(host.name, argv)
         send_agent(channel, host)
         return channel
 

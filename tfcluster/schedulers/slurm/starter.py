@@ -32,20 +32,6 @@ STEP_END_S = 6.0
 """How long Slurm may take to end the processes of a step."""
 
 
-class StepChannel(ProcessChannel):
-    """The standard streams of a step's only task, through our child srun."""
-
-    def kill(self) -> None:
-        # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
-        # SIGINT would end the step at once. Only after that, srun itself is killed.
-        self.terminate(STEP_END_S)
-
-    def diagnosis(self) -> str:
-        """An explanation of srun's end if there is one, with srun's own message."""
-        plain = super().diagnosis()
-        return explained(self.last_words()) or plain
-
-
 FIRST_S = 60.0
 """How long the first process may take to connect: after that, we assume that none can.
 A site's prolog may take long."""
@@ -73,7 +59,7 @@ class GroupStep:
         self._reception = CallerReception(hosts, ports)
         self._began_s = time.monotonic()
         try:
-            self._process = ProcessChannel.start("srun", argv, env=env)
+            self._process = ProcessChannel("srun", argv, env=env)
         except StartError:
             self._reception.close()
             raise
@@ -171,7 +157,15 @@ class SrunStarter:
     def _alone(self, host: Host) -> AgentChannel:
         group, gpus, argv = self._kind(host)
         argv = srun_argv(host.name, argv, group=group, gpus=gpus)
-        return StepChannel.start(host.name, argv, env=self._env)
+        # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
+        # SIGINT would end the step at once. Only after that, srun itself is killed.
+        return ProcessChannel(
+            host.name,
+            argv,
+            env=self._env,
+            end_s=STEP_END_S,
+            explain=lambda words, _: explained(words),
+        )
 
     def _from_group(self, host: Host) -> AgentChannel | None:
         """The host's process in a step for many; None: the host needs a separate step.
