@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 
 from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display
@@ -203,7 +204,7 @@ class _JobWatch(RunWatch):
             phase = None if state is None else state.phase
             following = successor(self._job.paths)
             if following is not None:
-                return QueuedJob(self._job.id, self._job.backend, following)
+                return replace(self._job, paths=following)
             for signal in self._signals[self._heard :]:
                 self.left = signal.code
                 if signal.code is not ExitCode.HANGUP and not self._stays:

@@ -30,6 +30,7 @@ from tfcluster.record.files import open_private, read_json, replace_json, write_
 from tfcluster.record.launched import save_launched
 from tfcluster.record.paths import RunPaths, create_run, state_dir
 from tfcluster.record.run_locks import hold_name
+from tfcluster.schedulers import batch_scheduler
 from tfcluster.schedulers.base import Ask, BatchScheduler, LauncherCommand
 from tfcluster.schedulers.script import job_script
 
@@ -111,7 +112,7 @@ class QueuedJob:
     """A scheduler's job, and its run."""
 
     id: str
-    backend: str
+    scheduler: BatchScheduler
     paths: RunPaths
 
 
@@ -155,12 +156,12 @@ def submit(
         write_job_input(paths, description, environ, state)
         document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
         replace_json(paths.plan, document)
-        job = QueuedJob(scheduler.submit(script, ask), description.backend, paths)
+        job = QueuedJob(scheduler.submit(script, ask), scheduler, paths)
         replace_json(
             paths.job,
             {
                 "job": job.id,
-                "backend": job.backend,
+                "backend": description.backend,
                 "name": description.name,
                 "submitted": time.time(),
             },
@@ -172,9 +173,9 @@ def submit(
 
 
 def find_job(paths: RunPaths) -> QueuedJob | None:
-    """The job of a run; None if it was launched without one."""
+    """The job of a run; None if it was launched without one, or cannot be asked for."""
     document = read_json(paths.job) or {}
-    job, backend = document.get("job"), document.get("backend")
-    if not isinstance(job, str) or not isinstance(backend, str):
+    job, scheduler = document.get("job"), batch_scheduler(str(document.get("backend")))
+    if not isinstance(job, str) or scheduler is None:
         return None
-    return QueuedJob(job, backend, paths)
+    return QueuedJob(job, scheduler, paths)

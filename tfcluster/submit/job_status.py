@@ -24,7 +24,6 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import last_lines
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
-from tfcluster.schedulers import batch_scheduler
 from tfcluster.schedulers.base import (
     Ask,
     JobPhase,
@@ -82,11 +81,8 @@ def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
 
 def ask_state(job: QueuedJob, ask: Ask) -> JobState:
     """The job's state from the scheduler; its phase is UNKNOWN without an answer."""
-    scheduler = batch_scheduler(job.backend)
     try:
-        if scheduler is None:
-            raise SchedulerError(f"{job.backend} is not a scheduler")
-        return scheduler.state(job.id, ask)
+        return job.scheduler.state(job.id, ask)
     except SchedulerError as error:
         return JobState(JobPhase.UNKNOWN, "unknown", error.message)
 
@@ -112,12 +108,11 @@ def ended(job: QueuedJob, state: JobState) -> str:
 
 def still_there(job: QueuedJob) -> str:
     """One sentence about a lost run whose job is not over, and how to end the job."""
-    scheduler = batch_scheduler(job.backend)
-    text = f"job {job.id} is still running according to "
-    if scheduler is None:
-        return text + job.backend
-    ends = shlex.join(scheduler.kill_argv(job.id))
-    return f"{text}{scheduler.title}; `{ends}` ends it"
+    ends = shlex.join(job.scheduler.kill_argv(job.id))
+    return (
+        f"job {job.id} is still running according to {job.scheduler.title}; `{ends}` "
+        "ends it"
+    )
 
 
 def _lost(view: RunView, job: QueuedJob, state: JobState) -> RunView:
@@ -175,11 +170,8 @@ def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
 
     Returns the scheduler's message if this failed, otherwise None.
     """
-    scheduler = batch_scheduler(job.backend)
-    if scheduler is None:
-        return None
-    kill = (scheduler.kill_argv(job.id),)
-    argvs = kill if now else scheduler.cancel_argvs(job.id)
+    kill = (job.scheduler.kill_argv(job.id),)
+    argvs = kill if now else job.scheduler.cancel_argvs(job.id)
     answers = [ask(argv) for argv in argvs]
     if any(answer.exit_code == 0 for answer in answers):
         return None

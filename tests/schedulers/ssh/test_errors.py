@@ -6,12 +6,13 @@ import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tfcluster.base.errors import ExitCode, HostError
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import SshStage, Tried
+from tfcluster.schedulers.ssh.errors import SshStage
 from tfcluster.schedulers.ssh.known_hosts import HostKey
 from tfcluster.schedulers.ssh.route import Route
 
@@ -84,26 +85,26 @@ def test_a_changed_key_has_no_way_around() -> None:
     ("tried", "said", "hint"),
     [
         (
-            Tried(accepted=("publickey",), refused=("/k",)),
+            {"accepted": ("publickey",), "refused": ("/k",)},
             "Permission denied (publickey) as user ann; tried /k",
             "authorized_keys",
         ),
-        (Tried(), "no key was available", "ssh-keygen"),
-        (Tried(locked=("/k",)), "/k needs a passphrase", "ssh-add /k"),
+        ({}, "no key was available", "ssh-keygen"),
+        ({"locked": ("/k",)}, "/k needs a passphrase", "ssh-add /k"),
         (
-            Tried(accepted=("password",), refused=("/k",)),
+            {"accepted": ("password",), "refused": ("/k",)},
             "(password) as user ann",
             "only with keys",
         ),
         (
-            Tried(unusable=("/k cannot be used: x",)),
+            {"unusable": ("/k cannot be used: x",)},
             "/k cannot be used: x",
             "ssh-keygen",
         ),
     ],
 )
-def test_denied(tried: Tried, said: str, hint: str) -> None:
-    found = errors.denied(ROUTE, tried)
+def test_denied(tried: dict[str, Any], said: str, hint: str) -> None:
+    found = errors.denied(ROUTE, **tried)
     assert said in found.message
     assert hint in (found.hint or "")
 

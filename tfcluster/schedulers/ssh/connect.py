@@ -13,12 +13,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import SshStage, Tried
+from tfcluster.schedulers.ssh.errors import SshStage
 from tfcluster.schedulers.ssh.keys import Keys
 from tfcluster.schedulers.ssh.known_hosts import HostKey, listed_keys
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
@@ -31,22 +31,6 @@ _RETRY_S = (0.2, 1.0)
 """The range of the random wait before a retry, multiplied by the attempt's number: sshd
 drops connections at random (MaxStartups in sshd_config(5))."""
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
-_CIPHERS = (
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "aes128-ctr",
-    "aes192-ctr",
-    "aes256-ctr",
-)
-_DIGESTS = frozenset(
-    {
-        "hmac-sha2-256",
-        "hmac-sha2-512",
-        "hmac-sha2-256-etm@openssh.com",
-        "hmac-sha2-512-etm@openssh.com",
-        "hmac-sha1",
-    }
-)
 _MAX_KNOWN_BYTES = 1 << 24
 
 # Without a handler, Python would print paramiko's log to stderr.
@@ -147,10 +131,10 @@ def _tcp(route: Route) -> socket.socket:
         except OSError as error:
             link.close()
             last = error
-            continue
-        _keep_alive(link)
-        link.settimeout(None)
-        return link
+        else:
+            _keep_alive(link)
+            link.settimeout(None)
+            return link
     raise errors.unreachable(route, last) from last
 
 
@@ -169,13 +153,15 @@ def answers(route: Route, patience_s: float) -> bool:
 
 def _keep_alive(link: socket.socket) -> None:
     """Let the kernel detect a dead host, whether or not anything is sent."""
-    patience_ms = KEEPALIVE_S * KEEPALIVES * 1000
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, KEEPALIVE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_S),
+        (socket.TCP_KEEPCNT, KEEPALIVES),
+        (socket.TCP_USER_TIMEOUT, KEEPALIVE_S * KEEPALIVES * 1000),
+    ):
+        link.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _command_link(route: Route, command: str) -> socket.socket:
@@ -204,10 +190,8 @@ def _greet(transport: paramiko.Transport, route: Route) -> None:
     keys = listed_keys(_texts(route.known_hosts), route.key_name)
     _prefer(transport, keys)
     deadline = time.monotonic() + route.timeout_s
-    transport.banner_timeout = route.timeout_s
-    transport.handshake_timeout = route.timeout_s
-    transport.auth_timeout = route.timeout_s
-    transport.channel_timeout = route.timeout_s
+    transport.banner_timeout = transport.handshake_timeout = route.timeout_s
+    transport.auth_timeout = transport.channel_timeout = route.timeout_s
     try:
         transport.start_client(timeout=route.timeout_s)
         shown = transport.get_remote_server_key()
@@ -232,17 +216,21 @@ def _texts(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
 def _prefer(transport: paramiko.Transport, keys: tuple[HostKey, ...]) -> None:
     """Prefer the key types that we know for this host, which may have several keys.
 
-    Ciphers are limited to those of OpenSSH; ciphers that need no MAC come first.
+    Ciphers that need no MAC come first; those that OpenSSH has given up are not used.
     """
     kinds: list[str] = []
     for key in keys:
         kinds += _RSA if key.type == "ssh-rsa" else (key.type,)
     options = transport.get_security_options()
-    able = tuple(options.key_types)
-    first = tuple(dict.fromkeys(kind for kind in kinds if kind in able))
-    options.key_types = (*first, *(kind for kind in able if kind not in first))
-    options.ciphers = tuple(cipher for cipher in _CIPHERS if cipher in options.ciphers)
-    options.digests = tuple(d for d in options.digests if d in _DIGESTS)
+    first = [kind for kind in kinds if kind in options.key_types]
+    options.key_types = tuple(dict.fromkeys((*first, *options.key_types)))
+    ciphers = [cipher for cipher in options.ciphers if "cbc" not in cipher]
+    options.ciphers = tuple(sorted(ciphers, key=lambda cipher: "gcm" not in cipher))
+    options.digests = tuple(
+        digest
+        for digest in options.digests
+        if "md5" not in digest and not digest.endswith("-96")
+    )
 
 
 def _check(route: Route, shown: HostKey, keys: tuple[HostKey, ...]) -> None:
@@ -263,23 +251,22 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
     deadline = time.monotonic() + route.timeout_s
     keys = Keys(route)
     refused: list[str] = []
-    accepted: tuple[str, ...] = ()
+    accepted: Sequence[str] = ()
     try:
         for name, key in keys.candidates():
             try:
-                more = transport.auth_publickey(route.user, key)
+                accepted = transport.auth_publickey(route.user, key)
             except paramiko.BadAuthenticationType as error:
-                accepted = tuple(error.allowed_types)
+                accepted = error.allowed_types
                 break
             except paramiko.AuthenticationException:
                 refused.append(name)
                 if not transport.is_active():
                     break
                 continue
-            if not more:
+            if not accepted:
                 return
             refused.append(f"{name} (accepted, but not enough)")
-            accepted = tuple(more)
             break
         else:
             accepted = _offered(transport, route.user)
@@ -289,18 +276,21 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
         raise errors.dropped(route, SshStage.KEYS, _cause(error), 1) from error
     raise errors.denied(
         route,
-        Tried(accepted, tuple(refused), tuple(keys.locked), tuple(keys.unusable)),
+        accepted=accepted,
+        refused=refused,
+        locked=keys.locked,
+        unusable=keys.unusable,
     )
 
 
-def _offered(transport: paramiko.Transport, user: str) -> tuple[str, ...]:
+def _offered(transport: paramiko.Transport, user: str) -> Sequence[str]:
     """The authentication methods of the host, from its refusal of "none"."""
     try:
         transport.auth_none(user)
     except paramiko.BadAuthenticationType as error:
-        return tuple(error.allowed_types)
+        return error.allowed_types
     except (paramiko.SSHException, EOFError, OSError):
-        return ()
+        pass
     return ()
 
 

@@ -10,7 +10,6 @@ import re
 import shlex
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from tfcluster.base.errors import HostError, StartError, TfclusterError
@@ -31,20 +30,6 @@ class SshStage(Enum):
     BANNER = "banner"
     KEYS = "key exchange"
     AUTH = "auth"
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """What was tried for authentication."""
-
-    accepted: tuple[str, ...] = ()
-    """Methods that the host offers."""
-    refused: tuple[str, ...] = ()
-    """Keys that were offered, by their display names."""
-    locked: tuple[str, ...] = ()
-    """Key files that need a passphrase."""
-    unusable: tuple[str, ...] = ()
-    """Key files that cannot be used, and why."""
 
 
 def unreachable(route: Route, error: OSError) -> HostError:
@@ -141,25 +126,35 @@ def revoked_key(route: Route, key: HostKey, listed: HostKey) -> HostError:
     )
 
 
-def denied(route: Route, tried: Tried) -> HostError:
-    """The error that authentication failed."""
-    ways = f" ({','.join(tried.accepted)})" if tried.accepted else ""
+def denied(
+    route: Route,
+    *,
+    accepted: Sequence[str] = (),
+    refused: Sequence[str] = (),
+    locked: Sequence[str] = (),
+    unusable: Sequence[str] = (),
+) -> HostError:
+    """The error that authentication failed.
+
+    ``accepted``: methods that the host offers; ``refused``: keys that were offered, by
+    display name; ``locked``: key files with a passphrase; ``unusable``: other key
+    files, and why.
+    """
+    ways = f" ({','.join(accepted)})" if accepted else ""
     parts = [f"{route.name}: Permission denied{ways} as user {route.user}"]
-    if tried.refused:
-        parts.append("tried " + ", ".join(tried.refused))
-    elif not tried.locked:
+    if refused:
+        parts.append("tried " + ", ".join(refused))
+    elif not locked:
         parts.append("no key was available")
-    parts += [f"{name} needs a passphrase" for name in tried.locked]
-    parts += tried.unusable
-    hint = None
-    if tried.locked:
-        hint = f"ssh-add {shlex.quote(tried.locked[0])}"
-    elif tried.accepted and "publickey" not in tried.accepted:
+    parts += [f"{name} needs a passphrase" for name in locked]
+    parts += unusable
+    hint = "is this the right user? is the key in its ~/.ssh/authorized_keys?"
+    if locked:
+        hint = f"ssh-add {shlex.quote(locked[0])}"
+    elif accepted and "publickey" not in accepted:
         hint = "tfcluster logs in only with keys; ask for publickey to be allowed"
-    elif not tried.refused:
+    elif not refused:
         hint = "make one with ssh-keygen, or set 'identity_file' under 'ssh'"
-    else:
-        hint = "is this the right user? is the key in its ~/.ssh/authorized_keys?"
     return HostError("; ".join(parts), hint=hint)
 
 
