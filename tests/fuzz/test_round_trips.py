@@ -90,7 +90,7 @@ def test_counts_of_slurm(runs: list[tuple[int, int]]) -> None:
 @_few
 @given(
     st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9.]{0,8}[a-z]", fullmatch=True),
+        st.from_regex(r"[a-z][a-z0-9]{0,8}(\.[a-z]{1,4})?", fullmatch=True),
         st.integers(1, 10**8),
         min_size=1,
     )

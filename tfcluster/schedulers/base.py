@@ -182,7 +182,7 @@ class Scheduler:
     launcher: str = ""
     """The word for ``launcher`` that demands this way to start agents."""
     example: str = ""
-    """What ``tfcluster init`` prints for it, from ``backend:`` to ``tasks:``."""
+    """What ``tfcluster init`` prints for it, from ``backend:`` to its section."""
     synonyms: Mapping[str, str] = {}
     """Words of other software for keys of the section, apart from ``SYNONYMS``."""
     advice: Mapping[str, str] = {}

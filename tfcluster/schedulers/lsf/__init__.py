@@ -86,11 +86,6 @@ lsf:
   # queue: normal
   # project: x
   # options: ["-R", "select[mem>64000]"]  # any other options of bsub
-
-tasks:
-  worker: 2                      # rank 0 is worker 0, or a chief
-  # worker: {count: 8, gpus: 1}  # the job asks for these GPUs
-  # ps: 1                        # parameter servers, built in
 """
 _OPTIONS = OptionTable(
     command="bsub",

@@ -90,11 +90,6 @@ pbs:
   # queue: workq
   # account: x
   # options: ["-l", "place=excl"]  # any other options of qsub
-
-tasks:
-  worker: 2                      # rank 0 is worker 0, or a chief
-  # worker: {count: 8, gpus: 1}  # the job asks for these GPUs
-  # ps: 1                        # parameter servers, built in
 """
 _OPTIONS = OptionTable(
     command="qsub",

@@ -61,10 +61,6 @@ sge:
   resources: {h_rt: "1:00:00"}   # quoted: YAML reads 1:00:00 as 3600
   # queue: all.q
   # options: ["-P", "x"]
-
-tasks:
-  worker: 2                      # rank 0 is worker 0, or a chief
-  # ps: 1                        # parameter servers, built in
 """
 
 

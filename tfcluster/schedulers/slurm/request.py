@@ -80,11 +80,6 @@ slurm:
   # partition: gpu
   # account: x
   # options: ["--exclusive"]     # any other options of sbatch
-
-tasks:
-  worker: 2                      # rank 0 is worker 0, or a chief
-  # worker: {count: 8, gpus: 1}  # the job asks for these GPUs
-  # ps: 1                        # parameter servers, built in
 """
 
 
