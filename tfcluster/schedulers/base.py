@@ -124,20 +124,11 @@ class SchedulerError(StartError):
 def one_line(answer: CommandAnswer, prefix: str = "") -> str:
     """A command's message without ``prefix``, a pattern at the start of its lines."""
     text = answer.stderr.strip() or answer.stdout
-    lines = [
+    lines = (
         re.sub(f"^(?:{prefix})", "", " ".join(line.split()))
         for line in text.splitlines()
-        if line.strip()
-    ]
-    return "; ".join(dict.fromkeys(lines))[:300]
-
-
-def refusal(command: str, message: str, hints: Mapping[str, str]) -> SchedulerError:
-    """The error that a job is refused; ``hints`` are by words of the message."""
-    hint = next((hint for word, hint in hints.items() if word in message), None)
-    return SchedulerError(
-        f"{command} refused the job: {message or 'no answer'}", hint=hint
     )
+    return "; ".join(dict.fromkeys(filter(None, lines)))[:300]
 
 
 def setting(kind: str, about: str, default: Any = None, *, option: str = "") -> Any:
@@ -257,6 +248,12 @@ class BatchScheduler(Scheduler):
 
     submit_command: str
     """The program that submits: ``sbatch``."""
+    job_id: re.Pattern[str]
+    """A line of its answer; the first group is the job's id."""
+    prefix: str = ""
+    """A pattern of what its commands write before a message."""
+    hints: Mapping[str, str] = {}
+    """Words of its refusals -> what to do."""
 
     def require_inside(self, env: Mapping[str, str]) -> None:
         """Raise StartError outside of one of its allocations."""
@@ -277,9 +274,25 @@ class BatchScheduler(Scheduler):
         """
         raise NotImplementedError
 
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
+        return (self.submit_command, str(script))
+
     def submit(self, script: Path, ask: Ask) -> str:
-        """Queue the script; returns the job's id. Raises SchedulerError."""
-        raise NotImplementedError
+        """Queue the script; returns the job's id. Raises SchedulerError.
+
+        The last line that is an id counts: hooks of a site may print other lines.
+        """
+        answer = ask(self.submit_argv(script))
+        ids = [match[1] for match in self.job_id.finditer(answer.stdout)]
+        if answer.exit_code == 0 and ids:
+            return ids[-1]
+        message = one_line(answer, self.prefix) or "no answer"
+        hint = next(
+            (hint for word, hint in self.hints.items() if word in message), None
+        )
+        raise SchedulerError(
+            f"{self.submit_command} refused the job: {message}", hint=hint
+        )
 
     def state(self, job: str, ask: Ask) -> JobState:
         """How far the job is. Raises SchedulerError if there is no usable answer."""

@@ -27,7 +27,6 @@ from tfcluster.schedulers.base import (
     gpus_of_all,
     one_line,
     placeholders,
-    refusal,
     setting,
 )
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
@@ -112,14 +111,6 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%-]+")
 _JOB_ID = re.compile(r"^Job <([0-9]+)> is submitted to ", re.MULTILINE)
 _PENDING = ("PEND", "PSUSP", "WAIT", "PROV", "FWD_PEND")
 _OVER = ("DONE", "EXIT", "POST_DONE", "POST_ERR")
-_HINTS = {
-    "No such queue": "`bqueues` lists the queues; lsf: {queue: ...}",
-    "Bad resource requirement": "`lsinfo` lists the resources",
-    "User cannot use the queue": "`bqueues -l QUEUE` shows who may",
-    "Cannot exceed queue's hard limit": "`bqueues -l QUEUE` shows the limits",
-    "LSF is down": "`lsid` checks it",
-    "Failed in an LSF library call": "`lsid` checks it",
-}
 
 
 class LsfScheduler(BatchScheduler):
@@ -139,6 +130,15 @@ class LsfScheduler(BatchScheduler):
         **dict.fromkeys(("r", "resources"), 'options: ["-R", "select[type==any]"]'),
     }
     submit_command = "bsub"
+    job_id = _JOB_ID
+    hints: Mapping[str, str] = {
+        "No such queue": "`bqueues` lists the queues; lsf: {queue: ...}",
+        "Bad resource requirement": "`lsinfo` lists the resources",
+        "User cannot use the queue": "`bqueues -l QUEUE` shows who may",
+        "Cannot exceed queue's hard limit": "`bqueues -l QUEUE` shows the limits",
+        "LSF is down": "`lsid` checks it",
+        "Failed in an LSF library call": "`lsid` checks it",
+    }
     why_no_requeue = "LSF starts no job again at its run limit"
     without_gpus = 'the job has none: ask for them: `-gpu "num=N"` of bsub'
 
@@ -193,13 +193,9 @@ class LsfScheduler(BatchScheduler):
         yield ""
         yield from into_log(launcher)
 
-    def submit(self, script: Path, ask: Ask) -> str:
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
         """bsub reads directives only from its standard input."""
-        answer = ask(("/bin/sh", "-c", 'exec bsub < "$0"', str(script)))
-        match = _JOB_ID.search(answer.stdout)
-        if answer.exit_code == 0 and match is not None:
-            return match[1]
-        raise refusal("bsub", one_line(answer), _HINTS)
+        return ("/bin/sh", "-c", 'exec bsub < "$0"', str(script))
 
     def state(self, job: str, ask: Ask) -> JobState:
         """bjobs also knows jobs that are over, for an hour by default."""

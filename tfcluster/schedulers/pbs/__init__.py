@@ -11,7 +11,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tfcluster.base.durations import clock, time_limit_s
@@ -29,7 +28,6 @@ from tfcluster.schedulers.base import (
     asker,
     one_line,
     placeholders,
-    refusal,
     setting,
 )
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
@@ -111,7 +109,7 @@ _OPTIONS = OptionTable(
 )
 _SIZES = ("select=", "nodes=")
 
-_JOB_ID = re.compile(r"[0-9]+(?:\.[A-Za-z0-9_.-]+)?")
+_JOB_ID = re.compile(r"^([0-9]+(?:\.[A-Za-z0-9_.-]+)?)\s*$", re.MULTILINE)
 _COMMAND = "qsub: |qstat: "
 """The name of a command before its message."""
 _FIELD = re.compile(r"^ {4}(\S+) = (.*(?:\n\t.*)*)", re.MULTILINE)
@@ -132,14 +130,6 @@ _WORDS = {
     "C": (JobPhase.OVER, "completed"),
 }
 """job_state -> what it means and a word for it."""
-_HINTS = {
-    "Unknown queue": "`qstat -Q` lists the queues; pbs: {queue: ...}",
-    "exceeds queue": "`qstat -Qf` shows the limits of the queues",
-    "Unknown resource": "`pbsnodes -a` shows what hosts have",
-    "Unauthorized Request": "`qstat -Qf` shows who may use a queue",
-    "cannot connect to server": "`qstat -B` checks it",
-    "Connection refused": "`qstat -B` checks it",
-}
 
 
 class PbsScheduler(BatchScheduler):
@@ -161,6 +151,16 @@ class PbsScheduler(BatchScheduler):
         "resource_spec": 'options: ["-l", "select=..."]',
     }
     submit_command = "qsub"
+    job_id = _JOB_ID
+    prefix = _COMMAND
+    hints: Mapping[str, str] = {
+        "Unknown queue": "`qstat -Q` lists the queues; pbs: {queue: ...}",
+        "exceeds queue": "`qstat -Qf` shows the limits of the queues",
+        "Unknown resource": "`pbsnodes -a` shows what hosts have",
+        "Unauthorized Request": "`qstat -Qf` shows who may use a queue",
+        "cannot connect to server": "`qstat -B` checks it",
+        "Connection refused": "`qstat -B` checks it",
+    }
     why_no_requeue = "PBS starts no job again at its time limit"
     without_gpus = "the job has none: ask for them: `-l select=N:ngpus=M` of qsub"
 
@@ -223,13 +223,6 @@ class PbsScheduler(BatchScheduler):
         yield "#PBS -r n"
         yield ""
         yield from into_log(launcher)
-
-    def submit(self, script: Path, ask: Ask) -> str:
-        answer = ask(("qsub", str(script)))
-        for line in reversed(answer.stdout.splitlines()):
-            if answer.exit_code == 0 and _JOB_ID.fullmatch(line.strip()):
-                return line.strip()
-        raise refusal("qsub", one_line(answer, _COMMAND), _HINTS)
 
     def state(self, job: str, ask: Ask) -> JobState:
         """The job's state; PBS forgets a job that is over unless it keeps a history."""

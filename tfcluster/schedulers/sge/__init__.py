@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.plan.host_patterns import host_name_problem
@@ -67,7 +68,6 @@ class SgeScheduler(BatchScheduler):
     settings = SgeSettings
     mistakes = staticmethod(contradictions)
     directives = staticmethod(directives)
-    submit = staticmethod(queue.submit)
     state = staticmethod(queue.state)
     options = OPTIONS
     launcher = "qrsh"
@@ -75,6 +75,9 @@ class SgeScheduler(BatchScheduler):
     synonyms = SYNONYMS
     advice = ADVICE
     submit_command = "qsub"
+    job_id = queue.JOB_ID
+    prefix = queue.PREFIX
+    hints = queue.HINTS
     why_no_requeue = "Grid Engine does not start a job on several hosts again"
     without_gpus = (
         "the job has none: ask for them with -l, as `-l gpu=1`; `qconf -sc` has the "
@@ -95,6 +98,9 @@ class SgeScheduler(BatchScheduler):
         ``JOB_ID`` alone does not suffice: other programs than Grid Engine set it, too.
         """
         return "JOB_ID" in env and "SGE_TASK_ID" in env
+
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
+        return ("qsub", "-terse", str(script))
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # With -notify, the launcher gets SIGUSR2 first.

@@ -7,26 +7,25 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from pathlib import Path
 from xml.etree import ElementTree
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.schedulers.base import (
     Ask,
-    CommandAnswer,
     JobPhase,
     JobState,
     SchedulerError,
     one_line,
     output_of,
-    refusal,
 )
 
-_JOB_ID = re.compile(r"([1-9][0-9]*)")
-_NUMBER_IN_ANSWER = re.compile(r'[Yy]our job ([1-9][0-9]*) \("')
+JOB_ID = re.compile(
+    r'^(?:[Yy]our job (?=[0-9]+ \("))?([1-9][0-9]*)(?= \("|\s*$)', re.MULTILINE
+)
+PREFIX = r"Unable to run job: |error: |denied: |Exiting\.$"
 
-_HINTS = {
+HINTS = {
     "parallel environment": "`qconf -spl` lists them; sge: {parallel_environment: ...}",
     "unknown queue": "`qconf -sql` lists the queues; sge: {queue: ...}",
     "unknown resource": "`qconf -sc` lists the resources; sge: {resources: {...}}",
@@ -36,29 +35,6 @@ _HINTS = {
     "unable to send message to qmaster": "`qping` and `qhost` check it",
     "cell directory": "SGE_ROOT and SGE_CELL must locate Grid Engine",
 }
-
-
-def submit(script: Path, ask: Ask) -> str:
-    """The last line that is an id: prologs and JSVs may print lines before it."""
-    answer = ask(("qsub", "-terse", str(script)))
-    if answer.exit_code == 0:
-        for line in reversed(answer.stdout.splitlines()):
-            match = _JOB_ID.fullmatch(line.strip()) or _NUMBER_IN_ANSWER.match(
-                line.strip()
-            )
-            if match is not None:
-                return match[1]
-    raise _refusal(answer)
-
-
-def _refusal(answer: CommandAnswer) -> SchedulerError:
-    """``Unable to run job: REASON`` and ``Exiting.``, on either stream."""
-    words = [
-        re.sub(r"^(?:Unable to run job|error|denied): ", "", line.strip())
-        for line in (answer.stderr + "\n" + answer.stdout).splitlines()
-        if line.strip() and line.strip() != "Exiting."
-    ]
-    return refusal("qsub", "; ".join(dict.fromkeys(words)), _HINTS)
 
 
 _GONE = re.compile(r"<unknown_jobs|[Jj]obs? do(?:es)? not exist")
@@ -228,7 +204,7 @@ def find_program(name: str, env: Mapping[str, str]) -> str:
     folders = [env.get("PATH", "")]
     if root := env.get("SGE_ROOT"):
         arch = env.get("SGE_ARCH") or env.get("ARC", "")
-        folders.append(str(Path(root, "bin", arch)))
+        folders.append(f"{root}/bin/{arch}")
     for folder in folders:
         if path := shutil.which(name, path=folder):
             return path

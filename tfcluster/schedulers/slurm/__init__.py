@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.plan.model import Allocation, Description, Host
@@ -53,7 +54,6 @@ class SlurmScheduler(BatchScheduler, Requeuing):
     settings = SlurmSettings
     mistakes = staticmethod(contradictions)
     directives = staticmethod(directives)
-    submit = staticmethod(controller.submit)
     state = staticmethod(controller.state)
     is_inside = staticmethod(is_inside)
     options = OPTIONS
@@ -63,6 +63,9 @@ class SlurmScheduler(BatchScheduler, Requeuing):
     advice = ADVICE
     option_hint = 'other options of sbatch: options: ["--{}=..."]'
     submit_command = "sbatch"
+    job_id = controller.JOB_ID
+    prefix = controller.COMMAND
+    hints = controller.HINTS
     without_gpus = (
         "the job has none: ask for them with --gpus-per-node of sbatch or salloc"
     )
@@ -78,6 +81,9 @@ class SlurmScheduler(BatchScheduler, Requeuing):
         gpus = size["--gpus-per-node"] or gpus_of_all(description)
         hosts = placeholders(size["--nodes"] or 1, size["--ntasks-per-node"], gpus)
         return self.granted(description, hosts)
+
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
+        return ("sbatch", "--parsable", str(script))
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # The launcher replaces the batch shell (exec), so the signal reaches it.

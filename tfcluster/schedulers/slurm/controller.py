@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 
 from tfcluster.base.errors import ExitCode
 from tfcluster.schedulers.base import (
@@ -16,7 +15,6 @@ from tfcluster.schedulers.base import (
     asker,
     one_line,
     output_of,
-    refusal,
 )
 from tfcluster.schedulers.slurm.srun import own_words
 
@@ -30,7 +28,7 @@ _SRUN_PORTS = re.compile(
     r"^SrunPortRange\s*=\s*([0-9]{1,5})-([0-9]{1,5})", re.MULTILINE
 )
 
-_JOB_ID = re.compile(r"([0-9]+)(?:;[A-Za-z0-9_.-]+)?")
+JOB_ID = re.compile(r"^([0-9]+)(?:;[A-Za-z0-9_.-]+)?\s*$", re.MULTILINE)
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUE", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
@@ -48,7 +46,7 @@ _REASONS = {
     "launch failed requeued held": "it could not be started on its node",
 }
 """Meanings of reasons; other reasons are shown as they are."""
-_HINTS = {
+HINTS = {
     "Invalid partition": "`sinfo` lists the partitions",
     "Invalid account": "slurm: {account: ...}",
     "node configuration is not available": "`sinfo -N -l` shows what nodes have",
@@ -56,7 +54,7 @@ _HINTS = {
     "contact slurm controller": "`scontrol ping` checks it",
     "configuration source": "is this a login node of the cluster?",
 }
-_COMMAND = "[a-z]+: (?:error: |fatal: )?"
+COMMAND = "[a-z]+: (?:error: |fatal: )?"
 """The name of a command before its message."""
 
 
@@ -153,15 +151,6 @@ def _count(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
-def submit(script: Path, ask: Ask) -> str:
-    answer = ask(("sbatch", "--parsable", str(script)))
-    lines = answer.stdout.split()
-    match = _JOB_ID.fullmatch(lines[-1]) if lines else None
-    if answer.exit_code != 0 or match is None:
-        raise refusal("sbatch", one_line(answer, _COMMAND), _HINTS)
-    return match[1]
-
-
 def state(job: str, ask: Ask) -> JobState:
     """squeue also knows jobs that are over, for a while."""
     argv = ("squeue", "--noheader", "--states=all", f"--jobs={job}", "-o", "%T|%r")
@@ -169,7 +158,7 @@ def state(job: str, ask: Ask) -> JobState:
     if answer.exit_code != 0:
         if "Invalid job id" in answer.stderr:
             return JobState(JobPhase.GONE, "gone")
-        raise SchedulerError(one_line(answer, _COMMAND) or "squeue failed")
+        raise SchedulerError(one_line(answer, COMMAND) or "squeue failed")
     word, _, reason = answer.stdout.partition("\n")[0].strip().partition("|")
     if not word:
         return JobState(JobPhase.GONE, "gone")
