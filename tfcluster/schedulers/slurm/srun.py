@@ -41,38 +41,11 @@ _ALWAYS = (
 # names start at 0 again, or may be UUIDs or parts of a GPU.
 _ASK = 'echo "tfcluster-gpus $SLURMD_NODENAME ${CUDA_VISIBLE_DEVICES-unset}"'
 _MARK = "tfcluster-gpus"
-_GPU_COUNTS = (
-    "SLURM_GPUS",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_SOCKET",
-    "SLURM_GPUS_PER_TASK",
-)
 _GPU_NAMES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
-_INPUT = "--input=all"
 _EXITED = re.compile(r"srun: error: .*: Exited with exit code \d+")
 
 
-def srun_argv(
-    host: str,
-    argv: Sequence[str],
-    *,
-    group: int | None = None,
-    gpus: int | None = None,
-) -> tuple[str, ...]:
-    """An srun command that runs ``argv`` once on ``host``.
-
-    ``group`` is the component of a heterogeneous job, ``gpus`` is as in ``Node``.
-
-    The step reserves nothing and waits for no other step: all agents of all runs in a
-    job share its hosts (``--overlap``, ``--mem=0``). The host determines what the tasks
-    may use, not a binding of their agent. Output is not ``--unbuffered``, which would
-    put a terminal in between.
-    """
-    return ("srun", *_where([host], group, gpus), *_ALWAYS, _INPUT, *argv)
-
-
-def group_argv(
+def step_argv(
     hosts: Sequence[str],
     argv: Sequence[str],
     *,
@@ -81,11 +54,21 @@ def group_argv(
 ) -> tuple[str, ...]:
     """An srun command that runs ``argv`` once on each of ``hosts``, in one step.
 
-    A host that fails or ends must not end the others (``--no-kill``, ``--wait=0``).
-    Each line of standard error begins with the number of its task (``--label``).
+    ``group`` is the component of a heterogeneous job, ``gpus`` is as in ``SlurmNode``.
+
+    The step reserves nothing and waits for no other step: all agents of all runs in a
+    job share its hosts (``--overlap``, ``--mem=0``). The host determines what the tasks
+    may use, not a binding of their agent. Output is not ``--unbuffered``, which would
+    put a terminal in between.
+
+    One of several hosts that fails or ends must not end the others (``--no-kill``,
+    ``--wait=0``), and each line of standard error then begins with the number of its
+    task (``--label``).
     """
-    more = ("--ntasks-per-node=1", "--no-kill", "--wait=0", "--label")
-    return ("srun", *_where(hosts, group, gpus), *more, *_ALWAYS, _INPUT, *argv)
+    more: tuple[str, ...] = ()
+    if len(hosts) > 1:
+        more = ("--ntasks-per-node=1", "--no-kill", "--wait=0", "--label")
+    return ("srun", *_where(hosts, group, gpus), *more, *_ALWAYS, "--input=all", *argv)
 
 
 def _where(
@@ -179,7 +162,8 @@ def words_about(words: str, host: str, task: int) -> str:
 
 def has_gpus(environ: Mapping[str, str]) -> bool:
     """Whether any variable says that the job has GPUs."""
-    counted = any(environ.get(name, "0") not in ("", "0") for name in _GPU_COUNTS)
+    counts = (v for name, v in environ.items() if name.startswith("SLURM_GPUS"))
+    counted = any(count not in ("", "0") for count in counts)
     return counted or any(environ.get(name) for name in _GPU_NAMES)
 
 

@@ -20,9 +20,8 @@ from tfcluster.schedulers.process_channel import ConnectedChannel, ProcessChanne
 from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm.srun import (
     explained,
-    group_argv,
     has_reason,
-    srun_argv,
+    step_argv,
     words_about,
 )
 from tfcluster.schedulers.slurm.variables import SlurmNode
@@ -156,7 +155,7 @@ class SrunStarter:
 
     def _alone(self, host: Host) -> AgentChannel:
         group, gpus, argv = self._kind(host)
-        argv = srun_argv(host.name, argv, group=group, gpus=gpus)
+        argv = step_argv([host.name], argv, group=group, gpus=gpus)
         # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
         # SIGINT would end the step at once. Only after that, srun itself is killed.
         return ProcessChannel(
@@ -188,7 +187,7 @@ class SrunStarter:
     def _begin(self, kind: _Kind, names: Sequence[str]) -> GroupStep | None:
         group, gpus, argv = kind
         ports = controller.srun_ports(controller.config(self._env))
-        argv = group_argv(names, argv, group=group, gpus=gpus)
+        argv = step_argv(names, argv, group=group, gpus=gpus)
         with contextlib.suppress(OSError, StartError):
             return GroupStep(argv, names, self._env, ports)
         return None
