@@ -11,7 +11,8 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.base.errors import ContactLostError, HostError
 from tfcluster.plan.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import SavedSettings, config, known_hosts, route
+from tfcluster.schedulers.ssh import config, known_hosts, route
+from tfcluster.schedulers.ssh.route import SavedSettings
 
 _HOSTS = ("gpu7", "login.example.org", "10.0.0.7")
 

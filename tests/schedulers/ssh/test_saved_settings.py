@@ -11,7 +11,8 @@ import pytest
 from tests.plan.descriptions import describe
 from tfcluster.base.errors import ContactLostError
 from tfcluster.plan.model import HostEntry, Ssh
-from tfcluster.schedulers.ssh import SCHEDULER, SavedSettings
+from tfcluster.schedulers.ssh import SCHEDULER
+from tfcluster.schedulers.ssh.route import SavedSettings
 
 
 def _described() -> Any:

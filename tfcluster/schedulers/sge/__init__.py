@@ -10,7 +10,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,13 @@ from tfcluster.plan.host_patterns import host_name_problem
 from tfcluster.plan.model import Allocation, Description, Host, Interpreter
 from tfcluster.schedulers import process_channel
 from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
-from tfcluster.schedulers.base import BatchScheduler, gpus_of_all, placeholders
+from tfcluster.schedulers.base import (
+    BatchScheduler,
+    LauncherCommand,
+    gpus_of_all,
+    placeholders,
+    setting,
+)
 from tfcluster.schedulers.job_hosts import (
     CUDA,
     gpu_question,
@@ -28,6 +34,19 @@ from tfcluster.schedulers.job_hosts import (
     hosts_with_gpus,
     is_one_of,
     own_names,
+)
+from tfcluster.schedulers.options import (
+    ARRAY,
+    BASH,
+    ENVIRONMENT,
+    FOLLOWS,
+    NOTHING,
+    OUTPUT,
+    RESTART,
+    SCRIPT,
+    Mistake,
+    OptionTable,
+    lines,
 )
 from tfcluster.schedulers.process_channel import ProcessChannel
 from tfcluster.schedulers.sge import queue
@@ -38,16 +57,6 @@ from tfcluster.schedulers.sge.qrsh import (
     start_process,
 )
 from tfcluster.schedulers.sge.queue import find_program
-from tfcluster.schedulers.sge.settings import (
-    ADVICE,
-    EXAMPLE,
-    OPTIONS,
-    SYNONYMS,
-    SgeSettings,
-    contradictions,
-    directives,
-    sge_slots,
-)
 from tfcluster.schedulers.starting import AgentChannel, Starter
 
 _SWEEP_S = 5.0
@@ -60,20 +69,83 @@ GPU_VARIABLES = (*CUDA, "SGE_HGR_gpu", "SGV_HGR_gpu", "SGE_GPU")
 """Variables that name GPUs; the first one that is set counts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SgeSettings:
+    """What is requested from Grid Engine."""
+
+    parallel_environment: str | None = setting("word", "qsub -pe: its name.")
+    slots: int | None = setting("count", "qsub -pe: how many.")
+    queue: str | None = setting("words", "qsub -q.", option="-q")
+    resources: Mapping[str, str] = setting("resources", "qsub -l, name and value.", {})
+    options: tuple[str, ...] = setting(
+        "options", "More options of qsub, one word per item.", ()
+    )
+
+
+_H_RT = 'resources: {h_rt: "4:00:00"}'
+_H_VMEM = "resources: {h_vmem: 16G}"
+_EXAMPLE = """\
+backend: sge                     # `tfcluster launch` submits a job, or uses its own
+sge:
+  parallel_environment: mpi      # one of `qconf -spl`
+  resources: {h_rt: "1:00:00"}   # quoted: YAML reads 1:00:00 as 3600
+  # queue: all.q
+  # options: ["-P", "x"]
+"""
+
+
+_RESOURCE = re.compile(r"[A-Za-z0-9_.-]+=[A-Za-z0-9._:+/@%*|!&-]+")
+_GPU_RESOURCE = re.compile(r".*(?:gpu|cuda).*", re.IGNORECASE)
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%*|!&-]+")
+_PATH = re.compile(r"[A-Za-z0-9_./+@=,%~<>-]+")
+"""In a path, ``$`` would begin a qsub variable, and ``:`` would end a host name."""
+_OPTIONS = OptionTable(
+    command="qsub",
+    plain=_PLAIN,
+    denied={
+        "-@": "options come from this file only",
+        "-C": "it would change which lines are directives",
+        "-S": BASH,
+        "-V": ENVIRONMENT,
+        "-v": ENVIRONMENT,
+        "-b": SCRIPT,
+        "-clear": "it would undo the options before it",
+        **dict.fromkeys(("-e", "-j", "-o"), OUTPUT),
+        **dict.fromkeys(("-help", "-verify"), NOTHING),
+        "-i": "the launcher reads no input",
+        "-inherit": "it is for tasks of a job, not for jobs",
+        **dict.fromkeys(("-now", "-sync"), FOLLOWS),
+        "-pe": "'parallel_environment' and 'slots' set it",
+        "-r": RESTART,
+        "-shell": SCRIPT,
+        **dict.fromkeys(("-t", "-tc"), ARRAY),
+        "-terse": "tfcluster reads qsub's answer",
+        "-w": "tfcluster needs qsub to refuse jobs that can never run",
+    },
+)
+
+
 class SgeScheduler(BatchScheduler):
     """The granted hosts and slots, in Grid Engine's order."""
 
     name = "sge"
     title = "Grid Engine"
     settings = SgeSettings
-    mistakes = staticmethod(contradictions)
-    directives = staticmethod(directives)
     state = staticmethod(queue.state)
-    options = OPTIONS
+    options = _OPTIONS
     launcher = "qrsh"
-    example = EXAMPLE
-    synonyms = SYNONYMS
-    advice = ADVICE
+    example = _EXAMPLE
+    synonyms: Mapping[str, str] = {
+        **dict.fromkeys(("pe", "parallel_env"), "parallel_environment"),
+        **dict.fromkeys(("nslots", "ntasks", "cores", "processes"), "slots"),
+        **dict.fromkeys(("l", "resource_spec", "resource"), "resources"),
+    }
+    advice: Mapping[str, str] = {
+        **dict.fromkeys(("time", "walltime", "h_rt", "timeout", "runtime"), _H_RT),
+        **dict.fromkeys(("mem", "memory", "h_vmem", "mem_free"), _H_VMEM),
+        **dict.fromkeys(("project", "p"), 'options: ["-P", "x"]'),
+        "account": 'options: ["-A", "x"]',
+    }
     submit_command = "qsub"
     job_id = queue.JOB_ID
     prefix = queue.PREFIX
@@ -92,12 +164,43 @@ class SgeScheduler(BatchScheduler):
         hosts = placeholders(1, slots, gpus_of_all(description))
         return self.granted(description, hosts)
 
+    def mistakes(self, description: Description, sge: SgeSettings) -> Iterator[Mistake]:
+        tasks = len(description.task_ids())
+        for name, value in sge.resources.items():
+            if not _RESOURCE.fullmatch(request := f"{name}={value}"):
+                message = f"{request!r} is not a resource request"
+                yield Mistake(f"sge.resources.{name}", message)
+        if sge.slots is not None and sge.slots < tasks:
+            message = f"{sge.slots} slots are too few for {tasks} tasks"
+            hint = "remove it: the number follows from 'tasks'"
+            yield Mistake("sge.slots", message, hint, "tasks")
+        needing = [kind for kind, group in description.tasks.items() if group.gpus]
+        requests = (*sge.resources, *sge.options)
+        if needing and not any(map(_GPU_RESOURCE.fullmatch, requests)):
+            message = "the tasks need GPUs, but the job asks for none"
+            hint = "sge: {resources: {gpu: 1}}, under the site's name: `qconf -sc`"
+            yield Mistake("sge", message, hint, f"tasks.{needing[0]}.gpus", fatal=False)
+
     def is_inside(self, env: Mapping[str, str]) -> bool:
         """Whether this is the environment of a job's script.
 
         ``JOB_ID`` alone does not suffice: other programs than Grid Engine set it, too.
         """
         return "JOB_ID" in env and "SGE_TASK_ID" in env
+
+    def directives(
+        self, description: Description, sge: SgeSettings, launcher: LauncherCommand
+    ) -> Iterator[str]:
+        yield from (f"#$ {line}" for line in _requests(description, sge))
+        yield ""
+        yield "#$ -S /bin/bash"
+        yield "# The launcher's output; task output is in the folder logs."
+        yield f"#$ -o {_log(launcher)}"
+        yield "#$ -j y"
+        yield "# A warning signal to the launcher before the job is killed."
+        yield "#$ -notify"
+        yield "# A lost host ends the run; it is not restarted silently."
+        yield "#$ -r n"
 
     def submit_argv(self, script: Path) -> tuple[str, ...]:
         return ("qsub", "-terse", str(script))
@@ -157,6 +260,47 @@ class SgeScheduler(BatchScheduler):
         words = (*sge.resources, *sge.options)
         limited = any(word.startswith("s_rt") for word in words)
         return frozenset() if limited else frozenset({signal.SIGUSR1})
+
+
+def sge_slots(description: Description, sge: SgeSettings) -> int:
+    return sge.slots or len(description.task_ids())
+
+
+def _requests(description: Description, sge: SgeSettings) -> Iterator[str]:
+    name = description.name
+    if not _PLAIN.fullmatch(name):
+        problem = f"{name!r} cannot be used in a directive of qsub"
+        raise ConfigError([Problem("name", problem)])
+    # For Grid Engine, a name must not begin with a digit.
+    yield f"-N j{name}" if name[0].isdigit() else f"-N {name}"
+    if sge.parallel_environment is None:
+        raise ConfigError(
+            [
+                Problem(
+                    description.origins.get("sge") or description.source,
+                    "sge.parallel_environment is not set: without one a job has a "
+                    "single slot",
+                    "`qconf -spl` lists those of this cluster",
+                )
+            ]
+        )
+    yield f"-pe {sge.parallel_environment} {sge_slots(description, sge)}"
+    if sge.queue is not None:
+        yield f"-q {sge.queue}"
+    yield from (f"-l {name}={value}" for name, value in sge.resources.items())
+    yield from lines(sge.options)
+
+
+def _log(launcher: LauncherCommand) -> str:
+    log = str(launcher.log)
+    if not _PATH.fullmatch(log):
+        hint = (
+            "set TFCLUSTER_STATE_DIR to a path of letters, digits and . _ + @ = , % ~ "
+            "/ -"
+        )
+        message = f"qsub does not accept the path {log!r}"
+        raise ConfigError([Problem("state folder", message, hint)])
+    return log
 
 
 def ask_gpus(

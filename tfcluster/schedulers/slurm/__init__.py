@@ -23,9 +23,9 @@ from tfcluster.schedulers.slurm.request import (
     SYNONYMS,
     SlurmSettings,
     contradictions,
+    directives,
     job_size,
 )
-from tfcluster.schedulers.slurm.script import directives
 from tfcluster.schedulers.slurm.srun import (
     gpu_question_argv,
     has_gpus,

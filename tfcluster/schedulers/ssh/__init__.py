@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.base.errors import ContactLostError
-from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.plan.description_json import from_plain, to_plain
+from tfcluster.plan.description_json import to_plain
 from tfcluster.plan.model import (
     Allocation,
     Description,
     Host,
-    HostEntry,
-    Interpreter,
-    Ssh,
     listed_hosts,
 )
 from tfcluster.schedulers.base import Remembering, Scheduler
+from tfcluster.schedulers.ssh.route import SavedSettings
 
 if TYPE_CHECKING:
     from tfcluster.schedulers.ssh.starter import SshStarter
@@ -33,38 +29,6 @@ hosts: [node1, node2]            # or "node[1-4]", or {host: node1, slots: 4, gp
 # ssh: {user: me, identity_file: ~/.ssh/id_ed25519}
 # ports: 40000-41000             # if a firewall opens only these
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SavedSettings:
-    """The part of a Description from which routes are made; a run's record has it."""
-
-    hosts: tuple[HostEntry, ...]
-    ssh: Ssh
-    python: Interpreter
-    timeout_given: bool
-    """Whether ``connect_timeout`` was configured, and so takes precedence."""
-
-    @classmethod
-    def of(cls, description: Description) -> SavedSettings:
-        return cls(
-            description.hosts,
-            description.ssh,
-            description.python,
-            "ssh.connect_timeout" in description.origins,
-        )
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> SavedSettings:
-        """From the record. Raises ContactLostError if it is incomplete."""
-        try:
-            saved: SavedSettings = from_plain(cls, document)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ContactLostError(
-                "the record does not say how to reach the hosts",
-                hint="their agents stop everything when their lease ends",
-            ) from error
-        return saved
 
 
 class SshScheduler(Scheduler, Remembering):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tfcluster.base.errors import HostError
+from tfcluster.base import light_dataclasses
+from tfcluster.base.errors import ContactLostError, HostError
+from tfcluster.plan.description_json import from_plain
 from tfcluster.plan.host_patterns import host_name_problem
-from tfcluster.plan.model import HostEntry, Ssh
+from tfcluster.plan.model import Description, HostEntry, Interpreter, Ssh
 from tfcluster.schedulers.ssh.config import Directive, Options, lookup
 
 MAX_JUMPS = 8
@@ -52,6 +55,38 @@ class Route:
     via: Route | None = None
     """The route to the jump host."""
     timeout_s: float = CONNECT_TIMEOUT_S
+
+
+@light_dataclasses.dataclass(frozen=True, slots=True)  # for JSON
+class SavedSettings:
+    """The part of a Description from which routes are made; a run's record has it."""
+
+    hosts: tuple[HostEntry, ...]
+    ssh: Ssh
+    python: Interpreter
+    timeout_given: bool
+    """Whether ``connect_timeout`` was configured, and so takes precedence."""
+
+    @classmethod
+    def of(cls, description: Description) -> SavedSettings:
+        return cls(
+            description.hosts,
+            description.ssh,
+            description.python,
+            "ssh.connect_timeout" in description.origins,
+        )
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SavedSettings:
+        """From the record. Raises ContactLostError if it is incomplete."""
+        try:
+            saved: SavedSettings = from_plain(cls, document)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ContactLostError(
+                "the record does not say how to reach the hosts",
+                hint="their agents stop everything when their lease ends",
+            ) from error
+        return saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

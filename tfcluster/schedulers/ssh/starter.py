@@ -16,12 +16,12 @@ from tfcluster.agent import proc
 from tfcluster.base.errors import HostError, StartError
 from tfcluster.plan.model import Host, HostEntry, Interpreter, host_names
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.ssh import SavedSettings, errors
+from tfcluster.schedulers.ssh import errors
 from tfcluster.schedulers.ssh.channel import SshChannel
 from tfcluster.schedulers.ssh.config import Directive, parse
 from tfcluster.schedulers.ssh.connect import SshConnections, answers, open_session
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
-from tfcluster.schedulers.ssh.route import Route, Sources, route
+from tfcluster.schedulers.ssh.route import Route, SavedSettings, Sources, route
 from tfcluster.schedulers.starting import ANSWER_S
 
 _FILES_PER_HOST = 4
