@@ -306,7 +306,12 @@ BAD = [
                 "2 nodes with 2 tasks each: 4, too few for 7 tasks (",
             ),
             ("{worker: 2}", "{nodes: 4}", "4:16", "4 nodes are too many for 2 tasks ("),
-            ("{worker: 4}", "{options: [--ntasks=2]}", "4:19", "--ntasks=2 is too few"),
+            (
+                "{worker: 4}",
+                "{options: [--ntasks=2]}",
+                "4:19",
+                "option --ntasks is not a",
+            ),
             (
                 "{worker: 4}",
                 "{mem: 1G, options: [--mem=2G]}",
@@ -389,7 +394,7 @@ BAD = [
     Bad(
         f"{SMALLEST}slurm: {{options: [-a1-3]}}\n",
         "3:19",
-        "option -a1-3 is not allowed",
+        "option --array is not allowed",
     ),
     Bad(
         f"{SMALLEST}sge: {{options: [-t, 1-3]}}\n",

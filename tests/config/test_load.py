@@ -25,7 +25,7 @@ from tfcluster.plan.model import (
     TaskGroup,
 )
 from tfcluster.schedulers.sge import SCHEDULER as SGE
-from tfcluster.schedulers.sge.settings import SgeSettings
+from tfcluster.schedulers.sge import SgeSettings
 from tfcluster.schedulers.slurm import SCHEDULER as SLURM
 from tfcluster.schedulers.slurm.request import SlurmSettings
 

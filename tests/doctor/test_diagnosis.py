@@ -17,12 +17,10 @@ WELL: dict[str, Any] = {
     "packages": {"tensorflow": "2.21.0", "keras": "3.15.1", "protobuf": "6.1"},
     "import": {"seconds": 4.2},
     "peers": {"other": "reached"},
-    "names": {"h1": ["10.0.0.1"]},
     "gpus": [{"name": "H200", "used_mib": 3}],
     "files": {"/data": True, "train.py": True},
     "disks": {"/data": 1 << 40},
     "limits": {"open files": 4096},
-    "proxies": {},
 }
 
 
@@ -68,7 +66,6 @@ def test_healthy_hosts_have_no_findings() -> None:
         ),
         ({"disks": {"/tmp": 5 << 20}}, "warning: /tmp has only 5 MiB left"),
         ({"limits": {"open files": 256}}, "warning: only 256 open files"),
-        ({"proxies": {"http_proxy": "x"}}, "warning: http_proxy set"),
         ({"gpus": []}, "error: 0 GPUs found, 1 wanted"),
         ({"gpus": [{"name": "g", "used_mib": 9000}]}, "warning: GPU 0 is in use"),
         ({"disks": {"error": "no such"}}, None),
@@ -98,14 +95,6 @@ def test_the_odd_one_out_is_named() -> None:
     old = {"tensorflow": "2.18.0", "keras": "3.15.1", "protobuf": "6.1"}
     found = said(report("h1"), report("h2"), report("h3", packages=old))
     assert found == ["h3: error: tensorflow 2.18.0, but 2.21.0 on most hosts"]
-
-
-def test_names_that_mean_something_else_on_one_host() -> None:
-    wrong = report("h3", names={"h1": ["127.0.1.1"]})
-    found = said(report("h1"), report("h2"), wrong)
-    assert found == [
-        "h3: warning: h1 resolves to 127.0.1.1 here, but to 10.0.0.1 on most hosts"
-    ]
 
 
 def test_table_and_json_have_every_host() -> None:

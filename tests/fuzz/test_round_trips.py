@@ -90,14 +90,14 @@ def test_counts_of_slurm(runs: list[tuple[int, int]]) -> None:
 @_few
 @given(
     st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9.]{0,8}[a-z]", fullmatch=True),
+        st.from_regex(r"[a-z][a-z0-9]{0,8}(\.[a-z]{1,4})?", fullmatch=True),
         st.integers(1, 10**8),
         min_size=1,
     )
 )
 def test_host_files_of_grid_engine(slots: dict[str, int]) -> None:
     lines = [f"{name} {count} all.q@{name} UNDEFINED" for name, count in slots.items()]
-    assert slots_by_host("\n".join(lines)) == slots
+    assert slots_by_host("file", "\n".join(lines)) == slots
 
 
 @_few

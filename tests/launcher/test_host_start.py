@@ -41,7 +41,7 @@ from tfcluster.lifecycle.events import HostClosed, HostFailed, HostLost, HostRea
 from tfcluster.protocol.messages import Bye, Making, Prepared, Synced, Warmed
 
 SYNCED, PREPARED = Synced("/copy", 1), Prepared(None, None)
-MAKING, WARMED = Making("installing"), Warmed("k", 1.0)
+MAKING, WARMED = Making("installing"), Warmed("k")
 BYE = Bye(0, others=False)
 LOST = HostLost("h", "contact lost: its agent ended")
 K = frozenset({"k"})
@@ -135,8 +135,8 @@ def test_ports_may_come_last() -> None:
 def test_all_interpreters_must_import() -> None:
     host = preparing()
     host.after(PortsHeld((7,)), ImportsBegun(frozenset({"a", "b"})))
-    assert host.after(Warmed("a", 1.0)) == []
-    assert host.after(Warmed("b", 1.0)) == [HostReady("h")]
+    assert host.after(Warmed("a")) == []
+    assert host.after(Warmed("b")) == [HostReady("h")]
 
 
 def test_tasks_start_cold_without_an_interpreter_that_cannot_fork() -> None:

@@ -11,7 +11,6 @@ from tfcluster.schedulers.script import job_script
 
 FOLDER = Path("/home/a/.local/state/tfcluster/runs/digits-1")
 LAUNCHER = LauncherCommand(
-    run=FOLDER.name,
     folder=FOLDER,
     log=FOLDER / "launcher.log",
     python="/opt/venv/bin/python",

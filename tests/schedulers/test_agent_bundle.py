@@ -19,7 +19,7 @@ import pytest
 from tfcluster import __version__
 from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.protocol.wire import PROTOCOL, encode
-from tfcluster.schedulers.agent_bundle import agent_argv, pack, parcel
+from tfcluster.schedulers.agent_bundle import _packed, agent_argv, parcel
 
 OPEN = {
     "type": "open",
@@ -48,7 +48,7 @@ def ship(home: Path, data: bytes) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_the_agent_answers_after_the_bundle(tmp_path: Path) -> None:
-    done = ship(tmp_path, parcel().data)
+    done = ship(tmp_path, parcel())
     frames = [json.loads(line) for line in done.stdout.splitlines()]
     assert frames[0]["type"] == "hello", done.stderr
     assert frames[-1]["type"] == "bye"
@@ -59,7 +59,7 @@ def test_the_agent_answers_after_the_bundle(tmp_path: Path) -> None:
 
 def test_nothing_but_the_cache_is_left_and_it_is_private(tmp_path: Path) -> None:
     for _ in range(2):
-        assert ship(tmp_path, parcel().data).returncode == 0
+        assert ship(tmp_path, parcel()).returncode == 0
     assert [p.name for p in tmp_path.iterdir()] == [".cache"]
     (home,) = (tmp_path / ".cache" / "tfcluster").iterdir()
     for path in home.rglob("*"):
@@ -70,7 +70,7 @@ def test_the_patience_ends_when_all_has_arrived(tmp_path: Path) -> None:
     """A timer that was left would kill the guard, and end the run after two minutes."""
     begin = b"sys.exit(main([]))"
     tell = b"import signal; print(signal.getitimer(signal.ITIMER_REAL)); sys.exit()"
-    data = parcel().data
+    data = parcel()
     assert data.count(begin) == 1
     done = ship(tmp_path, data.replace(begin, tell))
     assert done.stdout == b"(0.0, 0.0)\n", done.stderr
@@ -99,9 +99,9 @@ def _cut_byte_code(cached: Path) -> None:
 def test_a_damaged_copy_is_mended(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    assert ship(tmp_path, parcel().data).returncode == 0
+    assert ship(tmp_path, parcel()).returncode == 0
     damage(_cached(tmp_path))
-    done = ship(tmp_path, parcel().data)
+    done = ship(tmp_path, parcel())
     assert done.returncode == 0, done.stderr
     cached = _cached(tmp_path)  # fails if anything else is there
     source = Path(PACKAGE_ROOT) / "tfcluster" / "agent" / "supervisor.py"
@@ -115,7 +115,7 @@ def test_what_killed_agents_have_left_half_unpacked_is_removed(tmp_path: Path) -
         (folder / name / "tfcluster").mkdir(parents=True)
         os.utime(folder / name, times=(time.time() - age_s,) * 2)
     folder.chmod(0o700)
-    assert ship(tmp_path, parcel().data).returncode == 0
+    assert ship(tmp_path, parcel()).returncode == 0
     names = {path.name for path in folder.iterdir()}
     assert "tmpold" not in names
     assert "tmpnew" in names  # another agent may be unpacking it
@@ -128,13 +128,13 @@ def test_another_agent_may_finish_between_listing_and_looking(tmp_path: Path) ->
         b"listed = os.listdir\n"
         b"os.listdir = lambda folder: [*listed(folder), 'tmpgone']\n"
     )
-    done = ship(tmp_path, late + parcel().data)
+    done = ship(tmp_path, late + parcel())
     assert done.returncode == 0, done.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("not a folder")
-    done = ship(tmp_path, parcel().data)
+    done = ship(tmp_path, parcel())
     assert done.returncode == 1
     said = done.stderr.decode()
     assert f"cannot store the agent in {tmp_path}/.cache/tfcluster: Not a dir" in said
@@ -145,7 +145,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_channel_that_ends_early_ends_the_program(
     tmp_path: Path, share: float
 ) -> None:
-    data = parcel().data
+    data = parcel()
     done = subprocess.run(
         agent_argv((sys.executable,)),
         input=data[: int(len(data) * share)],
@@ -159,7 +159,7 @@ def test_a_channel_that_ends_early_ends_the_program(
 
 
 def test_a_damaged_parcel_is_refused(tmp_path: Path) -> None:
-    data = bytearray(parcel().data)
+    data = bytearray(parcel())
     data[-100] ^= 1
     done = ship(tmp_path, bytes(data))
     assert b"corrupted" in done.stderr
@@ -170,16 +170,16 @@ def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / ".cache" / "tfcluster"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    done = ship(tmp_path, parcel().data)
+    done = ship(tmp_path, parcel())
     assert b"other users can write" in done.stderr
 
 
 def test_the_parcel_is_the_same_for_the_same_files() -> None:
-    assert pack() == pack() == parcel()
+    assert _packed.__wrapped__() == parcel()
 
 
 def test_the_parcel_has_all_that_its_modules_import() -> None:
-    with tarfile.open(fileobj=io.BytesIO(parcel().data.partition(b"\0")[2])) as archive:
+    with tarfile.open(fileobj=io.BytesIO(parcel().partition(b"\0")[2])) as archive:
         sources = {
             name: archive.extractfile(name).read()  # type: ignore[union-attr] # files
             for name in archive.getnames()

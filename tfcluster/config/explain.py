@@ -149,7 +149,7 @@ def _synonym(key: str, section: str, cluster: type[ClusterSection]) -> str | Non
     if scheduler := _scheduler_of(section, cluster):
         # Other software writes the section's name before its keys.
         word = word.removeprefix(f"{section}_")
-        synonyms = {**OF_SECTIONS, **scheduler.synonyms}
+        synonyms = {**OF_SECTIONS, **scheduler.every_synonym()}
         examples = {**EXAMPLES_OF_SECTIONS, **scheduler.advice}
     if found := synonyms.get(word):
         return f"did you mean {found!r}?"

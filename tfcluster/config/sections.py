@@ -111,6 +111,12 @@ command: python train.py
 
 _TAIL = """\
 
+tasks:
+  worker: 2                      # rank 0 is worker 0, or a chief
+  # worker: {count: 8, gpus: 1}  # GPUs for each task
+  # ps: 1                        # parameter servers, built in
+  # evaluator: 1                 # runs the command alongside the training
+
 # runtime:
 #   strategy: collective         # parameter_server, replicated, local_sgd, none
 #   batch: global                # the script's batch is that of all workers together

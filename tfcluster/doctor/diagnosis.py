@@ -43,26 +43,22 @@ def findings(
 ) -> list[Finding]:
     """All problems. ``gpus`` has the number that a launch needs on each host;
     ``remedy`` says what to do if a package is missing."""
-    found: list[Finding] = []
+    problems: list[Finding] = []
     for name, report in reports.items():
         if report.error is not None:
             unreachable = report.unreachable
-            found.append(Finding(name, report.error, unreachable=unreachable))
+            problems.append(Finding(name, report.error, unreachable=unreachable))
             continue
-        if not report.address:
-            text = (
-                "no address at which the other hosts can reach it; give it an 'address'"
-            )
-            found.append(Finding(name, text))
-        found += [Finding(name, *finding) for finding in _of_host(report, remedy)]
-        found += [
-            Finding(name, *finding) for finding in _gpus(report, gpus.get(name, 0))
-        ]
-    return found + _differences(reports)
+        pairs = [*_of_host(report, remedy), *_gpus(report, gpus.get(name, 0))]
+        problems += [Finding(name, *pair) for pair in pairs]
+    return problems + _differences(reports)
 
 
 def _of_host(report: HostAnswers, remedy: str) -> Iterator[tuple[str, bool]]:
     facts = report.facts
+    if not report.address:
+        text = "no address at which the other hosts can reach it; give it an 'address'"
+        yield text, True
     if _numbers(facts.get("python")) < OLDEST_PYTHON:
         yield f"Python {facts.get('python')} is older than 3.10", True
     if facts.get("marked") is False:
@@ -78,8 +74,8 @@ def _of_host(report: HostAnswers, remedy: str) -> Iterator[tuple[str, bool]]:
         if warning := unknown(package, _package(report, package)):
             yield warning, False
     imported = _mapping(facts.get("import"))
-    if said := imported.get("error"):
-        yield f"import tensorflow: {said}", True
+    if cause := imported.get("error"):
+        yield f"import tensorflow: {cause}", True
     elif (imported.get("seconds") or 0) > SLOW_IMPORT_S:
         yield f"import tensorflow takes {imported['seconds']} s", False
     files = _mapping(facts.get("files"))
@@ -96,10 +92,6 @@ def _of_host(report: HostAnswers, remedy: str) -> Iterator[tuple[str, bool]]:
     allowed = _mapping(facts.get("limits")).get("open files", -1)
     if 0 <= allowed < OPEN_FILES:
         yield f"only {allowed} open files are allowed (ulimit -n)", False
-    proxies = _mapping(facts.get("proxies"))
-    if set(proxies) - {"no_proxy"}:
-        names = ", ".join(sorted(set(proxies) - {"no_proxy"}))
-        yield f"{names} set: tasks do not use it for the hosts of a run", False
     if report.clock_error_s is not None and abs(report.clock_error_s) > CLOCK_S:
         yield f"its clock is {report.clock_error_s:+.0f} s off", False
 
@@ -116,32 +108,19 @@ def _gpus(report: HostAnswers, wanted: int) -> Iterator[tuple[str, bool]]:
 
 
 def _differences(reports: Mapping[str, HostAnswers]) -> list[Finding]:
-    """Package versions and name resolutions that differ from those of most hosts."""
-    found: list[Finding] = []
+    """Package versions that differ from those of most hosts."""
+    problems: list[Finding] = []
     well = {name: report for name, report in reports.items() if report.error is None}
-    for package, significant in (("tensorflow", 2), ("keras", 2), ("protobuf", 1)):
-        versions = {n: _package(r, package) for n, r in well.items()}
-        usual = _most_common(v for v in versions.values() if v)
+    for package in ("tensorflow", "keras", "protobuf"):
+        versions = {name: _package(report, package) for name, report in well.items()}
+        counted = Counter(filter(None, versions.values())).most_common(1)
         for name, version in versions.items():
-            if version is None or usual is None or version == usual:
+            if version is None or version == (usual := counted[0][0]):
                 continue
-            grave = package == "tensorflow" and (
-                _numbers(version)[:significant] != _numbers(usual)[:significant]
-            )
+            grave = package == "tensorflow" and _numbers(version) != _numbers(usual)
             text = f"{package} {version}, but {usual} on most hosts"
-            found.append(Finding(name, text, grave))
-    meanings: dict[str, dict[str, list[str]]] = {}
-    for name, report in well.items():
-        for peer, addresses in _mapping(report.facts.get("names")).items():
-            meanings.setdefault(peer, {})[name] = addresses
-    for peer, seen in meanings.items():
-        usual = _most_common(" ".join(a) for a in seen.values() if a)
-        for name, addresses in seen.items():
-            if usual and addresses and " ".join(addresses) != usual:
-                said = " ".join(addresses)
-                text = f"{peer} resolves to {said} here, but to {usual} on most hosts"
-                found.append(Finding(name, text, False))
-    return found
+            problems.append(Finding(name, text, grave))
+    return problems
 
 
 def rows(reports: Mapping[str, HostAnswers]) -> list[tuple[str, ...]]:
@@ -171,14 +150,14 @@ def fact_lines(report: HostAnswers) -> list[str]:
     lines: list[str] = []
     for name, value in report.known_facts.items():
         if isinstance(value, Mapping):
-            lines += [f"{name}: {key}: {each}" for key, each in value.items()]
+            lines += [f"{name}: {key}: {part}" for key, part in value.items()]
         else:
             lines.append(f"{name}: {value}")
     return lines
 
 
 def to_json(
-    reports: Mapping[str, HostAnswers], found: list[Finding]
+    reports: Mapping[str, HostAnswers], problems: list[Finding]
 ) -> documents.Diagnosis:
     """All facts and findings, for programs."""
     return {
@@ -193,7 +172,9 @@ def to_json(
             }
             for name, report in reports.items()
         ],
-        "findings": [{"host": f.host, "text": f.text, "error": f.error} for f in found],
+        "findings": [
+            {"host": f.host, "text": f.text, "error": f.error} for f in problems
+        ],
     }
 
 
@@ -210,8 +191,3 @@ def _numbers(version: Any) -> tuple[int, ...]:
     """``(2, 21)`` for ``2.21.0``; () if it is not a version, which sorts first."""
     parts = str(version).split(".")[:2]
     return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else ()
-
-
-def _most_common(values: Iterator[str]) -> str | None:
-    counted = Counter(values).most_common(1)
-    return counted[0][0] if counted else None

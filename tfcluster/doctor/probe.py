@@ -1,4 +1,4 @@
-"""Collects facts about a host: versions, GPUs, names, disks, limits, other hosts.
+"""Collects facts about a host: versions, GPUs, disks, limits, other hosts.
 
 Runs on the host under the interpreter of the tasks, with only the standard library.
 Prints one line of JSON per fact; does not judge them.
@@ -15,8 +15,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,29 @@ PACKAGES = ("tensorflow", "keras", "protobuf", "numpy")
 CONNECT_S = 3.0
 IMPORT_S = 60.0
 QUERY_S = 5.0
-_PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy")
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the facts that ``argv`` asks for, as JSON."""
-    wanted: dict[str, Any] = json.loads(argv[0])
-    for name, look in _facts(wanted):
+    request: dict[str, Any] = json.loads(argv[0])
+    facts: dict[str, Callable[[], Any]] = {
+        "clock": time.time,
+        "python": platform.python_version,
+        "executable": lambda: sys.executable,
+        "marked": lambda: MARKED_BY in os.environ,
+        "packages": packages,
+        "peers": lambda: connect_all(request["peers"]),
+        "gpus": gpus,
+        "files": lambda: files(request["workdir"], request["scripts"]),
+        "disks": lambda: disks(request["workdir"]),
+        # The soft limit; -1: unlimited.
+        "limits": lambda: {"open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0]},
+    }
+    if request["imports"]:
+        facts["import"] = import_time
+    for name, fact in facts.items():
         try:
-            value = look()
+            value = fact()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             value = {"error": str(error)}
         sys.stdout.write(MARK + json.dumps([name, value]) + "\n")
@@ -43,32 +58,13 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _facts(wanted: dict[str, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    yield "clock", time.time
-    yield "python", platform.python_version
-    yield "executable", lambda: sys.executable
-    yield "marked", lambda: MARKED_BY in os.environ
-    yield "packages", packages
-    yield "peers", lambda: connect_all(wanted["peers"])
-    yield "names", lambda: resolve_all([name for name, _, _ in wanted["peers"]])
-    yield "gpus", gpus
-    yield "files", lambda: files(wanted["workdir"], wanted["scripts"])
-    yield "disks", lambda: disks(wanted["workdir"])
-    yield "limits", limits
-    yield "proxies", proxies
-    if wanted["imports"]:
-        yield "import", import_time
-
-
 def packages() -> dict[str, str | None]:
     """Package -> installed version or None, without importing anything."""
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def import_time() -> dict[str, Any]:
@@ -109,20 +105,6 @@ def connect(address: str, port: int) -> str:
         return str(error.strerror or error)
 
 
-def resolve_all(names: Sequence[str]) -> dict[str, list[str]]:
-    """Host name -> the addresses that it resolves to here."""
-
-    def resolve(name: str) -> list[str]:
-        try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError:
-            return []
-        return sorted({str(entry[4][0]) for entry in found})
-
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        return dict(zip(names, pool.map(resolve, names), strict=True))
-
-
 def gpus() -> list[dict[str, Any]]:
     """NVIDIA GPUs, with their memory in use (MiB)."""
     if shutil.which("nvidia-smi") is None:
@@ -142,26 +124,11 @@ def files(workdir: str | None, scripts: Sequence[str]) -> dict[str, bool]:
     if workdir is None:
         return {}
     folder = Path(workdir)
-    found = {workdir: folder.is_dir()}
-    return found | {script: (folder / script).exists() for script in scripts}
+    there = {script: (folder / script).exists() for script in scripts}
+    return {workdir: folder.is_dir(), **there}
 
 
 def disks(workdir: str | None) -> dict[str, int]:
     """Free bytes in the places that a run writes to."""
     places = (workdir or ".", str(Path.home()), "/tmp", "/dev/shm")
     return {p: shutil.disk_usage(p).free for p in places if Path(p).is_dir()}
-
-
-def limits() -> dict[str, int]:
-    """The soft limits of this process; -1: unlimited."""
-    return {
-        "open files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "processes": resource.getrlimit(resource.RLIMIT_NPROC)[0],
-        "locked memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
-    }
-
-
-def proxies() -> dict[str, str]:
-    """Proxy variables that gRPC would use, and no_proxy."""
-    words = {name.lower(): value for name, value in os.environ.items() if value}
-    return {n: words[n] for n in (*_PROXIES, "no_proxy") if n in words}

@@ -146,13 +146,13 @@ class _Examination:
         while missing := [r for r in self._well() if not done(r)]:
             item = self._contacts.next(self._deadline - time.monotonic())
             if item is not None:
-                self._take(item)
+                self._handle(item)
             elif time.monotonic() >= self._deadline:
                 for report in missing:
                     report.error = f"{complaint} in {patience_s:g} s"
                 return
 
-    def _take(self, item: Item) -> None:
+    def _handle(self, item: Item) -> None:
         if isinstance(item, Received):
             self._received(self._reports[item.host], item.message)
         elif isinstance(item, Closed):
@@ -222,7 +222,7 @@ class _Examination:
     def _probe(self, report: HostAnswers, tried: Sequence[HostAnswers]) -> None:
         requirements, name = self._requirements, report.host.name
         peers = [(other.host.name, other.address, other.port) for other in tried]
-        wanted: Mapping[str, Any] = {
+        request: Mapping[str, Any] = {
             "peers": peers,
             "workdir": requirements.workdir,
             "scripts": requirements.scripts,
@@ -230,10 +230,10 @@ class _Examination:
         }
         python = report.host.task_python or requirements.python
         argv = module_argv(
-            python, _PROBE, json.dumps(wanted), root=self._packages[name]
+            python, _PROBE, json.dumps(request), root=self._packages[name]
         )
         self._asked_s[name] = time.time()
-        request = requests.Start(
+        start = requests.Start(
             task=_TASK,
             attempt=0,
             argv=tuple(argv),
@@ -248,4 +248,4 @@ class _Examination:
             peers=None,
             prepend={},
         )
-        self._contacts.send(name, request)
+        self._contacts.send(name, start)

@@ -45,10 +45,6 @@ HostFacts = TypedDict(
         "peers": Annotated[
             dict[str, str], "For each other host, `reached` or why not."
         ],
-        "names": Annotated[
-            dict[str, list[str] | str],
-            "The addresses to which the names of the other hosts resolve.",
-        ],
         "gpus": list[GpuFact] | UnknownFact,
         "files": Annotated[
             dict[str, bool | str], "Whether these files and folders exist."
@@ -57,7 +53,6 @@ HostFacts = TypedDict(
             dict[str, int | str], "Free bytes in folders that a run writes to."
         ],
         "limits": Annotated[dict[str, int | str], "Soft limits; -1: unlimited."],
-        "proxies": Annotated[dict[str, str], "Variables that set a proxy."],
         "import": ImportTrial,
     },
     total=False,

@@ -22,7 +22,7 @@ GROUP = "tfcluster.schedulers"
 
 def names() -> tuple[str, ...]:
     """The names of the schedulers in this package: a folder each."""
-    return tuple(each.name for each in pkgutil.iter_modules(__path__) if each.ispkg)
+    return tuple(m.name for m in pkgutil.iter_modules(__path__) if m.ispkg)
 
 
 def built_in() -> tuple[Scheduler, ...]:

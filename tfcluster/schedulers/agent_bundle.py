@@ -14,12 +14,11 @@ import io
 import sys
 import tarfile
 import threading
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.isolated_import import PACKAGE_ROOT
-from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.starting import AgentChannel
 
@@ -121,12 +120,9 @@ def unpack():
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
     fresh = tempfile.mkdtemp(dir=folder)
     try:
-        made = set()
         for name, content in files():
             path = os.path.join(fresh, name)
-            if os.path.dirname(path) not in made:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                made.add(os.path.dirname(path))
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as file:
                 file.write(content)
         for _ in range(3):
@@ -168,8 +164,7 @@ try:
 except OSError as error:
     why = error.strerror or str(error)
     hint = "free some space there, or set XDG_CACHE_HOME on this host to another folder"
-    said = "tfcluster: cannot store the agent in {{}}: {{}} ({{}})"
-    sys.exit(said.format(folder, why, hint))
+    sys.exit("tfcluster: cannot store the agent in %s: %s (%s)" % (folder, why, hint))
 sys.path.insert(0, home)
 try:
     main = load()
@@ -180,14 +175,6 @@ except (ImportError, EOFError, ValueError, TypeError, SyntaxError):
 del data
 sys.exit(main([]))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class AgentBundle:
-    """The data to send before the first frame, and the hash that identifies it."""
-
-    data: bytes
-    digest: str
 
 
 def agent_argv(python: Interpreter) -> tuple[str, ...]:
@@ -204,26 +191,23 @@ def agent_argv(python: Interpreter) -> tuple[str, ...]:
 def send_agent(channel: AgentChannel, host: Host) -> None:
     """Send what must precede frames. Raises StartError if the process has ended."""
     try:
-        channel.write(parcel().data)
+        channel.write(parcel())
     except OSError as error:
         cause = channel.diagnosis() or str(error)
         text = f"{host.name}: no agent could be started: {cause}"
         raise StartError(text) from error
 
 
-def parcel() -> AgentBundle:
-    """The parcel with the parts of this package that hosts need; packed only once."""
+def parcel() -> bytes:
+    """What to send before the first frame: program, NUL, and the parts of this package
+    that hosts need. Packed only once."""
     with _packing:  # called from many threads at once
         return _packed()
 
 
-@lru_cache(maxsize=1)
-def _packed() -> AgentBundle:
-    return pack()
-
-
-def pack() -> AgentBundle:
-    """Make the parcel; the same files always give the same bytes."""
+@cache
+def _packed() -> bytes:
+    """The same files always give the same bytes."""
     packed, root = io.BytesIO(), Path(PACKAGE_ROOT)
     parts = (root / "tfcluster" / name for name in SHIPPED)
     files = (p for part in parts for p in (part.rglob("*.py"), [part])[part.is_file()])
@@ -236,4 +220,4 @@ def pack() -> AgentBundle:
     data = gzip.compress(packed.getvalue(), compresslevel=6, mtime=0)
     digest = hashlib.sha256(data).hexdigest()
     program = _RECEIVE.format(size=len(data), digest=digest, oldest=OLDEST_PYTHON)
-    return AgentBundle(program.encode() + b"\0" + data, digest)
+    return program.encode() + b"\0" + data

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tfcluster.base.errors import ExitCode
+from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.plan.model import Allocation, Description, Host
 from tfcluster.schedulers.options import Mistake, OptionTable
@@ -77,12 +77,21 @@ def output_of(argv: tuple[str, ...], env: Mapping[str, str], timeout_s: float) -
 
 
 class JobPhase(Enum):
-    """How far a job is. ``GONE``: the scheduler does not know it, or no longer does."""
+    """How far a job is.
+
+    ``GONE``: the scheduler does not know it, or no longer does. ``UNKNOWN``: the
+    scheduler does not answer; for this, ``state`` raises SchedulerError.
+    """
 
     PENDING = "pending"
     RUNNING = "running"
     OVER = "over"
     GONE = "gone"
+    UNKNOWN = "unknown"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobPhase.OVER, JobPhase.GONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +107,6 @@ class JobState:
 class LauncherCommand:
     """What the script starts, and where its output goes; all paths are absolute."""
 
-    run: str
-    """The run id; the job's name is the Description's name."""
     folder: Path
     """The run's folder, which contains the job's input."""
     log: Path
@@ -110,42 +117,42 @@ class LauncherCommand:
     """The folder that contains tfcluster; None: tfcluster is installed."""
 
 
-class SchedulerError(ValueError):
-    """An answer that is unusable; ``message`` and ``hint`` are for people."""
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+class SchedulerError(StartError):
+    """An answer that is unusable, or a refusal."""
 
 
 def one_line(answer: CommandAnswer, prefix: str = "") -> str:
     """A command's message without ``prefix``, a pattern at the start of its lines."""
     text = answer.stderr.strip() or answer.stdout
-    lines = [
+    lines = (
         re.sub(f"^(?:{prefix})", "", " ".join(line.split()))
         for line in text.splitlines()
-        if line.strip()
-    ]
-    return "; ".join(dict.fromkeys(lines))[:300]
+    )
+    return "; ".join(dict.fromkeys(filter(None, lines)))[:300]
 
 
-def refusal(command: str, message: str, hints: Mapping[str, str]) -> SchedulerError:
-    """The error that a job is refused; ``hints`` are by words of the message."""
-    hint = next((hint for word, hint in hints.items() if word in message), None)
-    return SchedulerError(f"{command} refused the job: {message or 'no answer'}", hint)
-
-
-def setting(kind: str, about: str, default: Any = None) -> Any:
+def setting(kind: str, about: str, default: Any = None, *, option: str = "") -> Any:
     """A field of a dataclass of settings: a key of the scheduler's section.
 
     ``kind`` says what values fit, see ``tfcluster.config.sections``; ``about`` explains
-    the key in the schema.
+    the key in the schema. ``option`` is what the key stands for among the user's own
+    options, which must not set it, too.
     """
-    metadata = {"kind": kind, "about": about}
+    metadata = {"kind": kind, "about": about, "option": option}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+SYNONYMS = {
+    "time": ("walltime", "time_limit", "timelimit", "timeout", "timeout_min"),
+    "mem": ("memory", "mem_gb", "job_mem", "mem_per_node"),
+    "cpus_per_task": ("cores", "cpus", "cpu", "ncpus", "job_cpu"),
+    "tasks_per_node": ("ntasks_per_node", "processes_per_node", "mpiprocs", "ptile"),
+    "queue": ("q", "partition"),
+    "partition": ("q", "queue"),
+}
+"""Key of a section -> words of other software for it, if the section has that key."""
 
 
 class Scheduler:
@@ -166,9 +173,9 @@ class Scheduler:
     launcher: str = ""
     """The word for ``launcher`` that demands this way to start agents."""
     example: str = ""
-    """What ``tfcluster init`` prints for it, from ``backend:`` to ``tasks:``."""
+    """What ``tfcluster init`` prints for it, from ``backend:`` to its section."""
     synonyms: Mapping[str, str] = {}
-    """Words of other software for keys of the section."""
+    """Words of other software for keys of the section, apart from ``SYNONYMS``."""
     advice: Mapping[str, str] = {}
     """Words for which the section has no key -> what to write instead."""
     option_hint: str | None = None
@@ -198,13 +205,21 @@ class Scheduler:
         """The ``settings`` in a configuration; defaults if it has no such section."""
         if self.settings is None:
             return None
-        given = description.sections.get(self.name, {}).items()
+        section = description.sections.get(self.name, {}).items()
         # A list in JSON is a tuple in a frozen dataclass.
-        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in given}
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in section}
         return self.settings(**plain)
 
+    def every_synonym(self) -> Mapping[str, str]:
+        """``synonyms``, and those for keys that several schedulers have."""
+        keys = getattr(self.settings, "__dataclass_fields__", {})
+        shared = {
+            w: key for key, words in SYNONYMS.items() if key in keys for w in words
+        }
+        return {**shared, **self.synonyms}
+
     def mistakes(self, description: Description, settings: Any, /) -> Iterator[Mistake]:
-        """What ``settings`` say against the tasks, or twice, apart from ``options``."""
+        """What ``settings`` say against the tasks, apart from refused options."""
         yield from ()
 
     def more_slots(self, tasks: int, hosts: int) -> str | None:
@@ -233,6 +248,18 @@ class BatchScheduler(Scheduler):
 
     submit_command: str
     """The program that submits: ``sbatch``."""
+    job_id: re.Pattern[str]
+    """A line of its answer; the first group is the job's id."""
+    prefix: str = ""
+    """A pattern of what its commands write before a message."""
+    hints: Mapping[str, str] = {}
+    """Words of its refusals -> what to do."""
+
+    def require_inside(self, env: Mapping[str, str]) -> None:
+        """Raise StartError outside of one of its allocations."""
+        if not self.is_inside(env):
+            hint = f"`tfcluster submit`, or launch in a job of {self.submit_command}"
+            raise StartError(f"not inside a job of {self.title}", hint=hint)
 
     def is_inside(self, env: Mapping[str, str], /) -> bool:
         """Whether ``env`` is the environment of one of its allocations."""
@@ -247,9 +274,25 @@ class BatchScheduler(Scheduler):
         """
         raise NotImplementedError
 
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
+        return (self.submit_command, str(script))
+
     def submit(self, script: Path, ask: Ask) -> str:
-        """Queue the script; returns the job's id. Raises SchedulerError."""
-        raise NotImplementedError
+        """Queue the script; returns the job's id. Raises SchedulerError.
+
+        The last line that is an id counts: hooks of a site may print other lines.
+        """
+        answer = ask(self.submit_argv(script))
+        ids = [match[1] for match in self.job_id.finditer(answer.stdout)]
+        if answer.exit_code == 0 and ids:
+            return ids[-1]
+        message = one_line(answer, self.prefix) or "no answer"
+        hint = next(
+            (hint for word, hint in self.hints.items() if word in message), None
+        )
+        raise SchedulerError(
+            f"{self.submit_command} refused the job: {message}", hint=hint
+        )
 
     def state(self, job: str, ask: Ask) -> JobState:
         """How far the job is. Raises SchedulerError if there is no usable answer."""

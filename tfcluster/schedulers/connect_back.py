@@ -22,7 +22,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tfcluster.base.light_dataclasses import dataclass
 
@@ -36,6 +36,7 @@ _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _WELCOME = b"\x01"
 _CONNECT_S = 30
+_POLL_S = 0.2
 
 # SLURM_LAUNCH_NODE_IPADDR is the address of srun's node as slurmd sees it (srun(1)).
 _PROGRAM = """\
@@ -45,7 +46,7 @@ where = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or {fallback!r}
 node = {node!r} or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 me = (node + " " + os.environ.get("SLURM_PROCID", "0")).encode()
 
-def take(count):
+def received(count):
     data = b""
     while len(data) < count:
         part = line.recv(count - len(data))
@@ -61,11 +62,11 @@ try:
     line = socket.create_connection((where, port), {connect_s})
     nonces = os.urandom({nonce_bytes})
     line.sendall({magic!r} + nonces)
-    nonces += take({nonce_bytes})
-    if not hmac.compare_digest(take({proof_bytes}), proof(b"launcher")):
+    nonces += received({nonce_bytes})
+    if not hmac.compare_digest(received({proof_bytes}), proof(b"launcher")):
         sys.exit("tfcluster: %s port %d is not the launcher" % (where, port))
     line.sendall(proof(b"process", me) + len(me).to_bytes(2, "big") + me)
-    take({welcome_bytes})
+    received({welcome_bytes})
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.settimeout(None)
 except OSError as error:
@@ -91,16 +92,18 @@ class Caller:
 
 
 class CallerReception:
-    """Listens for processes of the job, until it is closed.
+    """Listens until a process has connected from each of ``nodes``, or it is closed.
 
-    ``arrived`` is called from threads, with each process that knows the token.
+    Only processes that know the token count.
     """
 
-    def __init__(
-        self, arrived: Callable[[Caller], None], ports: range | None = None
-    ) -> None:
+    def __init__(self, nodes: Iterable[str], ports: range | None = None) -> None:
         """Raises OSError if no port (of ``ports``, if given) is free."""
-        self._arrived = arrived
+        self._changed = threading.Condition()
+        self._awaited = set(nodes)
+        self._callers: dict[str, Caller] = {}
+        self.has_callers = False
+        """Whether any process has connected."""
         self._token = os.urandom(32)
         self._listener = _listener(ports)
         self.port = int(self._listener.getsockname()[1])
@@ -108,6 +111,22 @@ class CallerReception:
             threading.Thread(
                 target=self._accept_all, name="connect back", daemon=True
             ).start()
+
+    def caller(
+        self, node: str, deadline_s: Callable[[], float], is_over: Callable[[], bool]
+    ) -> Caller | None:
+        """The process on ``node``; blocks until it has connected.
+
+        None: it has not by the deadline, or before ``is_over`` said that it never will.
+        """
+        with self._changed:
+            while node not in self._callers:
+                left_s = deadline_s() - time.monotonic()
+                if left_s <= 0 or is_over():
+                    self._awaited.discard(node)
+                    return None
+                self._changed.wait(min(left_s, _POLL_S))
+            return self._callers.pop(node)
 
     def program(self, node: str = "") -> str:
         """The source code for a process, which contains the token.
@@ -144,23 +163,36 @@ class CallerReception:
             except (OSError, Refused):
                 connection.close()
             else:
-                self._arrived(caller)
+                self._welcome(caller)
+
+    def _welcome(self, caller: Caller) -> None:
+        with self._changed:
+            if caller.node not in self._awaited:
+                caller.connection.close()  # it connected too late, or twice
+                return
+            self._awaited.discard(caller.node)
+            self._callers[caller.node] = caller
+            self.has_callers = True
+            self._changed.notify_all()
+            complete = not self._awaited
+        if complete:
+            self.close()
 
 
 def greet(connection: socket.socket, token: bytes) -> Caller:
     """Authenticate the peer. Raises Refused, or OSError if it is gone or too slow."""
     until_s = time.monotonic() + HANDSHAKE_S
-    hello = _take(connection, len(_MAGIC) + _NONCE_BYTES, until_s)
+    hello = _received(connection, len(_MAGIC) + _NONCE_BYTES, until_s)
     if not hello.startswith(_MAGIC):
         raise Refused("it is not one of our processes")
     ours = os.urandom(_NONCE_BYTES)
     nonces = hello[len(_MAGIC) :] + ours
     connection.sendall(ours + _proof(token, b"launcher", nonces))
-    answer = _take(connection, _PROOF_BYTES + 2, until_s)
+    answer = _received(connection, _PROOF_BYTES + 2, until_s)
     size = int.from_bytes(answer[_PROOF_BYTES:], "big")
     if size > MAX_IDENTITY_BYTES:
         raise Refused("its identity is too long")
-    identity = _take(connection, size, until_s)
+    identity = _received(connection, size, until_s)
     expected = _proof(token, b"process", nonces + identity)
     if not hmac.compare_digest(answer[:_PROOF_BYTES], expected):
         raise Refused("it does not know the token")
@@ -175,7 +207,7 @@ def _proof(token: bytes, role: bytes, facts: bytes) -> bytes:
     return hmac.digest(token, role + b"\0" + facts, "sha256")
 
 
-def _take(connection: socket.socket, count: int, until_s: float) -> bytes:
+def _received(connection: socket.socket, count: int, until_s: float) -> bytes:
     data = bytearray()
     while len(data) < count:
         connection.settimeout(max(0.001, until_s - time.monotonic()))

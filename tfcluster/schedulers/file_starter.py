@@ -7,22 +7,19 @@ that connects back to us: the connection is the agent's channel.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.state_folder import state_path
 from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, parcel
-from tfcluster.schedulers.connect_back import Caller, CallerReception
+from tfcluster.schedulers.connect_back import CallerReception
 from tfcluster.schedulers.job_hosts import (
     gpu_question,
     gpus_on,
@@ -38,8 +35,8 @@ from tfcluster.schedulers.starting import AgentChannel
 
 START_S = 60.0
 """How long a process on another host may take to connect."""
-_POLL_S = 0.2
 _END_S = 6.0
+_HINT = "hosts of the job must be able to connect to the launcher's host"
 _PLAIN = re.compile(r"[A-Za-z0-9_./+@=,%~-]+")
 
 
@@ -59,9 +56,6 @@ class FileStarter:
         self._own = own_names(env)
         self._argv_on = argv_on
         self._env = env
-        self._lock = threading.Lock()
-        self._reception: CallerReception | None = None
-        self._awaited: dict[str, SimpleQueue[Caller]] = {}
 
     def start_agent(self, host: Host) -> AgentChannel:
         """Raises StartError."""
@@ -70,70 +64,39 @@ class FileStarter:
         folder = shared_folder(self._env)
         try:
             channel = self._start(host, folder)
-            channel.write(parcel().data)
+            channel.write(parcel())
         except OSError as error:
             text = f"{host.name}: no agent could be started: {error}"
             raise StartError(text) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            self._leave(host.name)
         return channel
 
     def _start(self, host: Host, folder: Path) -> ConnectedChannel:
-        program = self._expect(host.name) + "\0"
-        (folder / "program").write_text(program)
+        reception = CallerReception([host.name])
+        (folder / "program").write_text(reception.program(host.name) + "\0")
         argv = agent_argv(host.python or self._python)
         line = f"exec {shlex.join(argv)} < {folder / 'program'}\n"
         argv = shell_argv(self._argv_on, host.name, folder, line)
-        # A channel, for its last words and its end; nothing is read from it.
-        process = ProcessChannel.start(host.name, argv, env=self._env)
         try:
-            caller = self._arrival(host.name, process)
-        except StartError:
+            # A channel, for its last words and its end; nothing is read from it.
+            process = ProcessChannel(host.name, argv, env=self._env)
+            until_s = time.monotonic() + START_S
+            caller = reception.caller(host.name, lambda: until_s, process.is_over)
+        finally:
+            reception.close()
+        if caller is None:
+            over = process.is_over()
+            cause = f"no agent has connected in {START_S:g} s"
+            if over:
+                cause = f"no agent could be started: {process.diagnosis()}"
             process.release(_END_S)
-            raise
+            raise StartError(f"{host.name}: {cause}", hint=None if over else _HINT)
         return ConnectedChannel(
             caller.connection,
             lambda _: process.diagnosis(),
             lambda: process.release(_END_S),
         )
-
-    def _expect(self, name: str) -> str:
-        """The program that connects to us from a host."""
-        with self._lock:
-            if self._reception is None:
-                self._reception = CallerReception(self._arrived)
-            self._awaited[name] = SimpleQueue()
-            return self._reception.program(name)
-
-    def _arrived(self, caller: Caller) -> None:
-        with self._lock:
-            box = self._awaited.get(caller.node)
-        if box is None:
-            caller.connection.close()  # it connected too late
-        else:
-            box.put(caller)
-
-    def _arrival(self, name: str, process: ProcessChannel) -> Caller:
-        box, until_s = self._awaited[name], time.monotonic() + START_S
-        while time.monotonic() < until_s:
-            with contextlib.suppress(Empty):
-                return box.get(timeout=_POLL_S)
-            if process.is_over():
-                cause = process.diagnosis()
-                raise StartError(f"{name}: no agent could be started: {cause}")
-        raise StartError(
-            f"{name}: no agent has connected in {START_S:g} s",
-            hint="hosts of the job must be able to connect to the launcher's host",
-        )
-
-    def _leave(self, name: str) -> None:
-        """Await a host no longer; nothing listens once all are here."""
-        with self._lock:
-            self._awaited.pop(name, None)
-            if not self._awaited and self._reception is not None:
-                self._reception.close()
-                self._reception = None
 
 
 def shared_folder(env: Mapping[str, str]) -> Path:

@@ -47,16 +47,17 @@ def hosts_with_gpus(
     ]
 
 
-def names_in_file(variable: str, path: str, stale: str) -> list[str]:
-    """The words of the file that ``variable`` names. Raises ConfigError.
+def host_file(variable: str, path: str, stale: str) -> str:
+    """The text of the file that ``variable`` names. Raises ConfigError.
 
     ``stale`` says what to do if the variable is left from another job.
     """
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").split()
+        return Path(path).read_text(encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-        raise ConfigError([Problem(f"{variable}={path!r}", problem, stale)]) from error
+        hint = f"it exists only while the job runs, on the host of its script; {stale}"
+        raise ConfigError([Problem(f"{variable}={path!r}", problem, hint)]) from error
 
 
 def require_host_names(where: str, names: Iterable[str], stale: str) -> None:
@@ -142,13 +143,12 @@ def gpus_on(
 
 
 def parse_gpus(
-    host: str, said: str, variables: Sequence[str] = CUDA
+    host: str, answer: str, variables: Sequence[str] = CUDA
 ) -> tuple[str, ...] | None:
     """The GPUs in the answer of ``host``. Raises StartError if there is no answer."""
-    for line in said.splitlines():
+    for line in answer.splitlines():
         mark, _, values = line.partition(" ")
         if mark == _MARK:
-            found = dict(zip(variables, values.split("|"), strict=False))
-            known = {k: text for k, text in found.items() if text != "unset"}
-            return gpus_given(known, variables)
+            pairs = zip(variables, values.split("|"), strict=False)
+            return gpus_given({k: v for k, v in pairs if v != "unset"}, variables)
     raise StartError(f"{host}: did not report the job's GPUs there")

@@ -17,6 +17,11 @@ FOLLOWS = "tfcluster follows the job itself"
 SCRIPT = "tfcluster submits a script"
 ENVIRONMENT = "other users could see the values; use 'env:' and 'secrets:'"
 OUTPUT = "the launcher's output goes to the run's folder"
+WORKDIR = "'workdir' sets where tasks run"
+OTHER_USER = "a job runs as the user who submits it"
+RESTART = "a run is not restarted by the scheduler"
+BASH = "the script is written for bash"
+SIZE = "the number of tasks follows from 'tasks'"
 
 _NO_DASH = "is not an option: it does not begin with '-'"
 
@@ -35,13 +40,6 @@ class Mistake:
     """Whether it is an error, or only a warning."""
 
 
-def set_twice(section: str, index: int, option: str, key: str) -> Mistake:
-    """The option at this index sets what ``key`` of the section sets, too."""
-    message = f"option {option} is also set by '{section}.{key}'"
-    place = f"{section}.options.{index}"
-    return Mistake(place, message, "keep one of them", f"{section}.{key}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTable:
     """The options of one command, such as sbatch."""
@@ -52,64 +50,69 @@ class OptionTable:
     plain: re.Pattern[str]
     """What an item has to be so that the command reads it back from a directive."""
     letters: Mapping[str, str] = field(default_factory=dict)
-    """Letter of a short option -> long name in ``denied``; for ``joined`` ones."""
+    """Letter of a short option -> its long name; for ``joined`` ones."""
     joined: bool = False
     """Whether an option and its value are one item (``--time=1``, ``-t1``); otherwise
     each word is an item (``-l``, ``h_rt=1``)."""
     short: bool = False
     """Whether a word's first letter is the option, the rest its value (``-J1-3``)."""
 
-    def mistakes(self, section: str, options: Sequence[str]) -> Iterator[Mistake]:
-        """The refused options of ``section``, each at its index."""
+    def name_of(self, word: str) -> str:
+        """The option that a word begins; long if there are letters. "" for a value."""
+        if not (word.startswith("-") if self.joined else is_option(word)):
+            return ""
+        if self.joined and not word.startswith("--"):
+            return self.letters.get(word[1:2], word[:2])
+        return word[:2] if self.short else word.partition("=")[0]
+
+    def mistakes(
+        self, section: str, options: Sequence[str], keys: Mapping[str, str]
+    ) -> Iterator[Mistake]:
+        """The refused options of ``section``, each at its index.
+
+        ``keys`` are the keys that the section sets, by the option that each stands for.
+        """
         began = False
         for index, word in enumerate(options):
-            found = self._item(word) if self.joined else self._word(word, began)
-            began |= word.startswith("-")
-            if found is not None:
-                yield Mistake(f"{section}.options.{index}", *found)
+            place, name = f"{section}.options.{index}", self.name_of(word)
+            began |= bool(name)
+            if wrong := self._wrong(word, name, began):
+                yield Mistake(place, *wrong)
+            elif name in keys:
+                key = f"{section}.{keys[name]}"
+                message = f"option {name} is also set by '{key}'"
+                yield Mistake(place, message, "keep one of them", key)
 
-    @property
-    def _hint(self) -> str:
+    def _wrong(
+        self, word: str, name: str, began: bool
+    ) -> tuple[str, str | None] | None:
+        hint = "one word per item: -P, project"
+        well_formed = "-.+" if self.short else r"-[A-Za-z@]\w*"
         if self.joined:
-            return "one item for each, like --account=x or -Ax"
-        return "one word per item: -P, project"
-
-    def _item(self, item: str) -> tuple[str, str | None] | None:
-        name = item.partition("=")[0]
-        if not item.startswith("-"):
-            return f"{item!r} {_NO_DASH}", self._hint
-        if not re.fullmatch(r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*", item, re.DOTALL):
-            return f"{item!r} is not an option", self._hint
+            hint = "one item for each, like --account=x or -Ax"
+            well_formed = r"--[a-z][a-z0-9-]*(?:=.*)?|-[A-Za-z].*"
+        if not name and (self.joined or not began):
+            return f"{word!r} {_NO_DASH}", hint
+        if name and not re.fullmatch(well_formed, word, re.DOTALL):
+            return f"{word!r} is not an option", hint
         if why := self._denial(name):
             return f"option {name} is not allowed", why
-        return self._unreadable(item)
-
-    def _word(self, word: str, began: bool) -> tuple[str, str | None] | None:
-        if re.match(r"-(?![0-9])", word):
-            if not re.fullmatch(r"-[A-Za-z@]\w*" if not self.short else "-.+", word):
-                return f"{word!r} is not an option", self._hint
-            name = word[:2] if self.short else word
-            if why := self.denied.get(name):
-                return f"option {name} is not allowed", why
-            return self._unreadable(word)
-        if not began:
-            return f"{word!r} {_NO_DASH}", self._hint
-        return self._unreadable(word)
-
-    def _unreadable(self, word: str) -> tuple[str, None] | None:
-        if self.plain.fullmatch(word):
-            return None
-        return f"{word!r} cannot be used in a directive of {self.command}", None
+        if not self.plain.fullmatch(word):
+            return f"{word!r} cannot be used in a directive of {self.command}", None
+        return None
 
     def _denial(self, name: str) -> str | None:
         """Why an option is refused. getopt accepts any prefix of a long name."""
-        if not name.startswith("--"):
-            long = self.letters.get(name[1:2])
-            return None if long is None else self.denied[long]
         for denied, why in self.denied.items():
-            if denied == name or (len(name) > 3 and denied.startswith(name)):
+            prefix = self.joined and len(name) > 3 and denied.startswith(name)
+            if denied == name or prefix:
                 return why
         return None
+
+
+def is_option(word: str) -> bool:
+    """Whether a word begins an option; a negative number is a value."""
+    return re.match(r"-(?![0-9])", word) is not None
 
 
 def lines(options: Sequence[str], quoted: Callable[[str], str] = str) -> list[str]:
@@ -117,10 +120,10 @@ def lines(options: Sequence[str], quoted: Callable[[str], str] = str) -> list[st
 
     ``quoted`` writes a word as the command reads it.
     """
-    found: list[list[str]] = []
+    directives: list[list[str]] = []
     for word in options:
-        if found and not re.match(r"-(?![0-9])", word):
-            found[-1].append(quoted(word))
+        if directives and not is_option(word):
+            directives[-1].append(quoted(word))
         else:
-            found.append([quoted(word)])
-    return [" ".join(words) for words in found]
+            directives.append([quoted(word)])
+    return [" ".join(words) for words in directives]

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TypeVar
 
 from tfcluster.base.errors import StartError
 from tfcluster.base.isolated_import import module_argv
@@ -22,42 +21,42 @@ LAST_WORDS_BYTES = 4096
 GUARD_S = 6.0
 """How long the guard may take to kill what its agent has left."""
 
-_Channel = TypeVar("_Channel", bound="ProcessChannel")
-
 
 class ProcessChannel:
-    """The channel to a child process."""
+    """The channel to a child process, perhaps a scheduler's that passes it on.
 
-    def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
-        assert process.stdin is not None  # both are pipes; this is for mypy
-        assert process.stdout is not None
-        self._process = process
-        self._stdin = process.stdin.fileno()
-        self._stdout = process.stdout.fileno()
-        self._stderr = stderr
+    ``end_s`` is how long a scheduler's command may take to end what it has started;
+    ``explain`` gives the meaning of its words and exit, "" if unknown.
+    """
 
-    @classmethod
-    def start(
-        cls: type[_Channel],
+    def __init__(
+        self,
         host: str,
         argv: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-    ) -> _Channel:
+        end_s: float | None = None,
+        explain: Callable[[str, str], str] = lambda words, end: "",
+    ) -> None:
         """Start ``argv`` in a new session. Raises StartError."""
-        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - the channel owns it
+        self._end_s = end_s
+        self._explain = explain
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as we do
         try:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=stderr,
+                stderr=self._stderr,
                 start_new_session=True,
                 env=env,
             )
         except OSError as error:
             raise StartError(f"{host}: cannot start {argv[0]}: {error}") from error
-        return cls(process, stderr)
+        assert self._process.stdin is not None  # both are pipes; this is for mypy
+        assert self._process.stdout is not None
+        self._stdin = self._process.stdin.fileno()
+        self._stdout = self._process.stdout.fileno()
 
     def fileno(self) -> int:
         return self._stdout
@@ -79,14 +78,16 @@ class ProcessChannel:
                 self._process.stdin.close()
 
     def kill(self) -> None:
+        if self._end_s is not None:
+            self.terminate(self._end_s)
+            return
         # Our child is the agent's guard, which kills what the agent leaves, then exits.
         import psutil  # imported here: few launches need it
 
         with contextlib.suppress(psutil.NoSuchProcess):
             for agent in psutil.Process(self._process.pid).children():
                 agent.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GUARD_S)
+        self.is_over(GUARD_S)
         self._process.kill()
         self._process.wait()
 
@@ -98,11 +99,8 @@ class ProcessChannel:
         self.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             self._process.send_signal(number)
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+            if self.is_over(timeout_s):
+                return
 
     def release(self, timeout_s: float) -> None:
         """``terminate``, and close what a launcher leaves open until its own end."""
@@ -111,24 +109,27 @@ class ProcessChannel:
             self._process.stdout.close()
         self._stderr.close()
 
-    def is_over(self) -> bool:
-        """Whether the child has ended."""
-        return self._process.poll() is not None
+    def is_over(self, timeout_s: float = 0.0) -> bool:
+        """Whether the child has ended, or ends in this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
 
     def diagnosis(self) -> str:
-        try:
-            code = self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
+        if not self.is_over(2.0):
             return ""
-        words = self.last_words()
+        code, words = self._process.returncode, self.last_words()
         end = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-        return f"{end}: {words.splitlines()[-1]}" if words else end
+        if words:
+            end += f": {words.splitlines()[-1]}"
+        return self._explain(words, end) or end
 
-    def last_words(self) -> str:
-        """The last LAST_WORDS_BYTES of the child's standard error so far, as text."""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - LAST_WORDS_BYTES))
-        return self._stderr.read().decode(errors="backslashreplace").strip()
+    def last_words(self, size: int = LAST_WORDS_BYTES) -> str:
+        """The last ``size`` bytes of the child's standard error so far, as text."""
+        # No seek: the child shares the position, and another thread may read.
+        end = os.fstat(self._stderr.fileno()).st_size
+        data = os.pread(self._stderr.fileno(), size, max(0, end - size))
+        return data.decode(errors="backslashreplace").strip()
 
 
 def agent_argv() -> tuple[str, ...]:
@@ -140,7 +141,7 @@ class OwnHostStarter:
     """Starts agents on this machine, as child processes with our environment."""
 
     def start_agent(self, host: Host) -> ProcessChannel:
-        return ProcessChannel.start(host.name, agent_argv())
+        return ProcessChannel(host.name, agent_argv())
 
 
 WORDS_S = 2.0

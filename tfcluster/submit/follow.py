@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
-from typing import Generic, TypeVar
 
 from tfcluster.base.errors import ExitCode
+from tfcluster.base.light_dataclasses import replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.task_id import TaskId
 from tfcluster.console.display import DEFAULT, Display
@@ -31,16 +31,16 @@ from tfcluster.record.load_run import RunReader, gpus_of_tasks
 from tfcluster.record.logs import follow as follow_files
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
-from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError, asker
+from tfcluster.schedulers.base import Ask, JobPhase, JobState, asker
 from tfcluster.submit.job import QueuedJob, forget_secrets
 from tfcluster.submit.job_status import (
     SETTLING_S,
     ask_state,
     cancel,
     ended,
+    sentence,
     settle,
     still_there,
-    waiting,
 )
 
 LOOK_S = 0.5
@@ -145,11 +145,11 @@ class _JobWatch(RunWatch):
         self._heard = 0
         self.left: ExitCode | None = None
         """The exit code if the user has left or cancelled the job."""
-        self._query = BackgroundQuery(lambda: ask_state(job, ask))
+        self._inquiry = _Inquiry(job, ask)
         self._complaints: SimpleQueue[str | None] = SimpleQueue()
         self._asked = -ASK_RUNNING_S
         self._silent = False
-        """Whether the scheduler did not answer the last query."""
+        """Whether the scheduler did not answer the last question."""
         self._over_since: float | None = None
         self._began = time.monotonic()
 
@@ -187,7 +187,7 @@ class _JobWatch(RunWatch):
         now = time.monotonic()
         if now - self._looked_s >= LOOK_S:
             self._looked_s = now
-            self._look(now)
+            self._check(now)
         return self._view.state.final or self.left is not None
 
     def requeued(self) -> QueuedJob | None:
@@ -197,12 +197,15 @@ class _JobWatch(RunWatch):
         waits = preempted or self._view.requeued
         if self.left is not None or not (lost or waits):
             return None
-        began, told = time.monotonic(), False
+        began, shown = time.monotonic(), False
         while True:
-            state = self._asked_again()
+            state = self._inquiry.ask(ASK_S)
+            if state is not None:
+                time.sleep(LOOK_S)
+            phase = None if state is None else state.phase
             following = successor(self._job.paths)
             if following is not None:
-                return QueuedJob(self._job.id, self._job.backend, following)
+                return replace(self._job, paths=following)
             for signal in self._signals[self._heard :]:
                 self.left = signal.exit_code
                 if signal.exit_code is not ExitCode.HANGUP and not self._stays:
@@ -210,23 +213,14 @@ class _JobWatch(RunWatch):
                     cancel(self._job, self._ask, now=True)
                     forget_secrets(first(self._job.paths))
                 return None
-            if state is not None and state.phase in (JobPhase.OVER, JobPhase.GONE):
+            if phase is not None and phase.ended:
                 return None
-            if state is not None and state.phase is JobPhase.PENDING and not told:
-                waits = told = True
-                _say(f"{waiting(self._job, state)}; it will start again")
+            if state is not None and phase is JobPhase.PENDING and not shown:
+                waits = shown = True
+                _say(f"{sentence(self._job, state)}; it will start again")
             if not waits and time.monotonic() - began >= SETTLING_S:
                 _say(still_there(self._job))
                 return None
-
-    def _asked_again(self) -> JobState | None:
-        """The job's state from the scheduler, asked rarely; None if no answer yet."""
-        if not self._query.open:
-            self._query.begin()
-        answer = self._query.answer(ASK_S)
-        if answer is not None:
-            time.sleep(LOOK_S)
-        return None if isinstance(answer, SchedulerError) else answer
 
     def _listen(self) -> None:
         """Handle Ctrl-C: the first one cancels the job in order, the second one at
@@ -251,44 +245,37 @@ class _JobWatch(RunWatch):
         must work."""
         self._complaints.put(cancel(self._job, self._ask, now=now))
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         self._view = self._read()
         if self._view.state.final:
             return
         begun = self._view.launcher is not None
-        answer = self._query.answer()
-        if answer is not None:
-            self._hear(answer, now, begun=begun)
         pause_s = ASK_RUNNING_S if begun else ASK_S
-        if not self._query.open and now - self._asked >= pause_s:
-            self._asked = now
-            self._query.begin()
+        if self._inquiry.is_open or now - self._asked >= pause_s:
+            state = self._inquiry.ask()
+            if state is not None:
+                self._asked = now
+                self._weigh(state, now, begun=begun)
         if begun:
             self._show_notes()
             self._show.live(lambda: self._view, now)
 
-    def _hear(
-        self, answer: JobState | SchedulerError, now: float, *, begun: bool
-    ) -> None:
-        if isinstance(answer, SchedulerError):
-            if not self._silent:
-                self._screen.say(f"the scheduler does not answer: {answer.message}")
-            self._silent = True
-            self._asked = now  # the query may have taken half a minute
-            return
-        if self._silent:
+    def _weigh(self, state: JobState, now: float, *, begun: bool) -> None:
+        """Show the job's state; end the run if the job is over."""
+        silent = state.phase is JobPhase.UNKNOWN
+        if silent and not self._silent:
+            self._screen.say(f"the scheduler does not answer: {state.reason}")
+        if self._silent and not silent:
             self._screen.say("the scheduler answers again")
-        self._silent = False
-        self._judge(answer, now, begun=begun)
-
-    def _judge(self, state: JobState, now: float, *, begun: bool) -> None:
+        self._silent = silent
+        if silent:
+            return
         again = begun and state.phase is JobPhase.PENDING
-        if not again and state.phase in (JobPhase.PENDING, JobPhase.RUNNING):
+        if not again and not state.phase.ended:
             self._over_since = None
-            if not begun:
+            if not begun and not self._quiet:
                 waited_s = now - self._began
-                if not self._quiet:
-                    self._screen.live(waiting(self._job, state, since_s=waited_s))
+                self._screen.live(sentence(self._job, state, since_s=waited_s))
             return
         if self._over_since is None:
             self._over_since = now
@@ -306,7 +293,7 @@ class _JobWatch(RunWatch):
             why = ended(self._job, state)
             settle(self._job.paths, RunState.FAILED, ExitCode.START, why)
         elif state.phase is JobPhase.PENDING:
-            why = f"its host was lost: {waiting(self._job, state)}"
+            why = f"its host was lost: {sentence(self._job, state)}"
             settle(self._job.paths, RunState.LOST, ExitCode.PREEMPTED, why)
         else:
             why = ended(self._job, state)
@@ -319,34 +306,22 @@ def _say(text: str) -> None:
     say(sanitise(text))
 
 
-Found = TypeVar("Found")
+class _Inquiry:
+    """Asks for a job's state in the background, only once at a time."""
 
+    def __init__(self, job: QueuedJob, ask: Ask) -> None:
+        self._question = lambda: self._answers.put(ask_state(job, ask))
+        self._answers: SimpleQueue[JobState] = SimpleQueue()
+        self.is_open = False
 
-class BackgroundQuery(Generic[Found]):
-    """A query that runs in the background, repeatedly but only once at a time."""
-
-    def __init__(self, question: Callable[[], Found]) -> None:
-        self._question = question
-        self._answers: SimpleQueue[Found | SchedulerError] = SimpleQueue()
-        self.open = False
-        """Whether a query has begun whose answer has not been taken yet."""
-
-    def begin(self) -> None:
-        self.open = True
-        # A daemon thread: the exit does not wait for an answer.
-        threading.Thread(target=self._run, name="inquiry", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self._answers.put(self._question())
-        except SchedulerError as error:
-            self._answers.put(error)
-
-    def answer(self, timeout_s: float = 0.0) -> Found | SchedulerError | None:
-        """Take the answer or error; None if there is no answer yet."""
-        try:
-            found = self._answers.get(timeout_s > 0, timeout_s)
-        except Empty:
-            return None
-        self.open = False
-        return found
+    def ask(self, timeout_s: float = 0.0) -> JobState | None:
+        """Ask unless a question is open; returns the answer, None if there is none."""
+        if not self.is_open:
+            self.is_open = True
+            # A daemon thread: the exit does not wait for an answer.
+            threading.Thread(target=self._question, name="inquiry", daemon=True).start()
+        with suppress(Empty):
+            state = self._answers.get(timeout_s > 0, timeout_s)
+            self.is_open = False
+            return state
+        return None

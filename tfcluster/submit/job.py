@@ -9,7 +9,6 @@ the job is still queued. Knows schedulers only through ``BatchScheduler``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -31,12 +30,8 @@ from tfcluster.record.files import open_private, read_json, replace_json, write_
 from tfcluster.record.launched import save_launched
 from tfcluster.record.paths import RunPaths, create_run, state_dir
 from tfcluster.record.run_locks import hold_name
-from tfcluster.schedulers.base import (
-    Ask,
-    BatchScheduler,
-    LauncherCommand,
-    SchedulerError,
-)
+from tfcluster.schedulers import batch_scheduler
+from tfcluster.schedulers.base import Ask, BatchScheduler, LauncherCommand
 from tfcluster.schedulers.script import job_script
 
 INPUT = "job-input.json"
@@ -69,8 +64,9 @@ def write_job_input(
             file = paths.root / f"{_SECRET}{name}"
             write_private(file, os.fsencode(environ[secret.env]) + b"\n")
             secrets[name] = Secret(file=file)
-    given = JobInput(description=replace(description, secrets=secrets), state=state)
-    text = json.dumps(to_plain(given), indent=1) + "\n"
+    described = replace(description, secrets=secrets)
+    job_input = JobInput(description=described, state=state)
+    text = json.dumps(to_plain(job_input), indent=1) + "\n"
     write_private(paths.root / INPUT, text.encode())
 
 
@@ -87,20 +83,18 @@ def write_private(path: Path, data: bytes) -> None:
 def read_job_input(paths: RunPaths) -> JobInput:
     """Read the JobInput of this run. Raises StartError."""
     path = paths.root / INPUT
-    found = read_json(path)
-    if found is None:
+    document = read_json(path)
+    if document is None:
         raise StartError(
             f"{path} cannot be read here",
             hint="the state folder must be on a file system that the nodes share: "
             "TFCLUSTER_STATE_DIR",
         )
     try:
-        given = from_plain(JobInput, found)
+        job_input: JobInput = from_plain(JobInput, document)
     except (KeyError, TypeError, ValueError) as error:
         raise StartError(f"{path} is damaged: {error!r}") from error
-    if not isinstance(given, JobInput):
-        raise StartError(f"{path} is damaged")
-    return given
+    return job_input
 
 
 def forget_secrets(paths: RunPaths) -> None:
@@ -118,7 +112,7 @@ class QueuedJob:
     """A scheduler's job, and its run."""
 
     id: str
-    backend: str
+    scheduler: BatchScheduler
     paths: RunPaths
 
 
@@ -129,7 +123,6 @@ def launcher_at(paths: RunPaths) -> LauncherCommand:
         sysconfig.get_path("platlib"),
     )
     return LauncherCommand(
-        run=paths.run,
         folder=paths.root,
         log=paths.launcher_log,
         python=sys.executable,
@@ -163,40 +156,26 @@ def submit(
         write_job_input(paths, description, environ, state)
         document = task_parts(prepared.document(str(paths.logs)), prepared.cluster)
         replace_json(paths.plan, document)
-        job = QueuedJob(_queue(scheduler, ask, script), description.backend, paths)
-        _remember(job, description)
+        job = QueuedJob(scheduler.submit(script, ask), scheduler, paths)
+        replace_json(
+            paths.job,
+            {
+                "job": job.id,
+                "backend": description.backend,
+                "name": description.name,
+                "submitted": time.time(),
+            },
+        )
     except BaseException:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(paths.root)
+        shutil.rmtree(paths.root, ignore_errors=True)
         raise
     return job
 
 
 def find_job(paths: RunPaths) -> QueuedJob | None:
-    """The job of a run; None if it was launched without one."""
-    found = read_json(paths.job)
-    if found is None:
+    """The job of a run; None if it was launched without one, or cannot be asked for."""
+    document = read_json(paths.job) or {}
+    job, scheduler = document.get("job"), batch_scheduler(str(document.get("backend")))
+    if not isinstance(job, str) or scheduler is None:
         return None
-    job, backend = found.get("job"), found.get("backend")
-    if not isinstance(job, str) or not isinstance(backend, str):
-        return None
-    return QueuedJob(job, backend, paths)
-
-
-def _queue(scheduler: BatchScheduler, ask: Ask, script: Path) -> str:
-    try:
-        return scheduler.submit(script, ask)
-    except SchedulerError as error:
-        raise StartError(error.message, hint=error.hint) from error
-
-
-def _remember(job: QueuedJob, description: Description) -> None:
-    replace_json(
-        job.paths.job,
-        {
-            "job": job.id,
-            "backend": job.backend,
-            "name": description.name,
-            "submitted": time.time(),
-        },
-    )
+    return QueuedJob(job, scheduler, paths)

@@ -27,16 +27,16 @@ def run_submitted(folder: Path, environ: Mapping[str, str]) -> int:
     TfclusterError.
     """
     first = RunPaths(folder)
-    given = read_job_input(first)
-    paths = _again(first, given) if first.events.exists() else first
-    known = {**environ, "TFCLUSTER_STATE_DIR": str(given.state)}
+    job_input = read_job_input(first)
+    paths = _again(first, job_input) if first.events.exists() else first
+    env = {**environ, "TFCLUSTER_STATE_DIR": str(job_input.state)}
     try:
-        code = check(given.description, known, paths).run(lambda _: None, known)
+        code = check(job_input.description, env, paths).run(lambda _: None, env)
     except TfclusterError as error:
         hint = f" ({error.hint})" if error.hint else ""
         settle(paths, RunState.FAILED, error.exit_code, error.message + hint)
         view = read_run(paths, now_s=time.time())
-        call_on_end(given.description, paths, view, known)
+        call_on_end(job_input.description, paths, view, env)
         forget_secrets(first)
         raise
     if code != ExitCode.PREEMPTED and not was_requeued(paths):
@@ -51,12 +51,12 @@ def _was_cut_off(paths: RunPaths) -> bool:
     return dead and all(event["type"] != "end" for event in read_events(paths.events))
 
 
-def _again(first: RunPaths, given: JobInput) -> RunPaths:
+def _again(first: RunPaths, job_input: JobInput) -> RunPaths:
     before = latest(first)
-    paths = create_run(given.state, given.description.name, time.time())
+    paths = create_run(job_input.state, job_input.description.name, time.time())
     for source, target in ((first.job, paths.job), (first.launched, paths.launched)):
-        if found := read_json(source):
-            replace_json(target, found)
+        if document := read_json(source):
+            replace_json(target, document)
     if _was_cut_off(before):
         why = f"its host was lost, and its job was restarted as {paths.run}"
         settle(before, RunState.LOST, ExitCode.PREEMPTED, why)

@@ -24,8 +24,14 @@ from tfcluster.record.load_run import read_run
 from tfcluster.record.logs import last_lines
 from tfcluster.record.paths import RunPaths
 from tfcluster.record.run_status import RunView
-from tfcluster.schedulers import batch_scheduler
-from tfcluster.schedulers.base import Ask, JobPhase, JobState, SchedulerError, asker
+from tfcluster.schedulers.base import (
+    Ask,
+    JobPhase,
+    JobState,
+    SchedulerError,
+    asker,
+    one_line,
+)
 from tfcluster.submit.job import INPUT, QueuedJob, find_job, forget_secrets
 
 ASK_S = 10.0
@@ -43,36 +49,19 @@ def with_job_state(
     job = find_job(paths)
     if job is None:
         return view
+    state = ask_state(job, asker(environ, ASK_S))
     if view.awaits_another_start:
-        return _requeued(view, job, environ)
-    try:
-        state = ask_state(job, asker(environ, ASK_S))
-    except SchedulerError as error:
-        silent = f"job {job.id}: the scheduler does not answer ({error.message})"
-        return replace(view, reason=silent)
-    if state.phase is JobPhase.PENDING:
-        return replace(view, reason=waiting(job, state))
-    if state.phase is JobPhase.RUNNING:
-        return replace(view, reason=f"job {job.id} is {_as_words(state.word)}")
-    again = read_run(paths, now_s=time.time())
-    return again if again.state.final else _lost(again, job, state)
-
-
-def _requeued(view: RunView, job: QueuedJob, environ: Mapping[str, str]) -> RunView:
-    """``view`` of a run that is over, with the state of the job that continues it."""
-    try:
-        state = ask_state(job, asker(environ, ASK_S))
-    except SchedulerError as error:
-        silent = f"job {job.id}: the scheduler does not answer ({error.message})"
-        return replace(view, reason=f"{view.reason}; {silent}")
-    if state.phase in (JobPhase.OVER, JobPhase.GONE):
+        if not state.phase.ended:
+            return replace(view, reason=f"{view.reason}; {sentence(job, state)}")
         after = successor(job.paths)
         if after is not None:
             return replace(view, continued_as=after.run)
-        how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
-        why = f"job {job.id} {how} before it started again"
+        why = f"{sentence(job, state)} before it started again"
         return replace(view, requeued=False, reason=f"{view.reason}; {why}")
-    return replace(view, reason=f"{view.reason}; {waiting(job, state)}")
+    if not state.phase.ended:
+        return replace(view, reason=sentence(job, state))
+    again = read_run(paths, now_s=time.time())
+    return again if again.state.final else _lost(again, job, state)
 
 
 def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
@@ -86,50 +75,44 @@ def may_start_again(paths: RunPaths, environ: Mapping[str, str]) -> str | None:
     needed |= was_requeued(paths) and successor(paths) is None
     if job is None or not needed:
         return None
-    try:
-        state = ask_state(job, asker(environ, ASK_S))
-    except SchedulerError as error:
-        return f"job {job.id}: the scheduler does not answer ({error.message})"
-    if state.phase in (JobPhase.OVER, JobPhase.GONE):
-        return None
-    return f"job {job.id} is {_as_words(state.word)}"
+    state = ask_state(job, asker(environ, ASK_S))
+    return None if state.phase.ended else sentence(job, state)
 
 
 def ask_state(job: QueuedJob, ask: Ask) -> JobState:
-    """The job's state from the scheduler. Raises SchedulerError if it is unknown."""
-    scheduler = batch_scheduler(job.backend)
-    if scheduler is None:
-        raise SchedulerError(f"{job.backend} is not a scheduler")
-    return scheduler.state(job.id, ask)
+    """The job's state from the scheduler; its phase is UNKNOWN without an answer."""
+    try:
+        return job.scheduler.state(job.id, ask)
+    except SchedulerError as error:
+        return JobState(JobPhase.UNKNOWN, "unknown", error.message)
 
 
-def waiting(job: QueuedJob, state: JobState, *, since_s: float | None = None) -> str:
+def sentence(job: QueuedJob, state: JobState, *, since_s: float | None = None) -> str:
     """``job 12 is pending for 20 s: Resources: waits until ...``."""
+    if state.phase is JobPhase.UNKNOWN:
+        return f"job {job.id}: the scheduler does not answer ({state.reason})"
+    if state.phase.ended:
+        how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
+        return f"job {job.id} {how}" + (f" ({state.reason})" if state.reason else "")
     reason = f": {state.reason}" if state.reason else ""
     how_long = "" if since_s is None else f" for {duration(since_s)}"
-    return f"job {job.id} is {_as_words(state.word)}{how_long}{reason}"
-
-
-def _as_words(word: str) -> str:
-    """Lower-case ``PENDING``, but not ``Eqw``."""
-    return word.lower() if word.isupper() else word
+    # ``PENDING`` in lower case, but not ``Eqw``.
+    word = state.word.lower() if state.word.isupper() else state.word
+    return f"job {job.id} is {word}{how_long}{reason}"
 
 
 def ended(job: QueuedJob, state: JobState) -> str:
     """One sentence that says why the record has no end."""
-    how = "is gone" if state.phase is JobPhase.GONE else f"ended as {state.word}"
-    told = f" ({state.reason})" if state.reason else ""
-    return f"job {job.id} {how}{told} before the launcher recorded how the run ended"
+    return f"{sentence(job, state)} before the launcher recorded how the run ended"
 
 
 def still_there(job: QueuedJob) -> str:
     """One sentence about a lost run whose job is not over, and how to end the job."""
-    scheduler = batch_scheduler(job.backend)
-    text = f"job {job.id} is still running according to "
-    if scheduler is None:
-        return text + job.backend
-    ends = shlex.join(scheduler.kill_argv(job.id))
-    return f"{text}{scheduler.title}; `{ends}` ends it"
+    ends = shlex.join(job.scheduler.kill_argv(job.id))
+    return (
+        f"job {job.id} is still running according to {job.scheduler.title}; `{ends}` "
+        "ends it"
+    )
 
 
 def _lost(view: RunView, job: QueuedJob, state: JobState) -> RunView:
@@ -187,16 +170,12 @@ def cancel(job: QueuedJob, ask: Ask, *, now: bool) -> str | None:
 
     Returns the scheduler's message if this failed, otherwise None.
     """
-    scheduler = batch_scheduler(job.backend)
-    if scheduler is None:
-        return None
-    kill = (scheduler.kill_argv(job.id),)
-    argvs = kill if now else scheduler.cancel_argvs(job.id)
+    kill = (job.scheduler.kill_argv(job.id),)
+    argvs = kill if now else job.scheduler.cancel_argvs(job.id)
     answers = [ask(argv) for argv in argvs]
     if any(answer.exit_code == 0 for answer in answers):
         return None
-    said = " ".join(f"{answers[-1].stderr} {answers[-1].stdout}".split())
-    return said or "no answer"
+    return one_line(answers[-1]) or "no answer"
 
 
 def stop_job(
@@ -215,7 +194,7 @@ def stop_job(
         view = read_run(job.paths, now_s=time.time())
         if view.state.final and view.state is not RunState.LOST:
             return view
-        if gone_at is None and _phase(job, ask) in (JobPhase.OVER, JobPhase.GONE):
+        if gone_at is None and _phase(job, ask).ended:
             gone_at = time.monotonic()
         settling_s = 0.0 if view.launcher is None else SETTLING_S
         if gone_at is not None and time.monotonic() - gone_at >= settling_s:
@@ -237,20 +216,20 @@ def cancel_requeued(
     """
     ask = asker(environ)
     deadline = time.monotonic() + PATIENCE_S
-    told = False
+    cancelled = False
     while time.monotonic() < deadline:
         after = successor(job.paths)
         if after is not None:
             return after
         phase = _phase(job, ask)
-        if phase in (JobPhase.OVER, JobPhase.GONE):
+        if phase.ended:
             say(f"job {job.id} will not start again")
             forget_secrets(first(job.paths))
             return None
         if phase is JobPhase.PENDING:
-            if not told:
+            if not cancelled:
                 say(f"cancelling job {job.id}, which waits to start again")
-            told = True
+            cancelled = True
             cancel(job, ask, now=True)
         time.sleep(_POLL_S)  # a scheduler must not be asked too often
     raise ContactLostError(
@@ -260,9 +239,8 @@ def cancel_requeued(
 
 
 def _phase(job: QueuedJob, ask: Ask) -> JobPhase:
-    try:
-        return ask_state(job, ask).phase
-    except SchedulerError as error:
-        raise ContactLostError(
-            f"the scheduler of job {job.id} does not answer: {error.message}"
-        ) from error
+    """Raises ContactLostError if the scheduler does not answer."""
+    state = ask_state(job, ask)
+    if state.phase is JobPhase.UNKNOWN:
+        raise ContactLostError(sentence(job, state))
+    return state.phase

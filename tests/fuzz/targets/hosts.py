@@ -8,7 +8,7 @@ from tfcluster.base.errors import ConfigError, StartError
 from tfcluster.plan import host_patterns
 from tfcluster.plan.host_patterns import HostlistError
 from tfcluster.schedulers import job_hosts, sge
-from tfcluster.schedulers.sge import GPU_VARIABLES, HostfileError
+from tfcluster.schedulers.sge import GPU_VARIABLES
 from tfcluster.schedulers.slurm import srun, variables
 
 
@@ -37,7 +37,7 @@ def _slurm(data: bytes) -> None:
 
 
 def _hostfile(data: bytes) -> None:
-    slots = sge.slots_by_host(text_of(data))
+    slots = sge.slots_by_host("file", text_of(data))
     assert all(count > 0 for count in slots.values())
     assert not any(name.startswith("-") for name in slots)
 
@@ -85,7 +85,7 @@ TARGETS = (
         lambda: bytes_of(
             "h1 4 all.q@h1 UNDEFINED\nh2.x.y 2 all.q@h2 0,1:0,2\nh1 1 b.q@h1\n"
         ),
-        (HostfileError,),
+        (ConfigError,),
         (b" 4 ", b"\n", b"all.q@h1", b"UNDEFINED"),
         most_bytes=1 << 18,
     ),

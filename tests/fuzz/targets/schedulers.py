@@ -11,7 +11,6 @@ from tests.fuzz.targets.text import bytes_of, text_of
 from tfcluster.base import durations
 from tfcluster.schedulers import sge, slurm
 from tfcluster.schedulers.base import BatchScheduler, CommandAnswer, SchedulerError
-from tfcluster.schedulers.sge import qmaster
 from tfcluster.schedulers.sge import queue as sge_queue
 from tfcluster.schedulers.slurm import controller
 
@@ -26,11 +25,10 @@ def _recorded(folder: str, ending: str = "") -> Sequence[bytes]:
 
 def _slurm(data: bytes) -> None:
     said = text_of(data)
-    controller.parse_requested(said)
-    controller.parse_ending(said, life=0)
-    controller.parse_not_requeuable(said, "12")
-    controller.parse_ended(said, "12")
-    wait_s = controller.parse_kill_wait(said)
+    facts = controller.fields(said)
+    controller.has_gpus(facts)
+    controller.ending(facts, 0)
+    wait_s = controller.kill_wait_s(said)
     assert wait_s is None or math.isfinite(wait_s)
     limit_s = durations.time_limit_s(said)
     assert limit_s is None or limit_s >= 0
@@ -50,20 +48,19 @@ def _submitted(scheduler: BatchScheduler, data: bytes) -> None:
             parse()
         except SchedulerError:
             errors += 1
-    sge_queue.verdict(answer.stdout)
     if errors == 2:
         raise SchedulerError("none of them fits")
 
 
 def _qmaster(data: bytes) -> None:
     said = text_of(data)
-    facts = qmaster.parse_job(said)
+    facts = sge_queue.parse_job(said)
     if facts is not None:
         facts.is_over_time(1e9)
         facts.is_rescheduled(1e9)
         assert math.isfinite(facts.began_s)
         assert all(map(math.isfinite, facts.limits_s.values()))
-    notice_s = qmaster.parse_notice(said)
+    notice_s = sge_queue.parse_notice(said)
     assert notice_s is None or math.isfinite(notice_s)
 
 

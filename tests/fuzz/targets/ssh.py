@@ -55,8 +55,7 @@ def _check(found: route.Route, depth: int) -> None:
 def _known_hosts(data: bytes) -> None:
     text = text_of(data)
     for name in (*_HOSTS, "[gpu7]:2222"):
-        keys = known_hosts.known_keys([("known_hosts", text)], name)
-        known_hosts.verdict(keys, b"blob")
+        keys = known_hosts.listed_keys([("known_hosts", text)], name)
         for key in keys:
             assert known_hosts.fingerprint(key.blob).startswith("SHA256:")
 

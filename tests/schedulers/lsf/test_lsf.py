@@ -29,7 +29,7 @@ from tfcluster.schedulers.base import (
 )
 from tfcluster.schedulers.lsf import SCHEDULER
 from tfcluster.schedulers.options import Mistake
-from tfcluster.schedulers.script import job_script
+from tfcluster.schedulers.script import job_script, option_mistakes
 
 
 def job(tasks: int = 4, gpus: int | None = None, **lsf: Any) -> Description:
@@ -38,7 +38,9 @@ def job(tasks: int = 4, gpus: int | None = None, **lsf: Any) -> Description:
 
 
 def found_in(description: Description) -> list[Mistake]:
-    return [*SCHEDULER.mistakes(description, SCHEDULER.settings_in(description))]
+    settings = SCHEDULER.settings_in(description)
+    refused = option_mistakes(SCHEDULER, description)
+    return [*refused, *SCHEDULER.mistakes(description, settings)]
 
 
 def asked(description: Description) -> list[str]:
@@ -187,7 +189,7 @@ def test_hosts_and_slots(tmp_path: Path) -> None:
 def test_variables_that_are_none(hosts: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LSB_MCPU_HOSTS="):
         SCHEDULER.allocate(job(), inside(tmp_path, hosts))
-    with pytest.raises(StartError, match="not inside an LSF job"):
+    with pytest.raises(StartError, match="not inside a job of LSF"):
         SCHEDULER.allocate(job(), {})
 
 

@@ -23,7 +23,7 @@ from tfcluster.plan.model import Description, Host, TaskGroup
 from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
 from tfcluster.schedulers.options import Mistake
 from tfcluster.schedulers.pbs import SCHEDULER
-from tfcluster.schedulers.script import job_script
+from tfcluster.schedulers.script import job_script, option_mistakes
 
 
 def job(tasks: int = 4, gpus: int | None = None, **pbs: Any) -> Description:
@@ -32,7 +32,9 @@ def job(tasks: int = 4, gpus: int | None = None, **pbs: Any) -> Description:
 
 
 def found_in(description: Description) -> list[Mistake]:
-    return [*SCHEDULER.mistakes(description, SCHEDULER.settings_in(description))]
+    settings = SCHEDULER.settings_in(description)
+    refused = option_mistakes(SCHEDULER, description)
+    return [*refused, *SCHEDULER.mistakes(description, settings)]
 
 
 def asked(description: Description) -> list[str]:
@@ -209,7 +211,7 @@ def test_hosts_and_slots(tmp_path: Path) -> None:
 def test_a_file_that_is_none(lines: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="PBS_NODEFILE="):
         SCHEDULER.allocate(job(), inside(tmp_path, lines))
-    with pytest.raises(StartError, match="not inside a PBS job"):
+    with pytest.raises(StartError, match="not inside a job of PBS"):
         SCHEDULER.allocate(job(), {})
 
 

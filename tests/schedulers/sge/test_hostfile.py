@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.schedulers.sge import HostfileError, slots_by_host
+from tfcluster.base.errors import ConfigError
+from tfcluster.schedulers.sge import slots_by_host
 
 READABLE = {
     "as SGE 8.1.9 writes it": (
@@ -35,7 +36,7 @@ READABLE = {
 @pytest.mark.parametrize("name", READABLE)
 def test_slots_are_read_in_the_files_order(name: str) -> None:
     text, expected = READABLE[name]
-    assert list(slots_by_host(text).items()) == list(expected.items())
+    assert list(slots_by_host("file", text).items()) == list(expected.items())
 
 
 @pytest.mark.parametrize(
@@ -54,5 +55,5 @@ def test_slots_are_read_in_the_files_order(name: str) -> None:
     ],
 )
 def test_what_is_no_host_file_is_refused_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(HostfileError, match=said):
-        slots_by_host(text)
+    with pytest.raises(ConfigError, match=said):
+        slots_by_host("file", text)

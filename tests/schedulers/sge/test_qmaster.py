@@ -14,7 +14,7 @@ from tests.plan.descriptions import describe
 from tfcluster.base.errors import ExitCode
 from tfcluster.plan.model import Description
 from tfcluster.schedulers.sge import SCHEDULER
-from tfcluster.schedulers.sge.qmaster import JobFacts, parse_job, parse_notice
+from tfcluster.schedulers.sge.queue import JobFacts, parse_job, parse_notice
 
 # The answer of 8.1.9, without fields that are not read.
 JOB = """\

@@ -17,7 +17,6 @@ from tfcluster.schedulers.sge import SCHEDULER
 
 FOLDER = Path("/home/a/.local/state/tfcluster/runs/digits-20261121-101500-3f2a")
 LAUNCHER = LauncherCommand(
-    run=FOLDER.name,
     folder=FOLDER,
     log=FOLDER / "launcher.log",
     python="/opt/venv/bin/python",
@@ -58,11 +57,6 @@ def test_slots_are_the_tasks_where_none_are_given() -> None:
 def test_without_parallel_environment_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="single slot"):
         job_script(SCHEDULER, job(parallel_environment=None), LAUNCHER)
-
-
-def test_a_parallel_environment_may_stand_among_the_options() -> None:
-    description = job(parallel_environment=None, options=("-pe", "mpi*", "4"))
-    assert [d for d in directives(description) if "-pe" in d] == ["-pe mpi* 4"]
 
 
 def test_a_job_name_does_not_begin_with_a_digit() -> None:
@@ -116,6 +110,7 @@ def test_hostile_values_are_refused(where: str) -> None:
         "-i",
         "-r",
         "-now",
+        "-pe",
         "-w",
         "-clear",
         "-shell",
@@ -132,7 +127,7 @@ def test_options_that_would_change_what_is_submitted_are_refused(option: str) ->
 )
 def test_a_path_that_qsub_would_read_otherwise_is_refused(log: str) -> None:
     launcher = LauncherCommand(
-        run="r", folder=FOLDER, log=Path(log), python="/opt/python", root=None
+        folder=FOLDER, log=Path(log), python="/opt/python", root=None
     )
     with pytest.raises(ConfigError, match="state folder"):
         job_script(SCHEDULER, job(), launcher)
@@ -140,7 +135,6 @@ def test_a_path_that_qsub_would_read_otherwise_is_refused(log: str) -> None:
 
 def test_paths_of_the_body_are_no_directives() -> None:
     launcher = LauncherCommand(
-        run="r",
         folder=Path("/s/#$ -V"),
         log=Path("/s/log"),
         python="/opt/#$ -V/python",
@@ -231,7 +225,6 @@ def test_the_commands() -> None:
     assert asked == [
         ("qsub", "-terse", "/r/job.sh"),
         ("qstat", "-j", "12", "-xml"),
-        ("qacct", "-j", "12"),
     ]
     assert SCHEDULER.cancel_argvs("12") == (("qdel", "12"),)
     assert SCHEDULER.kill_argv("12") == ("qdel", "12")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.schedulers.base import CommandAnswer, JobPhase, JobState, SchedulerError
-from tfcluster.schedulers.sge.queue import job_state
+from tfcluster.schedulers.sge.queue import state as ask_state
 
 ANSWERS = Path(__file__).parent / "answers"
 """Recorded with `qstat -j JOB -xml`; usage records and paths are removed."""
@@ -39,7 +39,7 @@ def recorded(name: str) -> CommandAnswer:
 @pytest.mark.parametrize("name", STATES)
 def test_a_recorded_answer(name: str) -> None:
     job, phase, word, reason = STATES[name]
-    assert job_state(job, recorded(name)) == JobState(phase, word, reason)
+    assert ask_state(job, lambda _: recorded(name)) == JobState(phase, word, reason)
 
 
 GONE = {
@@ -56,7 +56,7 @@ GONE = {
 
 @pytest.mark.parametrize("name", GONE)
 def test_a_job_that_is_not_known(name: str) -> None:
-    assert job_state("42", GONE[name]).phase is JobPhase.GONE
+    assert ask_state("42", lambda _: GONE[name]).phase is JobPhase.GONE
 
 
 UNUSABLE = {
@@ -83,7 +83,7 @@ UNUSABLE = {
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_no_answer_is_not_taken_for_the_jobs_end(name: str) -> None:
     with pytest.raises(SchedulerError) as caught:
-        job_state("2", UNUSABLE[name])
+        ask_state("2", lambda _: UNUSABLE[name])
     assert caught.value.message
     assert "\n" not in caught.value.message
 
@@ -99,7 +99,7 @@ def test_many_reasons_are_counted_and_the_jobs_own_come_first() -> None:
         f"<messages><SME_global_message_list>{common}</SME_global_message_list>"
         f"<SME_message_list>{own}</SME_message_list></messages></detailed_job_info>"
     )
-    reason = job_state("2", CommandAnswer(0, text)).reason
+    reason = ask_state("2", lambda _: CommandAnswer(0, text)).reason
     assert reason == (
         "cannot run in PE tf; queue instance q0 dropped; "
         "queue instance q1 dropped (and 3 more)"
@@ -108,5 +108,5 @@ def test_many_reasons_are_counted_and_the_jobs_own_come_first() -> None:
 
 def test_where_reasons_are_switched_off_there_is_none() -> None:
     text = "<detailed_job_info><JB_job_number>2</JB_job_number></detailed_job_info>"
-    state = job_state("2", CommandAnswer(0, text))
+    state = ask_state("2", lambda _: CommandAnswer(0, text))
     assert state == JobState(JobPhase.PENDING, "waiting (qw)", None)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from tfcluster.base.errors import ExitCode
+from tests.schedulers.standins import env_of, program
+from tfcluster.base.errors import ExitCode, StartError
+from tfcluster.schedulers.slurm import SCHEDULER
 from tfcluster.schedulers.slurm.controller import (
-    Controller,
-    parse_ended,
-    parse_ending,
-    parse_kill_wait,
-    parse_not_requeuable,
-    parse_requested,
-    parse_srun_ports,
+    ending,
+    fields,
+    has_gpus,
+    kill_wait_s,
+    srun_ports,
 )
 
 JOB = (
@@ -52,7 +53,7 @@ def job(
     ],
 )
 def test_why_a_job_ends(said: str, life: int, expected: ExitCode | None) -> None:
-    assert parse_ending(said, life=life) == expected
+    assert ending(fields(said), life) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,28 +65,40 @@ def test_why_a_job_ends(said: str, life: int, expected: ExitCode | None) -> None
         ("", None),
     ],
 )
-def test_why_a_job_cannot_be_requeued(said: str, why: str | None) -> None:
-    found = parse_not_requeuable(said, "5")
-    assert found is None if why is None else (found or "").startswith(why)
+def test_why_a_job_cannot_be_requeued(
+    said: str, why: str | None, tmp_path: Path
+) -> None:
+    program(tmp_path, "scontrol", f"echo '{said}'\n")
+    environ = env_of(tmp_path, {"SLURM_JOB_ID": "5"})
+    if why is None:
+        SCHEDULER.require_requeuable(environ)
+    else:
+        with pytest.raises(StartError, match=re.escape(why)):
+            SCHEDULER.require_requeuable(environ)
 
 
-def test_a_cancelled_job_is_not_requeued() -> None:
-    assert parse_ended(job("CANCELLED"), "5") == "job 5 was cancelled"
-    assert parse_ended(job("TIMEOUT"), "5") is None
-    assert parse_ended(job("RUNNING"), "5") is None
+@pytest.mark.parametrize(
+    ("state", "why"), [("CANCELLED", "job 5 was cancelled"), ("TIMEOUT", None)]
+)
+def test_a_cancelled_job_is_not_requeued(
+    state: str, why: str | None, tmp_path: Path
+) -> None:
+    program(tmp_path, "scontrol", f"echo '{job(state)}'\n")
+    environ = env_of(tmp_path, {"SLURM_JOB_ID": "5"})
+    assert SCHEDULER.requeue(environ) == why
 
 
 def test_resources_are_found_behind_an_empty_field() -> None:
-    assert "gpu" in parse_requested(job())
-    assert "gpu" not in parse_requested("JobId=5 TRES=cpu=2,node=2 TresPerNode=(null)")
-    assert "gpu" in parse_requested("JobId=5 TRES=cpu=2,gres/gpu=4")
+    assert has_gpus(fields(job()))
+    assert not has_gpus(fields("JobId=5 TRES=cpu=2,node=2 TresPerNode=(null)"))
+    assert has_gpus(fields("JobId=5 TRES=cpu=2,gres/gpu=4"))
 
 
 def test_kill_wait_in_seconds() -> None:
     config = "KeepAliveTime           = SYSTEM\nKillOnBadExit = 0\n"
     config += "KillWait                = 30 sec\nLaunchParameters = (null)\n"
-    assert parse_kill_wait(config) == 30.0
-    assert parse_kill_wait("") is None
+    assert kill_wait_s(config) == 30.0
+    assert kill_wait_s("") is None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +112,7 @@ def test_kill_wait_in_seconds() -> None:
     ],
 )
 def test_on_which_ports_srun_may_listen(said: str, ports: range | None) -> None:
-    assert parse_srun_ports(f"SlurmUser = root(0)\n{said}") == ports
+    assert srun_ports(f"SlurmUser = root(0)\n{said}") == ports
 
 
 SCONTROL = """#!/bin/sh
@@ -125,5 +138,5 @@ def test_the_command_that_requeues_may_be_ended_with_the_job(
     (tmp_path / "scontrol").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     environ = {"PATH": path, "SLURM_JOB_ID": "5", "AFTER": str(tmp_path / "after")}
-    assert Controller(environ).requeue() is None
+    assert SCHEDULER.requeue(environ) is None
     assert (tmp_path / "calls").read_text().strip() == calls

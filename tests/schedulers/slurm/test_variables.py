@@ -49,8 +49,8 @@ def test_the_order_is_the_list_s_and_counts_follow_it() -> None:
     assert found == [("node8", 2), ("node9", 2), ("node10", 2), ("node2", 1)]
 
 
-def test_padding_suffixes_and_old_names() -> None:
-    names = [name for name, _ in slots_of(SLURM_NODELIST="gpu[08-10]-ib,login")]
+def test_padding_and_suffixes() -> None:
+    names = [name for name, _ in slots_of(SLURM_JOB_NODELIST="gpu[08-10]-ib,login")]
     assert names == ["gpu08-ib", "gpu09-ib", "gpu10-ib", "login"]
 
 

@@ -6,13 +6,14 @@ import errno
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tfcluster.base.errors import ExitCode, HostError
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
-from tfcluster.schedulers.ssh.known_hosts import KnownKey
+from tfcluster.schedulers.ssh.errors import SshStage
+from tfcluster.schedulers.ssh.known_hosts import HostKey
 from tfcluster.schedulers.ssh.route import Route
 
 ROUTE = Route(
@@ -69,7 +70,7 @@ def test_an_unknown_key_behind_a_gate_cannot_be_scanned() -> None:
 
 
 def test_a_changed_key_has_no_way_around() -> None:
-    known = KnownKey("ssh-ed25519", b"listed", "/k:3")
+    known = HostKey("ssh-ed25519", b"listed", "/k:3")
     found = errors.changed_key(ROUTE, KEY, known)
     assert "POSSIBLE ATTACK" in found.message
     assert "/k:3" in found.message
@@ -84,26 +85,26 @@ def test_a_changed_key_has_no_way_around() -> None:
     ("tried", "said", "hint"),
     [
         (
-            Tried(accepted=("publickey",), refused=("/k",)),
+            {"accepted": ("publickey",), "refused": ("/k",)},
             "Permission denied (publickey) as user ann; tried /k",
             "authorized_keys",
         ),
-        (Tried(), "no key was available", "ssh-keygen"),
-        (Tried(locked=("/k",)), "/k needs a passphrase", "ssh-add /k"),
+        ({}, "no key was available", "ssh-keygen"),
+        ({"locked": ("/k",)}, "/k needs a passphrase", "ssh-add /k"),
         (
-            Tried(accepted=("password",), refused=("/k",)),
+            {"accepted": ("password",), "refused": ("/k",)},
             "(password) as user ann",
             "only with keys",
         ),
         (
-            Tried(unusable=("/k cannot be used: x",)),
+            {"unusable": ("/k cannot be used: x",)},
             "/k cannot be used: x",
             "ssh-keygen",
         ),
     ],
 )
-def test_denied(tried: Tried, said: str, hint: str) -> None:
-    found = errors.denied(ROUTE, tried)
+def test_denied(tried: dict[str, Any], said: str, hint: str) -> None:
+    found = errors.denied(ROUTE, **tried)
     assert said in found.message
     assert hint in (found.hint or "")
 
@@ -147,6 +148,6 @@ def test_every_message_names_the_host() -> None:
         errors.proxy_ended(ROUTE, "x"),
         errors.no_jump(ROUTE, ROUTE, "x"),
         errors.no_session(ROUTE, "x"),
-        errors.revoked_key(ROUTE, KEY, KnownKey("ssh-rsa", b"", "/k:1")),
+        errors.revoked_key(ROUTE, KEY, HostKey("ssh-rsa", b"", "/k:1")),
     ]
     assert all(error.message.startswith("h2: ") for error in told)

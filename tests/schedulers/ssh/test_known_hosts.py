@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.schedulers.ssh.server import keygen
-from tfcluster.schedulers.ssh.known_hosts import (
-    KeyVerdict,
-    KnownKey,
-    fingerprint,
-    known_keys,
-    verdict,
-)
+from tests.schedulers.ssh.test_errors import ROUTE
+from tfcluster.base.errors import HostError
+from tfcluster.schedulers.ssh.connect import _check
+from tfcluster.schedulers.ssh.known_hosts import HostKey, fingerprint, listed_keys
 
 KEY, OTHER = b"one key", b"another"
 
@@ -25,8 +22,8 @@ def _line(names: str, blob: bytes = KEY, marker: str = "") -> str:
     return f"{marker}{names} ssh-ed25519 {base64.b64encode(blob).decode()} words\n"
 
 
-def _found(text: str, name: str) -> tuple[KnownKey, ...]:
-    return known_keys([("known", text)], name)
+def _found(text: str, name: str) -> tuple[HostKey, ...]:
+    return listed_keys([("known", text)], name)
 
 
 @pytest.mark.parametrize(
@@ -91,25 +88,25 @@ def test_hashed_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "refused"),
     [
-        (_line("a"), KeyVerdict.TRUSTED),
-        (_line("a", OTHER) + _line("a"), KeyVerdict.TRUSTED),
-        ("", KeyVerdict.UNKNOWN),
-        (_line("b"), KeyVerdict.UNKNOWN),
-        (_line("a", OTHER), KeyVerdict.CHANGED),
-        (_line("a") + _line("*", marker="@revoked "), KeyVerdict.REVOKED),
-        (_line("a") + _line("a", OTHER, "@revoked "), KeyVerdict.TRUSTED),
+        (_line("a"), None),
+        (_line("a", OTHER) + _line("a"), None),
+        ("", "is unknown"),
+        (_line("b"), "is unknown"),
+        (_line("a", OTHER), "POSSIBLE ATTACK.*but known:1 has ED25519"),
+        (_line("a") + _line("*", marker="@revoked "), "is revoked in known:2"),
+        (_line("a") + _line("a", OTHER, "@revoked "), None),
+        (_line("a", OTHER, "@revoked "), "is unknown"),
     ],
 )
-def test_verdicts(text: str, expected: KeyVerdict) -> None:
-    assert verdict(_found(text, "a"), KEY)[0] is expected
-
-
-def test_the_line_is_named() -> None:
-    known = verdict(_found("\n" + _line("a", OTHER), "a"), KEY)[1]
-    assert known is not None
-    assert known.where == "known:2"
+def test_which_keys_are_trusted(text: str, refused: str | None) -> None:
+    shown = HostKey("ssh-ed25519", KEY)
+    if refused is None:
+        _check(ROUTE, shown, _found(text, "a"))
+    else:
+        with pytest.raises(HostError, match=refused):
+            _check(ROUTE, shown, _found(text, "a"))
 
 
 def test_names_and_patterns_keep_the_order_of_their_lines() -> None:
@@ -120,6 +117,6 @@ def test_names_and_patterns_keep_the_order_of_their_lines() -> None:
             ["node*", "Node1,10.0.0.1", "other", "*,!node1"], blobs, strict=True
         )
     )
-    found = known_keys([("k", text)], "node1")
+    found = listed_keys([("k", text)], "node1")
     assert [key.where for key in found] == ["k:1", "k:2"]
-    assert [key.where for key in known_keys([("k", text)], "other")] == ["k:3", "k:4"]
+    assert [key.where for key in listed_keys([("k", text)], "other")] == ["k:3", "k:4"]

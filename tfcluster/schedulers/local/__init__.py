@@ -11,12 +11,6 @@ from tfcluster.schedulers.process_channel import OwnHostStarter
 
 _EXAMPLE = """\
 backend: local                   # all tasks on this machine
-
-tasks:
-  worker: 2                      # rank 0 is worker 0, or a chief
-  # worker: {count: 2, gpus: 1}
-  # ps: 1                        # parameter servers, built in
-  # evaluator: 1                 # runs the command alongside the training
 """
 
 

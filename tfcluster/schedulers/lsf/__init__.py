@@ -8,53 +8,109 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
-from tfcluster.base.errors import ConfigError, ExitCode, Problem, StartError
+from tfcluster.base.durations import time_limit_s
+from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.plan.model import Allocation, Description
 from tfcluster.schedulers.base import (
     Ask,
     BatchScheduler,
     JobPhase,
     JobState,
+    LauncherCommand,
     SchedulerError,
     asker,
+    gpus_of_all,
     one_line,
     placeholders,
-    refusal,
+    setting,
 )
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
 from tfcluster.schedulers.job_hosts import (
+    host_file,
     hosts_with_gpus,
-    names_in_file,
     require_host_names,
 )
-from tfcluster.schedulers.lsf.settings import (
-    ADVICE,
-    EXAMPLE,
-    OPTIONS,
-    SYNONYMS,
-    LsfSettings,
-    directives,
-    gpus_of_host,
-    mistakes,
+from tfcluster.schedulers.options import (
+    BASH,
+    ENVIRONMENT,
+    FOLLOWS,
+    NOTHING,
+    OTHER_USER,
+    OUTPUT,
+    RESTART,
+    SCRIPT,
+    SIZE,
+    WORKDIR,
+    Mistake,
+    OptionTable,
+    lines,
 )
+from tfcluster.schedulers.script import into_log
 
 _ASK_S = 3.0
+_SWEEP_S = 20
 _STALE = "start a new shell, or `unset ${!LSB_@}`, if this shell is not inside a job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LsfSettings:
+    """What is requested from LSF. The number of slots follows from `tasks`."""
+
+    tasks_per_node: int | None = setting("count", "span[ptile=N]: tasks on each host.")
+    mem: str | None = setting("memory", "rusage[mem=...], as 16G.")
+    gpus_per_node: int | None = setting(
+        "gpus",
+        "bsub -gpu num=N. Default: what `gpus` of the tasks needs.",
+        option="-gpu",
+    )
+    queue: str | None = setting("word", "bsub -q.", option="-q")
+    project: str | None = setting("word", "bsub -P.", option="-P")
+    time: str | None = setting("time", 'bsub -W: as 4h, or "HH:MM:SS".', option="-W")
+    options: tuple[str, ...] = setting(
+        "options", "More options of bsub, one word per item.", ()
+    )
+
+
+_EXAMPLE = """\
+backend: lsf                     # `tfcluster launch` submits a job, or uses its own
+lsf:
+  tasks_per_node: 1              # otherwise LSF fills one host after the other
+  time: 1h
+  # mem: 16G
+  # queue: normal
+  # project: x
+  # options: ["-R", "select[mem>64000]"]  # any other options of bsub
+"""
+_OPTIONS = OptionTable(
+    command="bsub",
+    plain=re.compile(r"[A-Za-z0-9_./+@=,:%*<>&|!()\[\] -]+"),
+    denied={
+        "-J": "the name is the run's, and every element of an array the same run",
+        **dict.fromkeys(
+            ("-K", "-I", "-Ip", "-Is", "-IS", "-ISp", "-ISs", "-IX"), FOLLOWS
+        ),
+        **dict.fromkeys(("-o", "-oo", "-e", "-eo", "-tty"), OUTPUT),
+        **dict.fromkeys(("-i", "-is"), "the launcher reads no input"),
+        "-env": ENVIRONMENT,
+        "-L": BASH,
+        "-cwd": WORKDIR,
+        **dict.fromkeys(("-json", "-yaml", "-jsdl", "-pack", "-Zs"), SCRIPT),
+        "-n": SIZE,
+        **dict.fromkeys(("-r", "-Q"), RESTART),
+        "-user": OTHER_USER,
+        **dict.fromkeys(("-h", "-V"), NOTHING),
+    },
+)
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@=,:%-]+")
 
 _JOB_ID = re.compile(r"^Job <([0-9]+)> is submitted to ", re.MULTILINE)
 _PENDING = ("PEND", "PSUSP", "WAIT", "PROV", "FWD_PEND")
 _OVER = ("DONE", "EXIT", "POST_DONE", "POST_ERR")
-_HINTS = {
-    "No such queue": "`bqueues` lists the queues; lsf: {queue: ...}",
-    "Bad resource requirement": "`lsinfo` lists the resources",
-    "User cannot use the queue": "`bqueues -l QUEUE` shows who may",
-    "Cannot exceed queue's hard limit": "`bqueues -l QUEUE` shows the limits",
-    "LSF is down": "`lsid` checks it",
-    "Failed in an LSF library call": "`lsid` checks it",
-}
 
 
 class LsfScheduler(BatchScheduler):
@@ -63,14 +119,26 @@ class LsfScheduler(BatchScheduler):
     name = "lsf"
     title = "LSF"
     settings = LsfSettings
-    mistakes = staticmethod(mistakes)
-    directives = staticmethod(directives)
-    options = OPTIONS
+    options = _OPTIONS
     launcher = "blaunch"
-    example = EXAMPLE
-    synonyms = SYNONYMS
-    advice = ADVICE
+    example = _EXAMPLE
+    synonyms: Mapping[str, str] = {"account": "project"}
+    advice: Mapping[str, str] = {
+        **dict.fromkeys(
+            ("nodes", "hosts"), "tasks_per_node: N; LSF then chooses hosts"
+        ),
+        **dict.fromkeys(("r", "resources"), 'options: ["-R", "select[type==any]"]'),
+    }
     submit_command = "bsub"
+    job_id = _JOB_ID
+    hints: Mapping[str, str] = {
+        "No such queue": "`bqueues` lists the queues; lsf: {queue: ...}",
+        "Bad resource requirement": "`lsinfo` lists the resources",
+        "User cannot use the queue": "`bqueues -l QUEUE` shows who may",
+        "Cannot exceed queue's hard limit": "`bqueues -l QUEUE` shows the limits",
+        "LSF is down": "`lsid` checks it",
+        "Failed in an LSF library call": "`lsid` checks it",
+    }
     why_no_requeue = "LSF starts no job again at its run limit"
     without_gpus = 'the job has none: ask for them: `-gpu "num=N"` of bsub'
 
@@ -84,29 +152,50 @@ class LsfScheduler(BatchScheduler):
         return self.granted(description, hosts)
 
     def starter(self, description: Description, env: Mapping[str, str]) -> FileStarter:
-        granted_slots(env)
+        self.require_inside(env)
         return FileStarter(description.python, _argv_on, env)
 
     def expected(self, description: Description) -> Allocation:
         lsf, tasks = self.settings_in(description), len(description.task_ids())
-        each = lsf.tasks_per_node or tasks
+        slots = lsf.tasks_per_node or tasks
         devices = gpus_of_host(description, lsf) or None
-        return self.granted(description, placeholders(-(-tasks // each), each, devices))
+        return self.granted(
+            description, placeholders(ceil(tasks / slots), slots, devices)
+        )
 
     def more_slots(self, tasks: int, hosts: int) -> str:
         return f"ask for them: `-n {tasks}` of bsub"
+
+    def mistakes(self, description: Description, lsf: LsfSettings) -> Iterator[Mistake]:
+        tasks, slots = len(description.task_ids()), lsf.tasks_per_node
+        if slots is not None and slots > tasks:
+            message = f"{slots} tasks on each host are more than {tasks}"
+            yield Mistake("lsf.tasks_per_node", message, "omit it", "tasks")
 
     def is_inside(self, env: Mapping[str, str]) -> bool:
         listed = env.get("LSB_DJOB_HOSTFILE") or env.get("LSB_MCPU_HOSTS")
         return bool(env.get("LSB_JOBID") and listed)
 
-    def submit(self, script: Path, ask: Ask) -> str:
+    def directives(
+        self, description: Description, lsf: LsfSettings, launcher: LauncherCommand
+    ) -> Iterator[str]:
+        yield from (f"#BSUB {line}" for line in _requests(description, lsf))
+        yield from _limit(description, lsf)
+        yield from (f"#BSUB {line}" for line in lines(lsf.options, _quoted))
+        yield ""
+        yield "# Pass nothing from the submitting shell; use 'env:' and 'secrets:'."
+        yield '#BSUB -env "none"'
+        yield "#BSUB -L /bin/bash"
+        yield "# LSF would copy the output only at the end."
+        yield "#BSUB -o /dev/null"
+        yield "# A lost host ends the run; it is not restarted silently."
+        yield "#BSUB -rn"
+        yield ""
+        yield from into_log(launcher)
+
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
         """bsub reads directives only from its standard input."""
-        answer = ask(("/bin/sh", "-c", 'exec bsub < "$0"', str(script)))
-        match = _JOB_ID.search(answer.stdout)
-        if answer.exit_code == 0 and match is not None:
-            return match[1]
-        raise refusal("bsub", one_line(answer), _HINTS)
+        return ("/bin/sh", "-c", 'exec bsub < "$0"', str(script))
 
     def state(self, job: str, ask: Ask) -> JobState:
         """bjobs also knows jobs that are over, for an hour by default."""
@@ -145,17 +234,57 @@ class LsfScheduler(BatchScheduler):
         return None if index in ("", "0") else index
 
 
+def gpus_of_host(description: Description, lsf: LsfSettings) -> int:
+    """How many GPUs each host needs: for as many tasks as it may get."""
+    if lsf.gpus_per_node is not None:
+        return lsf.gpus_per_node
+    slots = lsf.tasks_per_node or len(description.task_ids())
+    most = max(group.gpus or 0 for group in description.tasks.values())
+    return min(gpus_of_all(description) or 0, slots * most)
+
+
+def _requests(description: Description, lsf: LsfSettings) -> Iterator[str]:
+    yield f"-J {_quoted(description.name)}"
+    yield f"-n {len(description.task_ids())}"
+    if lsf.tasks_per_node is not None:
+        yield f'-R "span[ptile={lsf.tasks_per_node}]"'
+    if lsf.mem is not None:
+        yield f'-R "rusage[mem={lsf.mem}]"'
+    if "-gpu" not in lsf.options and (gpus := gpus_of_host(description, lsf)):
+        yield f'-gpu "num={gpus}"'
+    if lsf.queue is not None:
+        yield f"-q {lsf.queue}"
+    if lsf.project is not None:
+        yield f"-P {lsf.project}"
+
+
+def _limit(description: Description, lsf: LsfSettings) -> Iterator[str]:
+    limit_s = None if lsf.time is None else time_limit_s(lsf.time)
+    if limit_s is None:
+        return
+    minutes = ceil(limit_s / 60)
+    yield f"#BSUB -W {minutes // 60}:{minutes % 60:02}"
+    warning = ceil((description.grace_s + _SWEEP_S) / 60)
+    if warning < minutes:
+        yield "# A warning signal to the launcher, which ends the run with code 124."
+        yield "#BSUB -wa USR1"
+        yield f"#BSUB -wt {warning}"
+
+
+def _quoted(word: str) -> str:
+    return word if _PLAIN.fullmatch(word) else f'"{word}"'
+
+
 def granted_slots(env: Mapping[str, str]) -> dict[str, int]:
     """Host -> slots, in LSF's order.
 
     Raises StartError outside of a job, ConfigError if the variables are unusable.
     """
-    if not SCHEDULER.is_inside(env):
-        hint = "`tfcluster submit`, or launch in a job of bsub"
-        raise StartError("not inside an LSF job", hint=hint)
+    SCHEDULER.require_inside(env)
     if path := env.get("LSB_DJOB_HOSTFILE"):
         where = f"LSB_DJOB_HOSTFILE={path!r}"
-        slots = dict(Counter(names_in_file("LSB_DJOB_HOSTFILE", path, _STALE)))
+        names = host_file("LSB_DJOB_HOSTFILE", path, _STALE).split()
+        slots = dict(Counter(names))
     else:
         where = f"LSB_MCPU_HOSTS={env['LSB_MCPU_HOSTS']!r}"
         words = env["LSB_MCPU_HOSTS"].split()
@@ -177,14 +306,14 @@ def _fields(job: str, names: tuple[str, ...], ask: Ask) -> list[str | None] | No
 
     Raises SchedulerError if there is no usable answer.
     """
-    wanted = f"{' '.join(names)} delimiter='|'"
-    answer = ask(("bjobs", "-a", "-noheader", "-o", wanted, job))
+    columns = f"{' '.join(names)} delimiter='|'"
+    answer = ask(("bjobs", "-a", "-noheader", "-o", columns, job))
     if "is not found" in answer.stderr + answer.stdout:
         return None
     for line in answer.stdout.splitlines():
-        values = [" ".join(each.split()) for each in line.split("|")]
+        values = [" ".join(value.split()) for value in line.split("|")]
         if answer.exit_code == 0 and len(values) >= len(names):
-            return [None if each in ("", "-") else each for each in values]
+            return [None if value in ("", "-") else value for value in values]
     raise SchedulerError(one_line(answer) or "bjobs prints nothing")
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.base.durations import time_limit_s
-from tfcluster.base.errors import ExitCode, StartError
+from tfcluster.base.durations import clock, time_limit_s
+from tfcluster.base.errors import ExitCode
 from tfcluster.plan.model import Allocation, Description
 from tfcluster.protocol.wire import loads
 from tfcluster.schedulers.base import (
@@ -23,29 +23,34 @@ from tfcluster.schedulers.base import (
     CommandAnswer,
     JobPhase,
     JobState,
+    LauncherCommand,
     SchedulerError,
     asker,
     one_line,
     placeholders,
-    refusal,
+    setting,
 )
 from tfcluster.schedulers.file_starter import FileStarter, ask_gpus
 from tfcluster.schedulers.job_hosts import (
+    host_file,
     hosts_with_gpus,
-    names_in_file,
     require_host_names,
 )
-from tfcluster.schedulers.pbs.settings import (
-    ADVICE,
-    EXAMPLE,
-    OPTIONS,
-    SYNONYMS,
-    PbsSettings,
-    chunks,
-    directives,
-    gpus_of_chunk,
-    mistakes,
+from tfcluster.schedulers.options import (
+    ARRAY,
+    BASH,
+    ENVIRONMENT,
+    FOLLOWS,
+    OTHER_USER,
+    OUTPUT,
+    RESTART,
+    SCRIPT,
+    WORKDIR,
+    Mistake,
+    OptionTable,
+    lines,
 )
+from tfcluster.schedulers.script import into_log
 
 _ASK_S = 3.0
 _SWEEP_S = 5.0
@@ -53,7 +58,58 @@ _KILL_DELAY_S = 10.0
 """The queue attribute kill_delay, if a queue does not set it."""
 _STALE = "start a new shell, or `unset PBS_JOBID PBS_NODEFILE`, outside of a job"
 
-_JOB_ID = re.compile(r"[0-9]+(?:\.[A-Za-z0-9_.-]+)?")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PbsSettings:
+    """What is requested from PBS. The number of tasks follows from `tasks`."""
+
+    nodes: int | None = setting("count", "Chunks of -l select, each on its own host.")
+    tasks_per_node: int | None = setting("count", "At most this many tasks on each.")
+    cpus_per_task: int | None = setting("count", "ncpus for each task.")
+    mem: str | None = setting("memory", "mem of each chunk, as 16G.")
+    gpus_per_node: int | None = setting(
+        "gpus", "ngpus of each chunk. Default: what `gpus` of the tasks needs."
+    )
+    queue: str | None = setting("word", "qsub -q.", option="-q")
+    account: str | None = setting("word", "qsub -A.", option="-A")
+    time: str | None = setting("time", 'walltime: as 4h, or "HH:MM:SS".')
+    options: tuple[str, ...] = setting(
+        "options", "More options of qsub, one word per item.", ()
+    )
+
+
+_EXAMPLE = """\
+backend: pbs                     # `tfcluster launch` submits a job, or uses its own
+pbs:
+  nodes: 2                       # the tasks below are divided among them
+  time: 1h
+  # mem: 16G                     # of each node
+  # cpus_per_task: 8
+  # queue: workq
+  # account: x
+  # options: ["-l", "place=excl"]  # any other options of qsub
+"""
+_OPTIONS = OptionTable(
+    command="qsub",
+    short=True,
+    plain=re.compile(r"[A-Za-z0-9_./+@=,:%*-]+"),
+    denied={
+        **dict.fromkeys(("-J", "-t"), ARRAY),
+        "-C": "it would change which lines are directives",
+        **dict.fromkeys(("-I", "-X", "-f"), FOLLOWS),
+        "-S": BASH,
+        **dict.fromkeys(("-V", "-v"), ENVIRONMENT),
+        **dict.fromkeys(("-d", "-D"), WORKDIR),
+        **dict.fromkeys(("-e", "-j", "-k", "-o", "-R"), OUTPUT),
+        "-r": RESTART,
+        "-u": OTHER_USER,
+        "-z": "tfcluster reads qsub's answer",
+        **dict.fromkeys(("-x", "--"), SCRIPT),
+    },
+)
+_SIZES = ("select=", "nodes=")
+
+_JOB_ID = re.compile(r"^([0-9]+(?:\.[A-Za-z0-9_.-]+)?)\s*$", re.MULTILINE)
 _COMMAND = "qsub: |qstat: "
 """The name of a command before its message."""
 _FIELD = re.compile(r"^ {4}(\S+) = (.*(?:\n\t.*)*)", re.MULTILINE)
@@ -74,14 +130,6 @@ _WORDS = {
     "C": (JobPhase.OVER, "completed"),
 }
 """job_state -> what it means and a word for it."""
-_HINTS = {
-    "Unknown queue": "`qstat -Q` lists the queues; pbs: {queue: ...}",
-    "exceeds queue": "`qstat -Qf` shows the limits of the queues",
-    "Unknown resource": "`pbsnodes -a` shows what hosts have",
-    "Unauthorized Request": "`qstat -Qf` shows who may use a queue",
-    "cannot connect to server": "`qstat -B` checks it",
-    "Connection refused": "`qstat -B` checks it",
-}
 
 
 class PbsScheduler(BatchScheduler):
@@ -90,14 +138,29 @@ class PbsScheduler(BatchScheduler):
     name = "pbs"
     title = "PBS"
     settings = PbsSettings
-    mistakes = staticmethod(mistakes)
-    directives = staticmethod(directives)
-    options = OPTIONS
+    options = _OPTIONS
     launcher = "tm"
-    example = EXAMPLE
-    synonyms = SYNONYMS
-    advice = ADVICE
+    example = _EXAMPLE
+    synonyms: Mapping[str, str] = {
+        **dict.fromkeys(("select", "chunks"), "nodes"),
+        "ppn": "cpus_per_task",
+        "ngpus": "gpus_per_node",
+    }
+    advice: Mapping[str, str] = {
+        "project": 'options: ["-P", "x"]',
+        "resource_spec": 'options: ["-l", "select=..."]',
+    }
     submit_command = "qsub"
+    job_id = _JOB_ID
+    prefix = _COMMAND
+    hints: Mapping[str, str] = {
+        "Unknown queue": "`qstat -Q` lists the queues; pbs: {queue: ...}",
+        "exceeds queue": "`qstat -Qf` shows the limits of the queues",
+        "Unknown resource": "`pbsnodes -a` shows what hosts have",
+        "Unauthorized Request": "`qstat -Qf` shows who may use a queue",
+        "cannot connect to server": "`qstat -B` checks it",
+        "Connection refused": "`qstat -B` checks it",
+    }
     why_no_requeue = "PBS starts no job again at its time limit"
     without_gpus = "the job has none: ask for them: `-l select=N:ngpus=M` of qsub"
 
@@ -117,23 +180,49 @@ class PbsScheduler(BatchScheduler):
 
     def expected(self, description: Description) -> Allocation:
         pbs = self.settings_in(description)
-        count, each = chunks(description, pbs)
-        devices = gpus_of_chunk(description, pbs, each) or None
-        return self.granted(description, placeholders(count, each, devices))
+        count, slots = chunks(description, pbs)
+        devices = gpus_of_chunk(description, pbs, slots) or None
+        return self.granted(description, placeholders(count, slots, devices))
 
     def more_slots(self, tasks: int, hosts: int) -> str:
-        each = -(-tasks // hosts)
-        return f"ask for them: `-l select={hosts}:ncpus={each}:mpiprocs={each}` of qsub"
+        slots = -(-tasks // hosts)
+        return (
+            f"ask for them: `-l select={hosts}:ncpus={slots}:mpiprocs={slots}` of qsub"
+        )
+
+    def mistakes(self, description: Description, pbs: PbsSettings) -> Iterator[Mistake]:
+        tasks = len(description.task_ids())
+        for index, word in enumerate(pbs.options):
+            key = f"pbs.options.{index}"
+            if word.startswith(("block=", "-Wblock=")):
+                yield Mistake(key, "option -W block is not allowed", FOLLOWS)
+            if _is_size(word) and (pbs.nodes or pbs.tasks_per_node):
+                message = "the size is also set by 'pbs'"
+                yield Mistake(key, message, "keep one of them", "pbs")
+        count, slots = chunks(description, pbs)
+        if pbs.nodes is not None and pbs.nodes > tasks:
+            message = f"{pbs.nodes} nodes are too many for {tasks} tasks"
+            yield Mistake("pbs.nodes", message, f"nodes: {tasks}", "tasks")
+        elif count * slots < tasks:
+            message = f"{count} nodes with {slots} tasks each are too few for {tasks}"
+            yield Mistake("pbs.tasks_per_node", f"{message} tasks", "omit it", "tasks")
 
     def is_inside(self, env: Mapping[str, str]) -> bool:
         return bool(env.get("PBS_JOBID") and env.get("PBS_NODEFILE"))
 
-    def submit(self, script: Path, ask: Ask) -> str:
-        answer = ask(("qsub", str(script)))
-        for line in reversed(answer.stdout.splitlines()):
-            if answer.exit_code == 0 and _JOB_ID.fullmatch(line.strip()):
-                return line.strip()
-        raise refusal("qsub", one_line(answer, _COMMAND), _HINTS)
+    def directives(
+        self, description: Description, pbs: PbsSettings, launcher: LauncherCommand
+    ) -> Iterator[str]:
+        yield from (f"#PBS {line}" for line in _requests(description, pbs))
+        yield ""
+        yield "#PBS -S /bin/bash"
+        yield "# PBS would copy the output only at the end."
+        yield "#PBS -j oe"
+        yield "#PBS -o /dev/null"
+        yield "# A lost host ends the run; it is not restarted silently."
+        yield "#PBS -r n"
+        yield ""
+        yield from into_log(launcher)
 
     def state(self, job: str, ask: Ask) -> JobState:
         """The job's state; PBS forgets a job that is over unless it keeps a history."""
@@ -185,16 +274,62 @@ class PbsScheduler(BatchScheduler):
         return env.get("PBS_ARRAY_INDEX") or env.get("PBS_ARRAYID")
 
 
+def chunks(description: Description, pbs: PbsSettings) -> tuple[int, int]:
+    """How many chunks the job asks for, and how many tasks fit on each."""
+    tasks = len(description.task_ids())
+    if pbs.nodes is not None:
+        return pbs.nodes, pbs.tasks_per_node or -(-tasks // pbs.nodes)
+    slots = pbs.tasks_per_node or 1
+    return -(-tasks // slots), slots
+
+
+def gpus_of_chunk(description: Description, pbs: PbsSettings, slots: int) -> int:
+    if pbs.gpus_per_node is not None:
+        return pbs.gpus_per_node
+    return slots * max(group.gpus or 0 for group in description.tasks.values())
+
+
+def _requests(description: Description, pbs: PbsSettings) -> Iterator[str]:
+    # A name begins with a letter, and older versions allow 15 characters.
+    name = description.name if description.name[0].isalpha() else f"j{description.name}"
+    yield f"-N {name[:15]}"
+    if not any(map(_is_size, pbs.options)):
+        count, slots = chunks(description, pbs)
+        cpus = slots * (pbs.cpus_per_task or 1)
+        gpus = gpus_of_chunk(description, pbs, slots)
+        memory = "" if pbs.mem is None else f":mem={_memory(pbs.mem)}"
+        devices = f":ngpus={gpus}" if gpus else ""
+        yield f"-l select={count}:ncpus={cpus}:mpiprocs={slots}{memory}{devices}"
+        placed = any(word.startswith(("place=", "-lplace=")) for word in pbs.options)
+        if pbs.nodes is not None and not placed:
+            yield "-l place=scatter"
+    limit_s = None if pbs.time is None else time_limit_s(pbs.time)
+    if limit_s is not None:
+        yield f"-l walltime={clock(limit_s)}"
+    if pbs.queue is not None:
+        yield f"-q {pbs.queue}"
+    if pbs.account is not None:
+        yield f"-A {pbs.account}"
+    yield from lines(pbs.options)
+
+
+def _is_size(word: str) -> bool:
+    return word.removeprefix("-l").startswith(_SIZES)
+
+
+def _memory(text: str) -> str:
+    """``16G`` as PBS writes it: 16gb; a plain number is in MB."""
+    return f"{text}mb" if text.isdecimal() else f"{text.lower()}b"
+
+
 def granted(env: Mapping[str, str]) -> list[str]:
     """The lines of PBS_NODEFILE: a host's name for each of its slots.
 
     Raises StartError outside of a job, ConfigError if the file is unusable.
     """
-    if not SCHEDULER.is_inside(env):
-        hint = "`tfcluster submit`, or launch in a job of qsub"
-        raise StartError("not inside a PBS job", hint=hint)
+    SCHEDULER.require_inside(env)
     path = env["PBS_NODEFILE"]
-    names = names_in_file("PBS_NODEFILE", path, _STALE)
+    names = host_file("PBS_NODEFILE", path, _STALE).split()
     require_host_names(f"PBS_NODEFILE={path!r}", names, _STALE)
     return names
 
@@ -212,10 +347,10 @@ def _argv_on(
 
 def _walltime(facts: Mapping[str, object] | None, name: str) -> int | None:
     """``walltime`` of a group of attributes; Torque's are ``name.walltime``."""
-    known = facts or {}
-    group = known.get(name)
+    facts = facts or {}
+    group = facts.get(name)
     text = group.get("walltime") if isinstance(group, dict) else None
-    text = text or known.get(f"{name}.walltime")
+    text = text or facts.get(f"{name}.walltime")
     return time_limit_s(str(text)) if text else None
 
 
@@ -231,24 +366,24 @@ def _job_facts(job: str, ask: Ask) -> Mapping[str, Any] | None:
             }
     if _UNKNOWN.search(answer.stderr):
         return None
-    found = _section(answer, "Jobs")
-    if found is None:
+    jobs = _section(answer, "Jobs")
+    if jobs is None:
         raise SchedulerError(one_line(answer, _COMMAND) or "qstat prints nothing")
     # The server's name may be longer in the answer.
     number = job.partition(".")[0]
-    return next((f for k, f in found.items() if k.partition(".")[0] == number), None)
+    return next((f for k, f in jobs.items() if k.partition(".")[0] == number), None)
 
 
 def _section(answer: CommandAnswer, name: str) -> dict[str, dict[str, Any]] | None:
     """``{"Jobs": {"12.server": {...}}}``; None if it is not such an answer."""
     try:
-        found = loads(answer.stdout.encode())
+        document = loads(answer.stdout.encode())
     except ValueError:
         return None
-    entries = found.get(name) if isinstance(found, dict) else None
+    entries = document.get(name) if isinstance(document, dict) else None
     if not isinstance(entries, dict):
         return None
-    return {str(k): each for k, each in entries.items() if isinstance(each, dict)}
+    return {str(k): v for k, v in entries.items() if isinstance(v, dict)}
 
 
 SCHEDULER = PbsScheduler()

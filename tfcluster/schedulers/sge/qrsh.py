@@ -58,26 +58,25 @@ def meaning(words: str) -> str | None:
     return next((text for sign, text in _MEANINGS if sign in words), None)
 
 
-class QrshChannel(ProcessChannel):
-    """The standard streams of a process on another host, through our child qrsh."""
+def start_process(
+    host: str, argv: Sequence[str], timeout_s: float = START_S
+) -> ProcessChannel:
+    """Start ``argv``, made by ``qrsh_argv``; returns once the process on the host runs.
 
-    def wait_until_ready(self, host: str, timeout_s: float = START_S) -> None:
-        """Wait until the process runs; write nothing earlier. Raises StartError."""
-        readable, _, _ = select.select([self._stdout], [], [], timeout_s)
-        if readable and os.read(self._stdout, 1):
-            return
-        if readable:
-            cause = self.diagnosis() or "qrsh ended"
-        else:
-            cause = f"Grid Engine started nothing there in {timeout_s:g} s"
-            self.kill()
-        raise StartError(f"{host}: no agent could be started: {cause}")
+    Raises StartError.
+    """
 
-    def kill(self) -> None:
-        self.terminate(_END_S)
+    def explained(words: str, end: str) -> str:
+        text = meaning(words)
+        return f"{text}: {end}" if text else ""
 
-    def diagnosis(self) -> str:
-        """How the process ended, preceded by an explanation if there is one."""
-        plain = super().diagnosis()
-        text = meaning(self.last_words())
-        return f"{text}: {plain}" if text else plain
+    channel = ProcessChannel(host, argv, end_s=_END_S, explain=explained)
+    readable, _, _ = select.select([channel], [], [], timeout_s)
+    if readable and os.read(channel.fileno(), 1):
+        return channel
+    if readable:
+        cause = channel.diagnosis() or "qrsh ended"
+    else:
+        cause = f"Grid Engine started nothing there in {timeout_s:g} s"
+    channel.release(_END_S)
+    raise StartError(f"{host}: no agent could be started: {cause}")

@@ -1,27 +1,31 @@
-"""Queues and follows a job with qsub, qstat and qacct. Pure but for ``ask``."""
+"""Queues and follows a job with qsub and qstat; asks about our own job."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
-from pathlib import Path
+import shutil
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from xml.etree import ElementTree
 
-from tfcluster.base.light_dataclasses import replace
+from tfcluster.base.errors import StartError
+from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.schedulers.base import (
     Ask,
-    CommandAnswer,
     JobPhase,
     JobState,
     SchedulerError,
     one_line,
-    refusal,
+    output_of,
 )
 
-_JOB_ID = re.compile(r"([1-9][0-9]*)")
-_NUMBER_IN_ANSWER = re.compile(r'[Yy]our job ([1-9][0-9]*) \("')
+JOB_ID = re.compile(
+    r'^(?:[Yy]our job (?=[0-9]+ \("))?([1-9][0-9]*)(?= \("|\s*$)', re.MULTILINE
+)
+PREFIX = r"Unable to run job: |error: |denied: |Exiting\.$"
 
-_HINTS = {
+HINTS = {
     "parallel environment": "`qconf -spl` lists them; sge: {parallel_environment: ...}",
     "unknown queue": "`qconf -sql` lists the queues; sge: {queue: ...}",
     "unknown resource": "`qconf -sc` lists the resources; sge: {resources: {...}}",
@@ -31,29 +35,6 @@ _HINTS = {
     "unable to send message to qmaster": "`qping` and `qhost` check it",
     "cell directory": "SGE_ROOT and SGE_CELL must locate Grid Engine",
 }
-
-
-def submit(script: Path, ask: Ask) -> str:
-    """The last line that is an id: prologs and JSVs may print lines before it."""
-    answer = ask(("qsub", "-terse", str(script)))
-    if answer.exit_code == 0:
-        for line in reversed(answer.stdout.splitlines()):
-            match = _JOB_ID.fullmatch(line.strip()) or _NUMBER_IN_ANSWER.match(
-                line.strip()
-            )
-            if match is not None:
-                return match[1]
-    raise _refusal(answer)
-
-
-def _refusal(answer: CommandAnswer) -> SchedulerError:
-    """``Unable to run job: REASON`` and ``Exiting.``, on either stream."""
-    said = [
-        re.sub(r"^(?:Unable to run job|error|denied): ", "", line.strip())
-        for line in (answer.stderr + "\n" + answer.stdout).splitlines()
-        if line.strip() and line.strip() != "Exiting."
-    ]
-    return refusal("qsub", "; ".join(dict.fromkeys(said)), _HINTS)
 
 
 _GONE = re.compile(r"<unknown_jobs|[Jj]obs? do(?:es)? not exist")
@@ -66,26 +47,21 @@ _FINISHED = 0x10000
 
 
 def state(job: str, ask: Ask) -> JobState:
-    state = job_state(job, ask(("qstat", "-j", job, "-xml")))
-    if state.phase is not JobPhase.GONE:
-        return state
-    return replace(state, reason=verdict(ask(("qacct", "-j", job)).stdout))
-
-
-def job_state(job: str, answer: CommandAnswer) -> JobState:
     """The state of ``job``. Raises SchedulerError if the answer is unusable."""
+    answer = ask(("qstat", "-j", job, "-xml"))
+    gone = JobState(JobPhase.GONE, "gone", f"`qacct -j {job}` shows how it ended")
     if _GONE.search(answer.stdout + answer.stderr):
-        return JobState(JobPhase.GONE, "gone")
+        return gone
     try:
         root = ElementTree.fromstring(answer.stdout)
     except ElementTree.ParseError as error:
         raise SchedulerError(one_line(answer) or "qstat prints nothing") from error
     if root.tag != "detailed_job_info":
         # qstat gives this answer, without an error code, if the qmaster is unreachable.
-        said = "; ".join(_texts(root.iter("AN_text")))
-        raise SchedulerError(said or f"qstat does not list job {job}")
-    if job not in (found.text for found in root.iter("JB_job_number")):
-        return JobState(JobPhase.GONE, "gone")
+        cause = "; ".join(_texts(root.iter("AN_text")))
+        raise SchedulerError(cause or f"qstat does not list job {job}")
+    if job not in (number.text for number in root.iter("JB_job_number")):
+        return gone
     errors = _texts(root.iter("QIM_message"))
     if errors:
         told = "; ".join(_STAMP.sub("", text) for text in errors[:_SHOWN_REASONS])
@@ -101,8 +77,7 @@ def job_state(job: str, answer: CommandAnswer) -> JobState:
     if any(statuses):
         return JobState(JobPhase.RUNNING, "running")
     reasons = _reasons(root)
-    held = any("hold state" in reason for reason in reasons)
-    if held:
+    if any("hold state" in reason for reason in reasons):
         return JobState(JobPhase.PENDING, "held (hqw)", f"`qrls {job}` releases it")
     return JobState(JobPhase.PENDING, "waiting (qw)", _folded(reasons))
 
@@ -112,21 +87,14 @@ def _reasons(root: ElementTree.Element) -> list[str]:
 
     Empty if the site has turned reasons off (sched_conf(5), ``schedd_job_info``).
     """
-    own = [
-        text
-        for messages in root.iter("SME_message_list")
-        for text in _texts(messages.iter("MES_message"))
-    ]
-    every = _texts(root.iter("MES_message"))
-    return list(dict.fromkeys([*own, *every]))
+    own = (part.iter("MES_message") for part in root.iter("SME_message_list"))
+    return list(dict.fromkeys(_texts([*chain(*own), *root.iter("MES_message")])))
 
 
 def _folded(reasons: list[str]) -> str | None:
-    if not reasons:
-        return None
     rest = len(reasons) - _SHOWN_REASONS
     shown = "; ".join(reasons[:_SHOWN_REASONS])
-    return f"{shown} (and {rest} more)" if rest > 0 else shown
+    return f"{shown} (and {rest} more)" if rest > 0 else shown or None
 
 
 def _texts(elements: Iterable[ElementTree.Element]) -> list[str]:
@@ -134,46 +102,113 @@ def _texts(elements: Iterable[ElementTree.Element]) -> list[str]:
     return [" ".join(element.text.split()) for element in elements if element.text]
 
 
-_RULE = re.compile(r"^=+$", re.MULTILINE)
-_RESCHEDULED = "25"
-"""The code in ``failed`` if the job was rescheduled and started again."""
+_ASK_S = 3.0
+"""The callers of what follows are in a hurry."""
+_LIMITS = ("h_rt", "s_rt")
+_TIME = r"(?:^|=)(?=[0-9:])([0-9]{0,9}(?::[0-9]{0,9}){0,2})(?![0-9:])"
 
 
-def verdict(text: str) -> str | None:
-    """How the job ended, in a few words; None: there is no entry.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What ``qstat -j`` says about a running job."""
 
-    ``failed 100 : assumedly after job, exit status 137 (Killed)``
-    """
-    records = [record for part in _RULE.split(text) if (record := _fields(part))]
-    ended = [record for record in records if "exit_status" in record]
-    if not ended:
+    notify: bool
+    """Whether the job is warned before it is killed (qsub -notify)."""
+    began_s: float
+    """The Unix time of its start; 0: unknown."""
+    limits_s: Mapping[str, float]
+    """Its requested limits ``h_rt`` and ``s_rt``, in seconds."""
+    waits: bool = False
+    """Whether it is queued although we run: then it was rescheduled."""
+
+    def is_over_time(self, now_s: float) -> bool:
+        """Whether a limit is reached; qmaster's clock may differ by 2 s."""
+        limit_s = min(self.limits_s.values(), default=0.0)
+        return bool(limit_s and self.began_s) and now_s >= self.began_s + limit_s - 2
+
+    def is_rescheduled(self, launched_s: float) -> bool:
+        """Whether the job was restarted after the launcher's start (Unix time)."""
+        return self.waits or self.began_s > launched_s + 2
+
+
+def own_job(env: Mapping[str, str]) -> JobFacts | None:
+    """The facts about the job that we are in; None: unknown."""
+    return parse_job(_answer(env, "qstat", "-j", env.get("JOB_ID", ""), "-xml"))
+
+
+def notice_s(env: Mapping[str, str]) -> float | None:
+    """Seconds from the queue's warning to its SIGKILL; None: unknown."""
+    queue = env.get("QUEUE")
+    return parse_notice(_answer(env, "qconf", "-sq", queue)) if queue else None
+
+
+def _answer(env: Mapping[str, str], name: str, *words: str) -> str:
+    try:
+        program = find_program(name, env)
+    except StartError:
+        return ""
+    return output_of((program, *words), env, _ASK_S)
+
+
+def parse_job(answer: str) -> JobFacts | None:
+    """Parse the answer to ``qstat -j JOB -xml``; None if it is not such an answer."""
+    try:
+        root = ElementTree.fromstring(answer)
+    except ElementTree.ParseError:
         return None
-    own = _of_the_job(ended)
-    failed = own.get("failed", "0")
-    status = f"exit status {own['exit_status']}"
-    return status if _number(failed) == "0" else f"failed {failed}, {status}"
+    if root.find(".//JB_job_number") is None:
+        return None
+    limits = {}
+    for request in root.iter("qstat_l_requests"):
+        name, value = request.findtext("CE_name"), request.findtext("CE_doubleval")
+        limit_s = _seconds_of(value)
+        if name in _LIMITS and limit_s is not None:
+            limits[name] = limit_s
+    return JobFacts(
+        notify=root.findtext(".//JB_notify") in ("true", "1"),
+        began_s=_seconds_of(root.findtext(".//JAT_start_time")) or 0.0,
+        limits_s=limits,
+        waits=root.findtext(".//JAT_status") == "0",
+    )
 
 
-def _fields(part: str) -> dict[str, str]:
-    """The keys and values of ``key   value`` lines."""
-    pairs = (line.split(None, 1) for line in part.splitlines())
-    return {pair[0]: " ".join(pair[1].split()) for pair in pairs if len(pair) == 2}
+def _seconds_of(text: str | None) -> float | None:
+    """A time or a duration in an answer; None if it is missing or not a number."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
-def _of_the_job(records: list[dict[str, str]]) -> dict[str, str]:
-    """The job's own record: each qrsh also has one, but none lasts as long.
+def parse_notice(answer: str) -> float | None:
+    """The least of ``notify 00:00:60,[node1=00:01:30]`` (``qconf -sq``), in seconds."""
+    line = re.search(r"^notify\s+(.*)$", answer.replace("\\\n", ""), re.MULTILINE)
+    times = re.findall(_TIME, line[1]) if line else []
+    return min(map(seconds, times), default=None)
 
-    Records of earlier starts of a rescheduled job do not count.
+
+def seconds(text: str) -> float:
+    """``90``, ``1:30`` or ``0:1:30`` in seconds; the last part may exceed 59."""
+    total = 0
+    for part in text.split(":"):
+        total = total * 60 + int(part or 0)
+    return float(total)
+
+
+def find_program(name: str, env: Mapping[str, str]) -> str:
+    """The path of a program such as qrsh. Raises StartError if there is none.
+
+    A program that is not on the job's PATH is sought below SGE_ROOT.
     """
-    lives = [r for r in records if _number(r.get("failed", "0")) != _RESCHEDULED]
-    return max(lives or records, key=_wallclock_s)
-
-
-def _number(text: str) -> str:
-    return text.split()[0] if text.split() else "0"
-
-
-def _wallclock_s(record: dict[str, str]) -> float:
-    """The seconds, written as ``12s``, ``12`` or ``12.345``."""
-    match = re.match(r"[0-9]+(?:\.[0-9]+)?", record.get("ru_wallclock", ""))
-    return float(match[0]) if match else 0.0
+    folders = [env.get("PATH", "")]
+    if root := env.get("SGE_ROOT"):
+        arch = env.get("SGE_ARCH") or env.get("ARC", "")
+        folders.append(f"{root}/bin/{arch}")
+    for folder in folders:
+        if path := shutil.which(name, path=folder):
+            return path
+    raise StartError(
+        f"{name} is not found",
+        hint="put Grid Engine's programs on the PATH of the job",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 from tfcluster.base.errors import ExitCode, StartError
 from tfcluster.plan.model import Allocation, Description, Host
@@ -14,16 +15,17 @@ from tfcluster.schedulers.base import (
     gpus_of_all,
     placeholders,
 )
-from tfcluster.schedulers.slurm.controller import Controller, state, submit
+from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm.request import (
     ADVICE,
     EXAMPLE,
+    OPTIONS,
     SYNONYMS,
     SlurmSettings,
     contradictions,
-    slurm_request,
+    directives,
+    job_size,
 )
-from tfcluster.schedulers.slurm.script import OPTIONS, directives
 from tfcluster.schedulers.slurm.srun import (
     gpu_question_argv,
     has_gpus,
@@ -52,8 +54,7 @@ class SlurmScheduler(BatchScheduler, Requeuing):
     settings = SlurmSettings
     mistakes = staticmethod(contradictions)
     directives = staticmethod(directives)
-    submit = staticmethod(submit)
-    state = staticmethod(state)
+    state = staticmethod(controller.state)
     is_inside = staticmethod(is_inside)
     options = OPTIONS
     launcher = "srun"
@@ -62,6 +63,9 @@ class SlurmScheduler(BatchScheduler, Requeuing):
     advice = ADVICE
     option_hint = 'other options of sbatch: options: ["--{}=..."]'
     submit_command = "sbatch"
+    job_id = controller.JOB_ID
+    prefix = controller.COMMAND
+    hints = controller.HINTS
     without_gpus = (
         "the job has none: ask for them with --gpus-per-node of sbatch or salloc"
     )
@@ -73,10 +77,13 @@ class SlurmScheduler(BatchScheduler, Requeuing):
         )
 
     def expected(self, description: Description) -> Allocation:
-        asked = slurm_request(description, self.settings_in(description))
-        gpus = asked.gpus_per_node or gpus_of_all(description)
-        hosts = placeholders(asked.nodes or 1, asked.tasks_per_node, gpus)
+        size = job_size(description, self.settings_in(description))
+        gpus = size["--gpus-per-node"] or gpus_of_all(description)
+        hosts = placeholders(size["--nodes"] or 1, size["--ntasks-per-node"], gpus)
         return self.granted(description, hosts)
+
+    def submit_argv(self, script: Path) -> tuple[str, ...]:
+        return ("sbatch", "--parsable", str(script))
 
     def cancel_argvs(self, job: str) -> tuple[tuple[str, ...], ...]:
         # The launcher replaces the batch shell (exec), so the signal reaches it.
@@ -90,35 +97,30 @@ class SlurmScheduler(BatchScheduler, Requeuing):
 
     def allocate(self, description: Description, env: Mapping[str, str]) -> Allocation:
         require_one_launcher(env)
-        if not is_inside(env):
-            raise StartError(
-                "not inside a Slurm job",
-                hint="`tfcluster launch` submits one; `salloc -N 4` gives a shell in "
-                "one",
-            )
-        found = nodes(env)
-        any_gpus = has_gpus(env) or Controller(env).has_gpus()
-        devices = _devices(found, env) if any_gpus else {}
-        asked = self.settings_in(description).tasks_per_node
+        self.require_inside(env)
+        own_nodes = nodes(env)
+        any_gpus = has_gpus(env) or controller.has_gpus(controller.own_job(env))
+        devices = _devices(own_nodes, env) if any_gpus else {}
+        slots = self.settings_in(description).tasks_per_node
         hosts = [
-            Host(name=node.name, slots=asked or node.slots, gpus=devices.get(node.name))
-            for node in found
+            Host(name=node.name, slots=slots or node.slots, gpus=devices.get(node.name))
+            for node in own_nodes
         ]
         return self.granted(description, hosts)
 
     def starter(self, description: Description, env: Mapping[str, str]) -> Starter:
         if shutil.which("srun", path=env.get("PATH")) is None:
             raise StartError("srun is not on the PATH", hint="load Slurm's module")
-        known = {node.name: node for node in nodes(env)}
-        return SrunStarter(description.python, known, step_environ(env))
+        by_name = {node.name: node for node in nodes(env)}
+        return SrunStarter(description.python, by_name, step_environ(env))
 
     def longest_grace_s(self, env: Mapping[str, str]) -> float | None:
         """KillWait, the time from SIGTERM to SIGKILL, less the time of a sweep."""
-        wait_s = Controller(env).kill_wait_s()
+        wait_s = controller.kill_wait_s(controller.config(env))
         return None if wait_s is None else max(1.0, wait_s - 5.0)
 
     def why_ending(self, env: Mapping[str, str]) -> ExitCode | None:
-        return Controller(env).ending()
+        return controller.ending(controller.own_job(env), controller.starts_before(env))
 
     def array_index(self, env: Mapping[str, str]) -> str | None:
         return env.get("SLURM_ARRAY_TASK_ID")
@@ -130,7 +132,12 @@ class SlurmScheduler(BatchScheduler, Requeuing):
         return env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
 
     def require_requeuable(self, env: Mapping[str, str]) -> None:
-        if why := Controller(env).why_not_requeuable():
+        facts, why = controller.own_job(env), None
+        if facts.get("BatchFlag") == "0":
+            why = f"job {self.job(env)} has no batch script that could be started again"
+        elif facts.get("Requeue") == "0":
+            why = f"job {self.job(env)} may not be requeued (Requeue=0)"
+        if why is not None:
             raise StartError(
                 f"restart.on_time_limit is 'requeue', but {why}",
                 hint="`sbatch --requeue job.sh`, or `tfcluster launch` outside of a "
@@ -138,31 +145,27 @@ class SlurmScheduler(BatchScheduler, Requeuing):
             )
 
     def requeue(self, env: Mapping[str, str]) -> str | None:
-        return Controller(env).requeue()
+        return controller.requeue(env)
 
 
 def _devices(
-    found: tuple[SlurmNode, ...], env: Mapping[str, str]
+    nodes: tuple[SlurmNode, ...], env: Mapping[str, str]
 ) -> dict[str, tuple[str, ...] | None]:
     """The job's GPUs on each node, from a step that runs there. Raises StartError."""
     devices: dict[str, tuple[str, ...] | None] = {}
-    for group, count in dict.fromkeys((node.group, node.gpus) for node in found):
-        here = [n.name for n in found if (n.group, n.gpus) == (group, count)]
-        argv = gpu_question_argv(here, group=group, gpus=count)
-        devices.update(parse_gpus(_ask(argv, env)))
-    silent = [node.name for node in found if node.name not in devices]
+    for group, gpus in dict.fromkeys((node.group, node.gpus) for node in nodes):
+        names = [n.name for n in nodes if (n.group, n.gpus) == (group, gpus)]
+        argv = gpu_question_argv(names, group=group, gpus=gpus)
+        answer = asker(step_environ(env), _ASK_S)(argv)
+        if answer.exit_code != 0:
+            unknown = ("the nodes' GPUs cannot be queried", None)
+            text, hint = meaning(answer.stderr) or unknown
+            raise StartError(f"{text}: {own_words(answer.stderr)}", hint=hint)
+        devices.update(parse_gpus(answer.stdout))
+    silent = [node.name for node in nodes if node.name not in devices]
     if silent:
         raise StartError(f"{', '.join(silent)}: did not report the job's GPUs")
     return devices
-
-
-def _ask(argv: tuple[str, ...], env: Mapping[str, str]) -> str:
-    answer = asker(step_environ(env), _ASK_S)(argv)
-    if answer.exit_code != 0:
-        said = answer.stderr
-        text, hint = meaning(said) or ("the nodes' GPUs cannot be queried", None)
-        raise StartError(f"{text}: {own_words(said)}", hint=hint)
-    return answer.stdout
 
 
 SCHEDULER = SlurmScheduler()

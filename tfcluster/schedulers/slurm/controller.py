@@ -1,18 +1,12 @@
-"""Asks Slurm's controller: queues and follows a job, and asks about our own job.
-
-Pure functions parse the answers. ``Controller`` runs commands inside of a job, never
-for longer than ``ASK_S``, because its callers are in a hurry.
-"""
+"""Asks Slurm's controller: queues and follows a job, and asks about our own job."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 
 from tfcluster.base.errors import ExitCode
-from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.schedulers.base import (
     Ask,
     JobPhase,
@@ -21,11 +15,11 @@ from tfcluster.schedulers.base import (
     asker,
     one_line,
     output_of,
-    refusal,
 )
 from tfcluster.schedulers.slurm.srun import own_words
 
 ASK_S = 3.0
+"""How long questions inside of a job may take: their callers are in a hurry."""
 REQUEUE_S = 10.0
 _TRIES = 3
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z/:_]*)=(\S*)")
@@ -34,35 +28,25 @@ _SRUN_PORTS = re.compile(
     r"^SrunPortRange\s*=\s*([0-9]{1,5})-([0-9]{1,5})", re.MULTILINE
 )
 
-_JOB_ID = re.compile(r"([0-9]+)(?:;[A-Za-z0-9_.-]+)?")
+JOB_ID = re.compile(r"^([0-9]+)(?:;[A-Za-z0-9_.-]+)?\s*$", re.MULTILINE)
 _RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUE", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 
 _REASONS = {
     "Resources": "waits until enough nodes are free",
     "Priority": "jobs of higher priority come first",
-    "BeginTime": "its start time has not been reached",
-    "Dependency": "waits for another job",
     "JobHeldUser": "held by its owner; `scontrol release` releases it",
     "JobHeldAdmin": "held by an administrator",
-    "Licenses": "waits for a licence",
-    "NodeDown": "a node that it needs is down",
     "PartitionConfig": "the partition cannot satisfy its request",
     "PartitionNodeLimit": "it asks for more nodes than the partition has or allows",
     "PartitionTimeLimit": "it asks for more time than the partition allows",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
     "ReqNodeNotAvail": "a node that it needs is not available",
     "BadConstraints": "no nodes match its request",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its quality of service is not valid",
     "AssocMaxJobsLimit": "you have reached your account's limit of jobs",
-    "JobLaunchFailure": "it could not be started on its node",
     "launch failed requeued held": "it could not be started on its node",
-    "None": None,
-    "": None,
 }
-_HINTS = {
+"""Meanings of reasons; other reasons are shown as they are."""
+HINTS = {
     "Invalid partition": "`sinfo` lists the partitions",
     "Invalid account": "slurm: {account: ...}",
     "node configuration is not available": "`sinfo -N -l` shows what nodes have",
@@ -70,139 +54,101 @@ _HINTS = {
     "contact slurm controller": "`scontrol ping` checks it",
     "configuration source": "is this a login node of the cluster?",
 }
-_COMMAND = "[a-z]+: (?:error: |fatal: )?"
+COMMAND = "[a-z]+: (?:error: |fatal: )?"
 """The name of a command before its message."""
 
 
-@dataclass(frozen=True, slots=True)
-class Controller:
-    """Asks ``scontrol``. ``environ`` is the job's environment."""
+def config(env: Mapping[str, str]) -> str:
+    """The configuration of Slurm; "" if unknown."""
+    return output_of(("scontrol", "show", "config"), env, ASK_S)
 
-    environ: Mapping[str, str]
 
-    def kill_wait_s(self) -> float | None:
-        """Seconds between SIGTERM and SIGKILL to a job; None: unknown."""
-        return parse_kill_wait(self._ask("show", "config"))
+def own_job(env: Mapping[str, str]) -> dict[str, str]:
+    """The facts about the job that we are in; {} if unknown."""
+    argv = ("scontrol", "show", "job", "--oneliner", env.get("SLURM_JOB_ID", ""))
+    return fields(output_of(argv, env, ASK_S))
 
-    def srun_ports(self) -> range | None:
-        """The ports on which srun may listen, which firewalls allow; None: all."""
-        return parse_srun_ports(self._ask("show", "config"))
 
-    def has_gpus(self) -> bool:
-        """Whether the job has GPUs; salloc's shell has no variable that says so."""
-        return "gpu" in parse_requested(self._job_facts())
-
-    def ending(self) -> ExitCode | None:
-        """Why Slurm is about to end the job; see ``parse_ending``."""
-        life = self.environ.get("SLURM_RESTART_COUNT", "")
-        return parse_ending(self._job_facts(), life=_count(life))
-
-    def why_not_requeuable(self) -> str | None:
-        """Why the job cannot be requeued; None: it can be, or we do not know."""
-        return parse_not_requeuable(self._job_facts(), self._job)
-
-    def requeue(self) -> str | None:
-        """Requeue the job; returns why this was not possible, or None."""
-        if why := parse_ended(self._job_facts(), self._job):
-            return why
-        for _ in range(_TRIES):
-            answer = asker(self.environ, REQUEUE_S)(("scontrol", "requeue", self._job))
-            if answer.exit_code != -signal.SIGTERM:
-                break
-            # Slurm ends every process of the job at its time limit, and also when it
-            # has been told to requeue the job.
-            if self.ending() is ExitCode.PREEMPTED:
-                return None
-        if answer.exit_code == 0:
+def requeue(env: Mapping[str, str]) -> str | None:
+    """Requeue our job; returns why this was not possible, or None."""
+    job = env.get("SLURM_JOB_ID", "")
+    if "CANCELLED" in own_job(env).get("JobState", ""):
+        return f"job {job} was cancelled"
+    for _ in range(_TRIES):
+        answer = asker(env, REQUEUE_S)(("scontrol", "requeue", job))
+        if answer.exit_code != -signal.SIGTERM:
+            break
+        # Slurm ends every process of the job at its time limit, and also when it has
+        # been told to requeue the job.
+        if ending(own_job(env), starts_before(env)) is ExitCode.PREEMPTED:
             return None
-        return own_words(answer.stderr) or f"scontrol exited with {answer.exit_code}"
-
-    @property
-    def _job(self) -> str:
-        return self.environ.get("SLURM_JOB_ID", "")
-
-    def _job_facts(self) -> str:
-        """What ``fields`` parses."""
-        return self._ask("show", "job", "--oneliner", self._job)
-
-    def _ask(self, *words: str) -> str:
-        return output_of(("scontrol", *words), self.environ, ASK_S)
+    if answer.exit_code == 0:
+        return None
+    return own_words(answer.stderr) or f"scontrol exited with {answer.exit_code}"
 
 
 def fields(answer: str) -> dict[str, str]:
     """The ``Key=Value`` words of ``scontrol --oneliner``; of duplicates, the first."""
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for match in _FIELD.finditer(answer):
-        found.setdefault(match[1], match[2])
-    return found
+        facts.setdefault(match[1], match[2])
+    return facts
 
 
-def parse_kill_wait(answer: str) -> float | None:
-    """Parse ``KillWait = 30 sec``, in seconds; None if there is no such line."""
-    match = _KILL_WAIT.search(answer)
+def kill_wait_s(config: str) -> float | None:
+    """Seconds between SIGTERM and SIGKILL to a job: ``KillWait = 30 sec``."""
+    match = _KILL_WAIT.search(config)
     return float(match[1]) if match else None
 
 
-def parse_srun_ports(answer: str) -> range | None:
-    """Parse ``SrunPortRange = 60001-63000``; None if there is no such range."""
-    match = _SRUN_PORTS.search(answer)
-    found = range(int(match[1]), int(match[2]) + 1) if match else range(0)
-    return found if 0 < found.start <= found.stop <= 1 << 16 else None
+def srun_ports(config: str) -> range | None:
+    """The ports on which srun may listen, which firewalls allow; None: all.
+
+    ``SrunPortRange = 60001-63000``.
+    """
+    match = _SRUN_PORTS.search(config)
+    ports = range(int(match[1]), int(match[2]) + 1) if match else range(0)
+    return ports if 0 < ports.start <= ports.stop <= 1 << 16 else None
 
 
-def parse_requested(answer: str) -> str:
-    """The job's trackable resources: ``gres:gpu:2``, ``gres/gpu:a100=4``."""
-    resources = fields(answer).items()
-    return " ".join(v for key, v in resources if "TresPer" in key or "TRES" in key)
+def has_gpus(job: Mapping[str, str]) -> bool:
+    """Whether a job's resources (``gres:gpu:2``, ``gres/gpu:a100=4``) have GPUs.
+
+    salloc's shell has no variable that says so.
+    """
+    return any(
+        "gpu" in value
+        for key, value in job.items()
+        if "TresPer" in key or "TRES" in key
+    )
 
 
-def parse_ending(answer: str, *, life: int = 0) -> ExitCode | None:
+def ending(job: Mapping[str, str], starts: int) -> ExitCode | None:
     """PREEMPTED (or requeued) or TIME_LIMIT; None: cancelled by a user, or unknown.
 
-    ``life`` is the number of times that the job had been restarted when we started.
+    ``starts`` is the number of times that the job had been restarted when we started.
     """
-    facts = fields(answer)
-    state = facts.get("JobState", "")
+    state = job.get("JobState", "")
     if "PREEMPTED" in state or "REQUEUE" in state:
         return ExitCode.PREEMPTED
-    if facts.get("PreemptTime", "None") not in ("None", "Unknown"):
+    if job.get("PreemptTime", "None") not in ("None", "Unknown"):
         return ExitCode.PREEMPTED
     # The state of a requeued job is COMPLETING until its processes have ended.
-    if _count(facts.get("Restarts", "")) > life:
+    if _count(job.get("Restarts", "")) > starts:
         return ExitCode.PREEMPTED
-    if "TIMEOUT" in state or facts.get("Reason") == "TimeLimit":
+    if "TIMEOUT" in state or job.get("Reason") == "TimeLimit":
         return ExitCode.TIME_LIMIT
     return None
 
 
-def parse_not_requeuable(answer: str, job: str) -> str | None:
-    """Why Slurm would not requeue the job, from ``scontrol show job``; or None."""
-    facts = fields(answer)
-    if facts.get("BatchFlag") == "0":
-        return f"job {job} has no batch script that could be started again"
-    if facts.get("Requeue") == "0":
-        return f"job {job} may not be requeued (Requeue=0)"
-    return None
-
-
-def parse_ended(answer: str, job: str) -> str | None:
-    """Why the job must not start again: somebody has cancelled it; or None."""
-    state = fields(answer).get("JobState", "")
-    return f"job {job} was cancelled" if "CANCELLED" in state else None
+def starts_before(env: Mapping[str, str]) -> int:
+    """How many times the job had been restarted when we started."""
+    return _count(env.get("SLURM_RESTART_COUNT", ""))
 
 
 def _count(text: str) -> int:
     """A number of restarts; 0 if unknown."""
     return int(text) if text.isdecimal() and len(text) < 10 else 0
-
-
-def submit(script: Path, ask: Ask) -> str:
-    answer = ask(("sbatch", "--parsable", str(script)))
-    lines = answer.stdout.split()
-    match = _JOB_ID.fullmatch(lines[-1]) if lines else None
-    if answer.exit_code != 0 or match is None:
-        raise refusal("sbatch", one_line(answer, _COMMAND), _HINTS)
-    return match[1]
 
 
 def state(job: str, ask: Ask) -> JobState:
@@ -212,9 +158,8 @@ def state(job: str, ask: Ask) -> JobState:
     if answer.exit_code != 0:
         if "Invalid job id" in answer.stderr:
             return JobState(JobPhase.GONE, "gone")
-        raise SchedulerError(one_line(answer, _COMMAND) or "squeue failed")
-    lines = answer.stdout.split("\n")
-    word, _, reason = lines[0].strip().partition("|")
+        raise SchedulerError(one_line(answer, COMMAND) or "squeue failed")
+    word, _, reason = answer.stdout.partition("\n")[0].strip().partition("|")
     if not word:
         return JobState(JobPhase.GONE, "gone")
     return JobState(_phase(word), word, _reason(reason.strip()))
@@ -228,8 +173,8 @@ def _phase(word: str) -> JobPhase:
 
 def _reason(text: str) -> str | None:
     """``(Resources)`` with its meaning."""
-    known = text.strip("()")
-    meaning = _REASONS.get(known.split(",")[0], "")
-    if meaning is None:
+    word = text.strip("()")
+    meaning = _REASONS.get(word.split(",")[0])
+    if word in ("", "None"):
         return None
-    return f"{known}: {meaning}" if meaning else known
+    return f"{word}: {meaning}" if meaning else word

@@ -7,30 +7,21 @@ of one step for many hosts connect back to us.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from tfcluster.base.errors import StartError
 from tfcluster.plan.model import Host, Interpreter
 from tfcluster.schedulers.agent_bundle import agent_argv, send_agent
-from tfcluster.schedulers.connect_back import Caller, CallerReception
-from tfcluster.schedulers.process_channel import (
-    LAST_WORDS_BYTES,
-    ConnectedChannel,
-    ProcessChannel,
-)
-from tfcluster.schedulers.slurm.controller import Controller
+from tfcluster.schedulers.connect_back import CallerReception
+from tfcluster.schedulers.process_channel import ConnectedChannel, ProcessChannel
+from tfcluster.schedulers.slurm import controller
 from tfcluster.schedulers.slurm.srun import (
-    group_argv,
+    explained,
     has_reason,
-    meaning,
-    own_words,
-    srun_argv,
+    step_argv,
     words_about,
 )
 from tfcluster.schedulers.slurm.variables import SlurmNode
@@ -40,30 +31,6 @@ STEP_END_S = 6.0
 """How long Slurm may take to end the processes of a step."""
 
 
-class StepChannel(ProcessChannel):
-    """The standard streams of a step's only task, through our child srun."""
-
-    def kill(self) -> None:
-        # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
-        # SIGINT would end the step at once. Only after that, srun itself is killed.
-        self.terminate(STEP_END_S)
-
-    def diagnosis(self) -> str:
-        """An explanation of srun's end if there is one, with srun's own message."""
-        plain = super().diagnosis()
-        return explained(self.last_words()) or plain
-
-
-def explained(said: str) -> str:
-    """An explanation of srun's message, followed by the message; "" if unknown."""
-    found = meaning(said)
-    if found is None:
-        return ""
-    text, hint = found
-    own = own_words(said)
-    return f"{text}: {own}; {hint}" if hint else f"{text}: {own}"
-
-
 FIRST_S = 60.0
 """How long the first process may take to connect: after that, we assume that none can.
 A site's prolog may take long."""
@@ -71,6 +38,7 @@ ALL_S = 120.0
 """How long the other processes may take, from the start of the step."""
 
 _POLL_S = 0.1
+_WORDS_BYTES = 1 << 16
 
 
 class GroupStep:
@@ -83,129 +51,62 @@ class GroupStep:
         env: Mapping[str, str],
         ports: range | None,
     ) -> None:
-        """``argv`` is srun's command. Raises OSError if it cannot be started."""
-        self._changed = threading.Condition()
-        self._awaited = set(hosts)
-        self._callers: dict[str, Caller] = {}
-        self._connected: set[str] = set()
-        self._ending = False
-        self._reception = CallerReception(self._arrived, ports)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as we do
+        """``argv`` is srun's command. Raises OSError or StartError if it cannot run."""
+        self._lock = threading.Lock()
+        self._used = set(hosts)
+        """Hosts whose process will connect, or has a channel that is used."""
+        self._reception = CallerReception(hosts, ports)
+        self._began_s = time.monotonic()
         try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=self._errors,
-                stderr=self._errors,
-                start_new_session=True,
-                env=env,
-            )
-        except OSError:
+            self._process = ProcessChannel("srun", argv, env=env)
+        except StartError:
             self._reception.close()
             raise
-        self._began_s = time.monotonic()
-        # This thread also tells those who wait for a process that the step has ended.
-        threading.Thread(target=self._watch, name="step", daemon=True).start()
+        with contextlib.suppress(OSError):
+            self._process.write(self._reception.program().encode() + b"\0")
+        self._process.close()
 
     def channel(self, host: str) -> ConnectedChannel | None:
         """The channel to the process on ``host``; None: there will never be one.
 
         Blocks until the process has connected.
         """
-        with self._changed:
-            while True:
-                if (caller := self._callers.pop(host, None)) is not None:
-                    return ConnectedChannel(
-                        caller.connection,
-                        partial(self._last_words, host, caller.task),
-                        partial(self.left, host),
-                    )
-                left_s = self._deadline_s() - time.monotonic()
-                if self._process.returncode is not None or left_s <= 0:
-                    break
-                self._changed.wait(left_s)
-            self._awaited.discard(host)
-            nothing_left = self._nothing_left()
-        if nothing_left:
-            self.end()
-        return None
+        caller = self._reception.caller(host, self._deadline_s, self._process.is_over)
+        if caller is None:
+            self.leave(host)
+            return None
+        return ConnectedChannel(
+            caller.connection,
+            partial(self._last_words, host, caller.task),
+            partial(self.leave, host),
+        )
 
     def _last_words(self, host: str, task: int, timeout_s: float) -> str:
-        said = self.said_about(host, task, timeout_s)
-        return explained(said) or said.rpartition("\n")[2]
-
-    def said_about(self, host: str, task: int, timeout_s: float) -> str:
         """What the process on ``host``, or srun about it, wrote to standard error.
 
         Waits until there is a reason: srun may pass it on after the connection ends,
         and after its own line that the process has exited.
         """
         until_s = time.monotonic() + timeout_s
-        while not has_reason(words := self._words_about(host, task)):
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or self._process.poll() is not None:
-                return self._words_about(host, task)
-            with self._changed:
-                self._changed.wait(min(left_s, _POLL_S))
-        return words
+        while True:
+            over = time.monotonic() >= until_s or self._process.is_over()
+            words = words_about(self._process.last_words(_WORDS_BYTES), host, task)
+            if over or has_reason(words):
+                return explained(words) or words.rpartition("\n")[2]
+            self._process.is_over(_POLL_S)
 
-    def _words_about(self, host: str, task: int) -> str:
-        size = os.fstat(self._errors.fileno()).st_size
-        # No seek: another thread may be reading, and srun is writing.
-        begin = max(0, size - 16 * LAST_WORDS_BYTES)
-        data = os.pread(self._errors.fileno(), size - begin, begin)
-        return words_about(data.decode(errors="backslashreplace"), host, task)
-
-    def left(self, host: str) -> None:
-        """Note that the channel to ``host`` is unused; the last one ends the step."""
-        with self._changed:
-            self._connected.discard(host)
-            nothing_left = self._nothing_left()
-        if nothing_left:
-            self.end()
-
-    def end(self) -> None:
-        """Wait for the step to end, and kill it if that takes too long."""
-        self._reception.close()
-        with self._changed:
-            if self._ending:
-                return
-            self._ending = True
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                self._process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STEP_END_S)
-                return
+    def leave(self, host: str) -> None:
+        """Note that ``host`` needs the step no longer; the last one ends it."""
+        with self._lock:
+            last = self._used == {host}
+            self._used.discard(host)
+        if last:
+            self._reception.close()
+            if not self._process.is_over(STEP_END_S):
+                self._process.terminate(STEP_END_S)
 
     def _deadline_s(self) -> float:
-        return self._began_s + (ALL_S if self._connected else FIRST_S)
-
-    def _nothing_left(self) -> bool:
-        return not self._awaited and not self._connected
-
-    def _arrived(self, caller: Caller) -> None:
-        with self._changed:
-            expected = caller.node in self._awaited
-            if expected:
-                self._awaited.discard(caller.node)
-                self._connected.add(caller.node)
-                self._callers[caller.node] = caller
-                self._changed.notify_all()
-            complete = not self._awaited
-        if not expected:
-            caller.connection.close()  # it connected too late, or twice
-        if complete:
-            self._reception.close()
-
-    def _watch(self) -> None:
-        assert self._process.stdin is not None  # it is a pipe; this is for mypy
-        with contextlib.suppress(OSError), self._process.stdin as stdin:
-            stdin.write(self._reception.program().encode() + b"\0")
-        self._process.wait()
-        self._reception.close()
-        with self._changed:
-            self._changed.notify_all()
+        return self._began_s + (ALL_S if self._reception.has_callers else FIRST_S)
 
 
 MOST_ALONE = 16
@@ -254,8 +155,16 @@ class SrunStarter:
 
     def _alone(self, host: Host) -> AgentChannel:
         group, gpus, argv = self._kind(host)
-        argv = srun_argv(host.name, argv, group=group, gpus=gpus)
-        return StepChannel.start(host.name, argv, env=self._env)
+        argv = step_argv([host.name], argv, group=group, gpus=gpus)
+        # srun forwards SIGTERM to the task, whose guard then sweeps, while repeated
+        # SIGINT would end the step at once. Only after that, srun itself is killed.
+        return ProcessChannel(
+            host.name,
+            argv,
+            env=self._env,
+            end_s=STEP_END_S,
+            explain=lambda words, _: explained(words),
+        )
 
     def _from_group(self, host: Host) -> AgentChannel | None:
         """The host's process in a step for many; None: the host needs a separate step.
@@ -277,8 +186,8 @@ class SrunStarter:
 
     def _begin(self, kind: _Kind, names: Sequence[str]) -> GroupStep | None:
         group, gpus, argv = kind
-        ports = Controller(self._env).srun_ports()
-        argv = group_argv(names, argv, group=group, gpus=gpus)
-        with contextlib.suppress(OSError):
+        ports = controller.srun_ports(controller.config(self._env))
+        argv = step_argv(names, argv, group=group, gpus=gpus)
+        with contextlib.suppress(OSError, StartError):
             return GroupStep(argv, names, self._env, ports)
         return None

@@ -42,11 +42,7 @@ def is_inside(environ: Mapping[str, str]) -> bool:
     """Whether ``environ`` is the environment of a job's script, shell or step."""
     return bool(environ.get("SLURM_JOB_ID")) and any(
         environ.get(name)
-        for name in (
-            "SLURM_JOB_NODELIST",
-            "SLURM_NODELIST",
-            "SLURM_JOB_NODELIST_HET_GROUP_0",
-        )
+        for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NODELIST_HET_GROUP_0")
     )
 
 
@@ -58,12 +54,12 @@ def nodes(environ: Mapping[str, str]) -> tuple[SlurmNode, ...]:
     """
     groups = _number(environ, "SLURM_HET_SIZE")
     if groups is None:
-        found = _group(environ, None)
+        listed = _group(environ, None)
     else:
-        found = [node for group in range(groups) for node in _group(environ, group)]
-    if not found:
+        listed = [node for group in range(groups) for node in _group(environ, group)]
+    if not listed:
         raise StartError("not inside a Slurm job: SLURM_JOB_NODELIST is not set")
-    return _of_step(environ, _merged(found))
+    return _of_step(environ, _merged(listed))
 
 
 def is_in_step(environ: Mapping[str, str]) -> bool:
@@ -93,55 +89,56 @@ def gpus_per_task(environ: Mapping[str, str], suffix: str = "") -> int | None:
 
 def counts(text: str) -> list[int]:
     """``2(x3),1`` as [2, 2, 2, 1]. Raises ValueError."""
-    found: list[int] = []
+    numbers: list[int] = []
     for item in text.split(","):
         match = _COUNTS.fullmatch(item)
         if not match:
             raise ValueError(f"{item!r} is not a count")
         times = int(match[2] or 1)
-        if len(found) + times > 100_000:
+        if len(numbers) + times > 100_000:
             raise ValueError(f"{text!r} counts too many nodes")
-        found += [int(match[1])] * times
-    return found
+        numbers += [int(match[1])] * times
+    return numbers
 
 
 def _group(environ: Mapping[str, str], group: int | None) -> list[SlurmNode]:
     suffix = "" if group is None else f"_HET_GROUP_{group}"
-    key, text = _first(
-        environ, f"SLURM_JOB_NODELIST{suffix}", f"SLURM_NODELIST{suffix}"
-    )
+    key = f"SLURM_JOB_NODELIST{suffix}"
+    text = environ.get(key)
     if not text:
         if group is None:
             return []
         raise _broken(environ, "SLURM_HET_SIZE", f"{key} is not set")
     names = _names(environ, key, text)
     counted = f"SLURM_JOB_NUM_NODES{suffix}"
-    given = _number(environ, counted)
-    if given is not None and given != len(names):
+    if _number(environ, counted) not in (None, len(names)):
         raise _broken(environ, counted, f"{key} names {len(names)} ({text})")
+    per_task = gpus_per_task(environ, suffix)
     slots = _slots(environ, f"SLURM_TASKS_PER_NODE{suffix}", names)
-    wanted = gpus_per_task(environ, suffix)
     return [
         SlurmNode(
-            name=name, slots=each, group=group, gpus=each and wanted and each * wanted
+            name=name,
+            slots=tasks,
+            group=group,
+            gpus=tasks and per_task and tasks * per_task,
         )
-        for name, each in zip(names, slots, strict=True)
+        for name, tasks in zip(names, slots, strict=True)
     ]
 
 
 def _of_step(
-    environ: Mapping[str, str], found: tuple[SlurmNode, ...]
+    environ: Mapping[str, str], nodes: tuple[SlurmNode, ...]
 ) -> tuple[SlurmNode, ...]:
     """Those of the job's nodes that the step has; all of them outside of a step."""
     if not is_in_step(environ):
-        return found
+        return nodes
     key = "SLURM_STEP_NODELIST"
     names = _names(environ, key, environ[key])
-    strange = sorted(set(names) - {node.name for node in found})
-    if strange:
-        job = fold([node.name for node in found])
-        raise _broken(environ, key, f"{strange[0]} is not a node of the job ({job})")
-    return tuple(node for node in found if node.name in names)
+    job = [node.name for node in nodes]
+    if strange := sorted({*names} - {*job}):
+        problem = f"{strange[0]} is not a node of the job ({fold(job)})"
+        raise _broken(environ, key, problem)
+    return tuple(node for node in nodes if node.name in names)
 
 
 def _slots(
@@ -152,16 +149,13 @@ def _slots(
     if not text or environ.get("SLURM_STEP_NODELIST"):
         return [None] * len(names)
     try:
-        found = counts(text)
+        slots = counts(text)
     except ValueError as error:
         raise _broken(environ, key, str(error)) from error
-    if len(found) != len(names):
-        raise _broken(
-            environ,
-            key,
-            f"counts {len(found)} nodes, but the job has {len(names)} ({fold(names)})",
-        )
-    return found
+    if len(slots) != len(names):
+        job = f"the job has {len(names)} ({fold(names)})"
+        raise _broken(environ, key, f"counts {len(slots)} nodes, but {job}")
+    return slots
 
 
 def _names(environ: Mapping[str, str], key: str, text: str) -> list[str]:
@@ -180,28 +174,17 @@ def _broken(environ: Mapping[str, str], key: str, problem: str) -> ConfigError:
     return ConfigError([Problem(f"{key}={environ[key]!r}", problem, _STALE)])
 
 
-def _merged(found: list[SlurmNode]) -> tuple[SlurmNode, ...]:
+def _merged(nodes: list[SlurmNode]) -> tuple[SlurmNode, ...]:
     """One SlurmNode per name: two components of a job can share a node."""
     by_name: dict[str, SlurmNode] = {}
-    for node in found:
-        known = by_name.get(node.name)
-        if known is None:
-            by_name[node.name] = node
-        elif known.slots is not None and node.slots is not None:
-            total = known.slots + node.slots
+    for node in nodes:
+        first = by_name.setdefault(node.name, node)
+        if first is not node and first.slots is not None and node.slots is not None:
+            slots = first.slots + node.slots
             by_name[node.name] = SlurmNode(
-                name=node.name, slots=total, group=known.group
+                name=node.name, slots=slots, group=first.group
             )
     return tuple(by_name.values())
-
-
-def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:
-    """The first of these variables that is not empty, and its value, which may be ""
-    if all are empty."""
-    for name in names:
-        if text := environ.get(name):
-            return name, text
-    return names[0], ""
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

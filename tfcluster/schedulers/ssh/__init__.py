@@ -20,11 +20,6 @@ _EXAMPLE = """\
 backend: ssh
 hosts: [node1, node2]            # or "node[1-4]", or {host: node1, slots: 4, gpus: 4}
 # ssh: {user: me, identity_file: ~/.ssh/id_ed25519}
-
-tasks:
-  worker: 2                      # rank 0 is worker 0, or a chief
-  # worker: {count: 2, gpus: 1}
-  # ps: 1                        # parameter servers, built in
 # ports: 40000-41000             # if a firewall opens only these
 """
 

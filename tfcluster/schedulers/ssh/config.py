@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from tfcluster.base.errors import HostError
 
@@ -25,12 +26,11 @@ MAX_DEPTH = 16
 _MAX_CHARACTERS = 1 << 14
 """Limit of a line; a longer one is not a configuration, and takes long to split."""
 _LISTS = frozenset({"identityfile", "certificatefile"})
-_RAW = frozenset({"proxycommand"})
-"""Keywords whose value is the unparsed rest of the line, which goes to a shell."""
+_RAW = "proxycommand"
+"""The keyword whose value is the unparsed rest of the line, which goes to a shell."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Criterion:
+class _Criterion(NamedTuple):
     """The patterns of a Host line, or one criterion of a Match line."""
 
     kind: str
@@ -74,7 +74,7 @@ def _parse(
         key, rest = _keyword(line.strip())
         if not key:
             continue
-        if key in _RAW:
+        if key == _RAW:
             yield Directive(key, (rest,), when)
             continue
         words = _words(rest, where)
@@ -120,13 +120,14 @@ def _match(words: Sequence[str], where: str) -> tuple[_Criterion, ...]:
     remaining = iter(words)
     for word in remaining:
         negated, kind = word.startswith("!"), word.removeprefix("!").lower()
-        patterns: tuple[str, ...] = ()
+        patterns = ""
         if kind not in ("all", "final", "canonical"):
-            value = next(remaining, None)
-            if value is None:
+            patterns = next(remaining, "")
+            if not patterns:
                 raise HostError(f"{where}: Match {kind} needs a value")
-            patterns = tuple(value.split(","))
-        criteria.append(_Criterion(kind, patterns, negated, where))
+        if kind in ("host", "originalhost"):
+            patterns = patterns.lower()
+        criteria.append(_Criterion(kind, tuple(patterns.split(",")), negated, where))
     return tuple(criteria)
 
 
@@ -135,87 +136,63 @@ def lookup(directives: Sequence[Directive], host: str, *, me: str) -> Options:
 
     ``me`` is the local user. Raises HostError for an unknown criterion of Match.
     """
-    found = _pass(directives, {}, host, me=me, final=False)
-    if any(c.kind == "final" for d in directives for one in d.when for c in one):
-        found = _pass(directives, found, host, me=me, final=True)
-    return found
-
-
-def _pass(
-    directives: Sequence[Directive],
-    known: Options,
-    host: str,
-    *,
-    me: str,
-    final: bool,
-) -> dict[str, tuple[str, ...]]:
-    found = dict(known)
-    holds: dict[int, bool] = {}
-    for directive in directives:
-        for criteria in directive.when:
-            # A Match is evaluated once, with the options known at its line.
-            if id(criteria) not in holds:
-                holds[id(criteria)] = all(
-                    _holds(c, found, host, me=me, final=final) for c in criteria
-                )
-        if not all(holds[id(criteria)] for criteria in directive.when):
-            continue
-        if directive.key in _LISTS:
-            old = found.get(directive.key, ())
-            new = tuple(value for value in directive.values if value not in old)
-            found[directive.key] = old + new
-        else:
-            found.setdefault(directive.key, directive.values)
-    return found
+    options: dict[str, tuple[str, ...]] = {}
+    final = any(
+        c.kind == "final" for d in directives for match in d.when for c in match
+    )
+    for is_final in (False, True) if final else (False,):
+        holds: dict[int, bool] = {}
+        for directive in directives:
+            for match in directive.when:
+                # A Match is evaluated once, with the options known at its line.
+                if id(match) not in holds:
+                    holds[id(match)] = all(
+                        _holds(c, options, host, me=me, final=is_final) for c in match
+                    )
+            if not all(holds[id(match)] for match in directive.when):
+                continue
+            if directive.key in _LISTS:
+                values = options.get(directive.key, ()) + directive.values
+                options[directive.key] = tuple(dict.fromkeys(values))
+            else:
+                options.setdefault(directive.key, directive.values)
+    return options
 
 
 def _holds(
-    criterion: _Criterion, found: Options, host: str, *, me: str, final: bool
+    criterion: _Criterion, options: Options, host: str, *, me: str, final: bool
 ) -> bool:
-    match criterion.kind:
-        case "all":
-            holds = True
-        case "final":
-            holds = final
-        case "canonical":
-            holds = False
-        case "name":  # a Host line; only these are case-sensitive
-            holds = matches(criterion.patterns, host)
-        case "originalhost":
-            holds = matches_host(criterion.patterns, host)
-        case "host":
-            hostname = found.get("hostname", ("%h",))[0].replace("%h", host)
-            holds = matches_host(criterion.patterns, hostname)
-        case "user":
-            holds = matches(criterion.patterns, found.get("user", (me,))[0])
-        case "localuser":
-            holds = matches(criterion.patterns, me)
-        case other:
-            raise HostError(
-                f"{criterion.where}: tfcluster does not know 'Match {other}'",
-                hint="set 'config_file' under 'ssh' to another file",
-            )
+    flags = {"all": True, "final": final, "canonical": False}
+    hostname = options.get("hostname", ("%h",))[0].replace("%h", host)
+    subjects = {
+        "name": host,  # a Host line; only these are case-sensitive
+        "originalhost": host.lower(),
+        "host": hostname.lower(),
+        "user": options.get("user", (me,))[0],
+        "localuser": me,
+    }
+    if criterion.kind in flags:
+        holds = flags[criterion.kind]
+    elif criterion.kind in subjects:
+        holds = matches(criterion.patterns, subjects[criterion.kind])
+    else:
+        raise HostError(
+            f"{criterion.where}: tfcluster does not know 'Match {criterion.kind}'",
+            hint="set 'config_file' under 'ssh' to another file",
+        )
     return holds is not criterion.negated
 
 
 def matches(patterns: Iterable[str], text: str) -> bool:
     """Whether a pattern with ``*`` and ``?`` matches and none with ``!`` does."""
-    found = False
+    matching = False
     for pattern in patterns:
-        negated = pattern.startswith("!")
         plain = pattern.removeprefix("!")
+        same = plain == text
         if "*" in plain or "?" in plain:
             # [ is not special in these patterns.
-            matching = fnmatchcase(text, plain.replace("[", "[[]"))
-        else:
-            matching = text == plain
-        if matching:
-            if negated:
-                return False
-            found = True
-    return found
-
-
-def matches_host(patterns: Iterable[str], host: str) -> bool:
-    """Like ``matches``, for host names, ignoring case."""
-    return matches([pattern.lower() for pattern in patterns], host.lower())
+            same = fnmatchcase(text, plain.replace("[", "[[]"))
+        if same and pattern.startswith("!"):
+            return False
+        matching |= same
+    return matching

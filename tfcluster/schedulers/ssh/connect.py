@@ -13,19 +13,14 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfcluster.schedulers.ssh import errors
-from tfcluster.schedulers.ssh.errors import HostKey, SshStage, Tried
+from tfcluster.schedulers.ssh.errors import SshStage
 from tfcluster.schedulers.ssh.keys import Keys
-from tfcluster.schedulers.ssh.known_hosts import (
-    KeyVerdict,
-    KnownKey,
-    known_keys,
-    verdict,
-)
+from tfcluster.schedulers.ssh.known_hosts import HostKey, listed_keys
 from tfcluster.schedulers.ssh.paramiko_import import paramiko
 from tfcluster.schedulers.ssh.route import Route
 
@@ -36,22 +31,6 @@ _RETRY_S = (0.2, 1.0)
 """The range of the random wait before a retry, multiplied by the attempt's number: sshd
 drops connections at random (MaxStartups in sshd_config(5))."""
 _RSA = ("rsa-sha2-512", "rsa-sha2-256")
-_CIPHERS = (
-    "aes128-gcm@openssh.com",
-    "aes256-gcm@openssh.com",
-    "aes128-ctr",
-    "aes192-ctr",
-    "aes256-ctr",
-)
-_DIGESTS = frozenset(
-    {
-        "hmac-sha2-256",
-        "hmac-sha2-512",
-        "hmac-sha2-256-etm@openssh.com",
-        "hmac-sha2-512-etm@openssh.com",
-        "hmac-sha1",
-    }
-)
 _MAX_KNOWN_BYTES = 1 << 24
 
 # Without a handler, Python would print paramiko's log to stderr.
@@ -61,10 +40,9 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 class _TurnedAway(Exception):
     """The host ended the connection before the key exchange; a retry may help."""
 
-    def __init__(self, stage: SshStage, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, stage: SshStage, cause: str) -> None:
+        super().__init__(cause)
         self.stage = stage
-        self.said = said
 
 
 class SshConnections:
@@ -82,9 +60,8 @@ class SshConnections:
                 return self._open(route)
             except _TurnedAway as error:
                 if attempt == ATTEMPTS:
-                    raise errors.dropped(
-                        route, error.stage, error.said, attempt
-                    ) from error
+                    cause = str(error)
+                    raise errors.dropped(route, error.stage, cause, attempt) from error
             time.sleep(attempt * random.uniform(*_RETRY_S))  # not for cryptography
         raise AssertionError("unreachable")
 
@@ -120,7 +97,7 @@ class SshConnections:
         except paramiko.ChannelException as error:
             raise errors.no_jump(route, via, error.text) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
-            raise errors.no_jump(route, via, _said(error)) from error
+            raise errors.no_jump(route, via, _cause(error)) from error
 
     def _shared(self, route: Route) -> paramiko.Transport:
         with self._guard:
@@ -139,23 +116,25 @@ def _tcp(route: Route) -> socket.socket:
     """
     deadline = time.monotonic() + route.timeout_s
     try:
-        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(
+            route.hostname, route.port, type=socket.SOCK_STREAM
+        )
     except OSError as error:
         raise errors.unreachable(route, error) from error
     last: OSError = OSError("it has no address")
-    for number, (family, kind, protocol, _, address) in enumerate(found):
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
         left_s = max(0.1, deadline - time.monotonic())
         link = socket.socket(family, kind, protocol)
-        link.settimeout(left_s / (len(found) - number))
+        link.settimeout(left_s / (len(addresses) - number))
         try:
             link.connect(address)
         except OSError as error:
             link.close()
             last = error
-            continue
-        _keep_alive(link)
-        link.settimeout(None)
-        return link
+        else:
+            _keep_alive(link)
+            link.settimeout(None)
+            return link
     raise errors.unreachable(route, last) from last
 
 
@@ -174,13 +153,15 @@ def answers(route: Route, patience_s: float) -> bool:
 
 def _keep_alive(link: socket.socket) -> None:
     """Let the kernel detect a dead host, whether or not anything is sent."""
-    patience_ms = KEEPALIVE_S * KEEPALIVES * 1000
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, KEEPALIVE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_S),
+        (socket.TCP_KEEPCNT, KEEPALIVES),
+        (socket.TCP_USER_TIMEOUT, KEEPALIVE_S * KEEPALIVES * 1000),
+    ):
+        link.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _command_link(route: Route, command: str) -> socket.socket:
@@ -198,7 +179,7 @@ def _command_link(route: Route, command: str) -> socket.socket:
             )
         except OSError as error:
             ours.close()
-            raise errors.proxy_ended(route, _said(error)) from error
+            raise errors.proxy_ended(route, _cause(error)) from error
     reaper = threading.Thread(target=process.wait, name="proxy", daemon=True)
     reaper.start()
     return ours
@@ -206,13 +187,11 @@ def _command_link(route: Route, command: str) -> socket.socket:
 
 def _greet(transport: paramiko.Transport, route: Route) -> None:
     """Do banner, key exchange and host key check. Raises HostError or _TurnedAway."""
-    keys = known_keys(_texts(route.known_hosts), route.key_name)
+    keys = listed_keys(_texts(route.known_hosts), route.key_name)
     _prefer(transport, keys)
     deadline = time.monotonic() + route.timeout_s
-    transport.banner_timeout = route.timeout_s
-    transport.handshake_timeout = route.timeout_s
-    transport.auth_timeout = route.timeout_s
-    transport.channel_timeout = route.timeout_s
+    transport.banner_timeout = transport.handshake_timeout = route.timeout_s
+    transport.auth_timeout = transport.channel_timeout = route.timeout_s
     try:
         transport.start_client(timeout=route.timeout_s)
         shown = transport.get_remote_server_key()
@@ -221,10 +200,10 @@ def _greet(transport: paramiko.Transport, route: Route) -> None:
         if time.monotonic() >= deadline - 0.05:
             raise errors.stuck(route, stage) from error
         if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
-            raise errors.dropped(route, stage, _said(error), 1) from error
+            raise errors.dropped(route, stage, _cause(error), 1) from error
         if route.proxy_command and stage is SshStage.TCP:
-            raise errors.proxy_ended(route, _said(error)) from error
-        raise _TurnedAway(stage, _said(error)) from error
+            raise errors.proxy_ended(route, _cause(error)) from error
+        raise _TurnedAway(stage, _cause(error)) from error
     _check(route, HostKey(shown.get_name(), shown.asbytes()), keys)
 
 
@@ -234,31 +213,37 @@ def _texts(files: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
             yield str(path), file.read(_MAX_KNOWN_BYTES).decode(errors="replace")
 
 
-def _prefer(transport: paramiko.Transport, keys: tuple[KnownKey, ...]) -> None:
+def _prefer(transport: paramiko.Transport, keys: tuple[HostKey, ...]) -> None:
     """Prefer the key types that we know for this host, which may have several keys.
 
-    Ciphers are limited to those of OpenSSH; ciphers that need no MAC come first.
+    Ciphers that need no MAC come first; those that OpenSSH has given up are not used.
     """
     kinds: list[str] = []
     for key in keys:
         kinds += _RSA if key.type == "ssh-rsa" else (key.type,)
     options = transport.get_security_options()
-    able = tuple(options.key_types)
-    first = tuple(dict.fromkeys(kind for kind in kinds if kind in able))
-    options.key_types = (*first, *(kind for kind in able if kind not in first))
-    options.ciphers = tuple(cipher for cipher in _CIPHERS if cipher in options.ciphers)
-    options.digests = tuple(each for each in options.digests if each in _DIGESTS)
+    first = [kind for kind in kinds if kind in options.key_types]
+    options.key_types = tuple(dict.fromkeys((*first, *options.key_types)))
+    ciphers = [cipher for cipher in options.ciphers if "cbc" not in cipher]
+    options.ciphers = tuple(sorted(ciphers, key=lambda cipher: "gcm" not in cipher))
+    options.digests = tuple(
+        digest
+        for digest in options.digests
+        if "md5" not in digest and not digest.endswith("-96")
+    )
 
 
-def _check(route: Route, shown: HostKey, keys: tuple[KnownKey, ...]) -> None:
-    found, known = verdict(keys, shown.blob)
-    if found is KeyVerdict.TRUSTED:
-        return
-    if known is None:
+def _check(route: Route, shown: HostKey, keys: tuple[HostKey, ...]) -> None:
+    """Raise HostError unless a listed key is the one that the host has shown."""
+    same = [key for key in keys if key.blob == shown.blob]
+    for key in same:
+        if key.revoked:
+            raise errors.revoked_key(route, shown, key)
+    others = [key for key in keys if not key.revoked]
+    if not same and others:
+        raise errors.changed_key(route, shown, others[0])
+    if not same:
         raise errors.unknown_key(route, shown)
-    if found is KeyVerdict.REVOKED:
-        raise errors.revoked_key(route, shown, known)
-    raise errors.changed_key(route, shown, known)
 
 
 def _log_in(transport: paramiko.Transport, route: Route) -> None:
@@ -266,44 +251,46 @@ def _log_in(transport: paramiko.Transport, route: Route) -> None:
     deadline = time.monotonic() + route.timeout_s
     keys = Keys(route)
     refused: list[str] = []
-    accepted: tuple[str, ...] = ()
+    accepted: Sequence[str] = ()
     try:
         for name, key in keys.candidates():
             try:
-                more = transport.auth_publickey(route.user, key)
+                accepted = transport.auth_publickey(route.user, key)
             except paramiko.BadAuthenticationType as error:
-                accepted = tuple(error.allowed_types)
+                accepted = error.allowed_types
                 break
             except paramiko.AuthenticationException:
                 refused.append(name)
                 if not transport.is_active():
                     break
                 continue
-            if not more:
+            if not accepted:
                 return
             refused.append(f"{name} (accepted, but not enough)")
-            accepted = tuple(more)
             break
         else:
             accepted = _offered(transport, route.user)
     except (paramiko.SSHException, EOFError, OSError) as error:
         if time.monotonic() >= deadline - 0.05:
             raise errors.stuck(route, SshStage.KEYS) from error
-        raise errors.dropped(route, SshStage.KEYS, _said(error), 1) from error
+        raise errors.dropped(route, SshStage.KEYS, _cause(error), 1) from error
     raise errors.denied(
         route,
-        Tried(accepted, tuple(refused), tuple(keys.locked), tuple(keys.unusable)),
+        accepted=accepted,
+        refused=refused,
+        locked=keys.locked,
+        unusable=keys.unusable,
     )
 
 
-def _offered(transport: paramiko.Transport, user: str) -> tuple[str, ...]:
+def _offered(transport: paramiko.Transport, user: str) -> Sequence[str]:
     """The authentication methods of the host, from its refusal of "none"."""
     try:
         transport.auth_none(user)
     except paramiko.BadAuthenticationType as error:
-        return tuple(error.allowed_types)
+        return error.allowed_types
     except (paramiko.SSHException, EOFError, OSError):
-        return ()
+        pass
     return ()
 
 
@@ -316,10 +303,10 @@ def open_session(transport: paramiko.Transport, route: Route) -> paramiko.Channe
     except (paramiko.SSHException, EOFError, OSError) as error:
         if transport.is_active():
             raise errors.stuck(route, SshStage.AUTH) from error
-        raise errors.dropped(route, SshStage.AUTH, _said(error), 1) from error
+        raise errors.dropped(route, SshStage.AUTH, _cause(error), 1) from error
 
 
-def _said(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     if isinstance(error, EOFError):
         return "end of file"
     if isinstance(error, OSError) and error.errno:

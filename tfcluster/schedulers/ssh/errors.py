@@ -10,12 +10,11 @@ import re
 import shlex
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from tfcluster.base.errors import HostError, StartError, TfclusterError
 from tfcluster.schedulers.agent_bundle import OWN_WORDS
-from tfcluster.schedulers.ssh.known_hosts import KnownKey, fingerprint
+from tfcluster.schedulers.ssh.known_hosts import HostKey
 from tfcluster.schedulers.ssh.route import Route, key_name
 
 _NOT_FOUND = re.compile(r"not found|no such file", re.IGNORECASE)
@@ -31,36 +30,6 @@ class SshStage(Enum):
     BANNER = "banner"
     KEYS = "key exchange"
     AUTH = "auth"
-
-
-@dataclass(frozen=True, slots=True)
-class HostKey:
-    """The key that a host presented: type (``ssh-ed25519``) and bytes."""
-
-    type: str
-    blob: bytes
-
-    @property
-    def algorithm(self) -> str:
-        """The type, as an argument of ``ssh-keyscan -t``."""
-        return self.type.removeprefix("ssh-").split("-")[0]
-
-    def __str__(self) -> str:
-        return f"{self.algorithm.upper()} {fingerprint(self.blob)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """What was tried for authentication."""
-
-    accepted: tuple[str, ...] = ()
-    """Methods that the host offers."""
-    refused: tuple[str, ...] = ()
-    """Keys that were offered, by their display names."""
-    locked: tuple[str, ...] = ()
-    """Key files that need a passphrase."""
-    unusable: tuple[str, ...] = ()
-    """Key files that cannot be used, and why."""
 
 
 def unreachable(route: Route, error: OSError) -> HostError:
@@ -94,7 +63,7 @@ def stuck(route: Route, stage: SshStage) -> HostError:
     )
 
 
-def dropped(route: Route, stage: SshStage, said: str, attempts: int) -> HostError:
+def dropped(route: Route, stage: SshStage, cause: str, attempts: int) -> HostError:
     """The error that the host ended the connection on every attempt."""
     times = f", {attempts} times" if attempts > 1 else ""
     hint = None
@@ -102,22 +71,22 @@ def dropped(route: Route, stage: SshStage, said: str, attempts: int) -> HostErro
         hint = "too many connections at once? see MaxStartups in its sshd_config"
     return HostError(
         f"{route.name}: {_who(route)} port {route.port} ended the connection after "
-        f"{stage.value}{times}: {said}",
+        f"{stage.value}{times}: {cause}",
         hint=hint,
     )
 
 
-def proxy_ended(route: Route, said: str) -> HostError:
+def proxy_ended(route: Route, cause: str) -> HostError:
     return HostError(
-        f"{route.name}: its ProxyCommand did not connect: {said}",
+        f"{route.name}: its ProxyCommand did not connect: {cause}",
         hint=f"try it: {route.proxy_command}",
     )
 
 
-def no_jump(route: Route, via: Route, said: str) -> HostError:
+def no_jump(route: Route, via: Route, cause: str) -> HostError:
     return HostError(
         f"{route.name}: {via.name} cannot connect to {route.hostname} "
-        f"port {route.port}: {said}"
+        f"port {route.port}: {cause}"
     )
 
 
@@ -138,51 +107,61 @@ def unknown_key(route: Route, key: HostKey) -> HostError:
     )
 
 
-def changed_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
-    old = HostKey(known.type, known.blob)
+def changed_key(route: Route, key: HostKey, listed: HostKey) -> HostError:
+    file = listed.where.rpartition(":")[0]
     return HostError(
-        f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {known.where} has "
-        f"{old}; someone may be intercepting the connection",
+        f"{route.name}: POSSIBLE ATTACK: its host key is {key}, but {listed.where} has "
+        f"{listed}; someone may be intercepting the connection",
         hint="ask the administrator of the host; only if the key was changed on "
         f"purpose, remove the old one: ssh-keygen -R {shlex.quote(route.key_name)} "
-        f"-f {shlex.quote(known.file)}",
+        f"-f {shlex.quote(file)}",
     )
 
 
-def revoked_key(route: Route, key: HostKey, known: KnownKey) -> HostError:
+def revoked_key(route: Route, key: HostKey, listed: HostKey) -> HostError:
     return HostError(
         f"{route.name}: POSSIBLE ATTACK: its host key {key} is revoked "
-        f"in {known.where}",
+        f"in {listed.where}",
         hint="ask the administrator of the host",
     )
 
 
-def denied(route: Route, tried: Tried) -> HostError:
-    """The error that authentication failed."""
-    ways = f" ({','.join(tried.accepted)})" if tried.accepted else ""
-    said = [f"{route.name}: Permission denied{ways} as user {route.user}"]
-    if tried.refused:
-        said.append("tried " + ", ".join(tried.refused))
-    elif not tried.locked:
-        said.append("no key was available")
-    said += [f"{name} needs a passphrase" for name in tried.locked]
-    said += tried.unusable
-    hint = None
-    if tried.locked:
-        hint = f"ssh-add {shlex.quote(tried.locked[0])}"
-    elif tried.accepted and "publickey" not in tried.accepted:
+def denied(
+    route: Route,
+    *,
+    accepted: Sequence[str] = (),
+    refused: Sequence[str] = (),
+    locked: Sequence[str] = (),
+    unusable: Sequence[str] = (),
+) -> HostError:
+    """The error that authentication failed.
+
+    ``accepted``: methods that the host offers; ``refused``: keys that were offered, by
+    display name; ``locked``: key files with a passphrase; ``unusable``: other key
+    files, and why.
+    """
+    ways = f" ({','.join(accepted)})" if accepted else ""
+    parts = [f"{route.name}: Permission denied{ways} as user {route.user}"]
+    if refused:
+        parts.append("tried " + ", ".join(refused))
+    elif not locked:
+        parts.append("no key was available")
+    parts += [f"{name} needs a passphrase" for name in locked]
+    parts += unusable
+    hint = "is this the right user? is the key in its ~/.ssh/authorized_keys?"
+    if locked:
+        hint = f"ssh-add {shlex.quote(locked[0])}"
+    elif accepted and "publickey" not in accepted:
         hint = "tfcluster logs in only with keys; ask for publickey to be allowed"
-    elif not tried.refused:
+    elif not refused:
         hint = "make one with ssh-keygen, or set 'identity_file' under 'ssh'"
-    else:
-        hint = "is this the right user? is the key in its ~/.ssh/authorized_keys?"
-    return HostError("; ".join(said), hint=hint)
+    return HostError("; ".join(parts), hint=hint)
 
 
-def no_session(route: Route, said: str) -> HostError:
+def no_session(route: Route, cause: str) -> HostError:
     return HostError(
         f"{route.name}: logged in as {route.user}, but it does not permit running "
-        f"commands: {said}"
+        f"commands: {cause}"
     )
 
 
@@ -191,14 +170,14 @@ def no_agent(python: str, status: int | None, words: str) -> TfclusterError | No
     last = words.splitlines()[-1].strip() if words else ""
     if last.startswith(OWN_WORDS):
         return None  # the interpreter ran
-    said = f": {last[:200]}" if last else ""
+    words_of_shell = f": {last[:200]}" if last else ""
     if status == _NO_COMMAND or (status == _CSH_FAILED and _NOT_FOUND.search(last)):
         return StartError(
-            f"{python} does not exist{said}",
+            f"{python} does not exist{words_of_shell}",
             hint="set 'python' to the interpreter that the hosts have",
         )
     if status == _CANNOT_EXECUTE:
-        return StartError(f"{python} cannot be executed{said}")
+        return StartError(f"{python} cannot be executed{words_of_shell}")
     if "Unknown option: -I" in words:
         return StartError(
             f"{python} is too old; tfcluster needs Python 3.10",
@@ -210,8 +189,8 @@ def no_agent(python: str, status: int | None, words: str) -> TfclusterError | No
 def ended(status: int | None, words: Sequence[str]) -> str:
     """How the remote program ended, with its last line of stderr."""
     end = "" if status is None else f"exit status {status}"
-    said = words[-1][:300] if words else ""
-    return ": ".join(part for part in (end, said) if part)
+    last = words[-1][:300] if words else ""
+    return ": ".join(part for part in (end, last) if part)
 
 
 def _who(route: Route) -> str:

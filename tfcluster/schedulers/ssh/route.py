@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +80,9 @@ def _route(hop: Host, sources: Sources, before: Route | None, depth: int) -> Rou
     if problem := host_name_problem(hop.name):
         raise HostError(f"{hop.name[:60]!r} {problem}")
     options = lookup(sources.directives, hop.name, me=sources.me)
-    user = _checked_user(hop.user or _one(options, "user") or sources.me, hop.name)
+    user = hop.user or _one(options, "user") or sources.me
+    if not _USER.fullmatch(user):
+        raise HostError(f"{hop.name}: {user[:60]!r} is not a user name")
     hostname = _hostname(hop.name, options)
     port = hop.port or _port(options, hop.name)
     tokens = {
@@ -92,7 +94,11 @@ def _route(hop: Host, sources: Sources, before: Route | None, depth: int) -> Rou
         "u": sources.me,
         "d": str(sources.home),
     }
-    files = _Files(tokens, sources.home, hop.name)
+
+    def paths(words: Iterable[str]) -> tuple[Path, ...]:
+        names = (_filled(word, tokens, hop.name) for word in words if word != "none")
+        return tuple(_path(name, sources.home) for name in names)
+
     alias = _one(options, "hostkeyalias")
     if before is None:
         before = _jumps(options, sources, hop.name, depth)
@@ -103,9 +109,9 @@ def _route(hop: Host, sources: Sources, before: Route | None, depth: int) -> Rou
         port=port,
         user=user,
         key_name=alias or key_name(hostname, port),
-        known_hosts=_known_hosts(options, sources.ssh, files),
-        identities=_identities(options, sources, files),
-        certificates=files.paths(options.get("certificatefile", ())),
+        known_hosts=_known_hosts(options, sources.ssh, paths),
+        identities=_identities(options, sources, paths),
+        certificates=paths(options.get("certificatefile", ())),
         identities_only=_one(options, "identitiesonly") == "yes",
         uses_agent=_one(options, "identityagent") != "none",
         proxy_command=command,
@@ -126,17 +132,10 @@ def _one(options: Options, key: str) -> str | None:
 
 
 def _hostname(host: str, options: Options) -> str:
-    given = _one(options, "hostname")
-    hostname = host if given is None else _filled(given, {"%": "%", "h": host}, host)
+    hostname = _filled(_one(options, "hostname") or "%h", {"%": "%", "h": host}, host)
     if problem := host_name_problem(hostname):
         raise HostError(f"{host}: HostName {hostname[:60]!r} {problem}")
     return hostname
-
-
-def _checked_user(user: str, host: str) -> str:
-    if not _USER.fullmatch(user):
-        raise HostError(f"{host}: {user[:60]!r} is not a user name")
-    return user
 
 
 def _port(options: Options, host: str) -> int:
@@ -169,18 +168,14 @@ def _jumps(options: Options, sources: Sources, host: str, depth: int) -> Route |
     text = _one(options, "proxyjump")
     if text is None or text.lower() == "none":
         return None
-    if options.get("proxycommand") and _came_first(options, "proxycommand"):
+    # ProxyJump and ProxyCommand compete: whichever is specified first wins.
+    order = [name for name in options if name in ("proxyjump", "proxycommand")]
+    if order[0] == "proxycommand":
         return None
     last: Route | None = None
     for number, word in enumerate(text.split(","), 1):
         last = _route(_hop(word.strip(), host), sources, last, depth + number)
     return last
-
-
-def _came_first(options: Options, key: str) -> bool:
-    """ProxyJump and ProxyCommand compete: whichever is specified first wins."""
-    order = [name for name in options if name in ("proxyjump", "proxycommand")]
-    return order[0] == key
 
 
 def _hop(word: str, host: str) -> Host:
@@ -190,48 +185,36 @@ def _hop(word: str, host: str) -> Host:
     match = re.fullmatch(r"\[([^\[\]]+)\](?::(\d{1,5}))?|([^:]+)(?::(\d{1,5}))?", rest)
     if match is None or (at and not user):
         raise HostError(f"{host}: ProxyJump {word[:60]!r} is not [USER@]HOST[:PORT]")
-    name = match[1] or match[3]
     port = match[2] or match[4]
+    name = match[1] or match[3]
     return Host(name=name, user=user or None, port=int(port) if port else None)
 
 
-def _known_hosts(options: Options, ssh: Ssh, files: _Files) -> tuple[Path, ...]:
+_Paths = Callable[[Iterable[str]], tuple[Path, ...]]
+"""Expands file names of ssh_config."""
+
+
+def _known_hosts(options: Options, ssh: Ssh, paths: _Paths) -> tuple[Path, ...]:
     if ssh.known_hosts is not None:
         return (ssh.known_hosts,)
     own = _one(options, "userknownhostsfile") or _KNOWN_HOSTS
     everybody = _one(options, "globalknownhostsfile") or _GLOBAL_KNOWN_HOSTS
-    words = [*own.split(), *everybody.split()]
-    return files.paths(word for word in words if word != "none")
+    return paths([*own.split(), *everybody.split()])
 
 
-def _identities(options: Options, sources: Sources, files: _Files) -> tuple[Path, ...]:
-    given = sources.ssh.identity_file
+def _identities(options: Options, sources: Sources, paths: _Paths) -> tuple[Path, ...]:
     listed = options.get("identityfile", ())
-    configured = files.paths(word for word in listed if word != "none")
-    if given is not None:
-        return (given, *configured)
+    if sources.ssh.identity_file is not None:
+        return (sources.ssh.identity_file, *paths(listed))
     if listed:
-        return configured
+        return paths(listed)
     return tuple(sources.home / ".ssh" / name for name in _KEY_FILES)
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Expands file names of ssh_config: tokens, ~, and relative paths."""
-
-    tokens: dict[str, str]
-    home: Path
-    host: str
-
-    def paths(self, words: Iterable[str]) -> tuple[Path, ...]:
-        return tuple(map(self._path, words))
-
-    def _path(self, word: str) -> Path:
-        text = _filled(word, self.tokens, self.host)
-        if text == "~" or text.startswith("~/"):
-            return self.home / text[2:]
-        path = Path(text)
-        return path if path.is_absolute() else self.home / ".ssh" / path
+def _path(name: str, home: Path) -> Path:
+    if name == "~" or name.startswith("~/"):
+        return home / name[2:]
+    return home / ".ssh" / name  # an absolute name replaces the folder
 
 
 def _filled(text: str, tokens: dict[str, str], host: str) -> str:

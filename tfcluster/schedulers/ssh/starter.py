@@ -43,7 +43,10 @@ class SshStarter:
     def start_agent(self, host: Host) -> SshChannel:
         way = route(host, self.sources)
         python = host.python or self.python
-        line = _command(host.name, python)
+        try:
+            line = remote_command(agent_argv(python))
+        except ValueError as error:
+            raise StartError(f"{host.name}: {error}") from error
         transport = self.connections.open(way)
         session = open_session(transport, way)
         try:
@@ -54,7 +57,7 @@ class SshStarter:
         channel = SshChannel(shlex.join(python), session, transport.close)
         # If this fails, reading from the channel reports why.
         with contextlib.suppress(OSError):
-            channel.write(parcel().data)
+            channel.write(parcel())
         return channel
 
     def answers(self, host: Host) -> bool:
@@ -70,13 +73,6 @@ def ssh_starter(description: Description, env: Mapping[str, str]) -> SshStarter:
         route(host, sources)  # an error is reported before anything starts
     listed = frozenset(host.name for host in description.hosts)
     return SshStarter(sources, listed, description.python, SshConnections())
-
-
-def _command(host: str, python: Interpreter) -> bytes:
-    try:
-        return remote_command(agent_argv(python))
-    except ValueError as error:
-        raise StartError(f"{host}: {error}") from error
 
 
 def _sources(description: Description, env: Mapping[str, str]) -> Sources:
