@@ -64,7 +64,7 @@ class Findings:
     def __init__(self, root: Map, report: Report) -> None:
         self.root = root
         self.report = report
-        self.broken: frozenset[str] = frozenset()
+        self.broken: set[str] = set()
         """Top-level keys with invalid parts, which were left out."""
         self.left_out: dict[Path, set[int]] = {}
         """Path of a list -> indices of its items that were left out."""

@@ -344,7 +344,9 @@ class ClusterSection(Section):
         {},
         "Variables that are never shown and never in an argument.",
     )
-    tasks: TasksSection = required(Nested(TasksSection), "The tasks of the cluster.")
+    tasks: TasksSection = required(
+        Nested(TasksSection), "The tasks of the cluster.", default={}
+    )
     runtime: RuntimeSection = key(
         Nested(RuntimeSection), {}, "How the tasks work together."
     )

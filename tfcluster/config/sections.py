@@ -47,7 +47,7 @@ def known(names: Iterable[str]) -> tuple[Scheduler, ...]:
 
 def mentioned(names: Iterable[str]) -> tuple[Scheduler, ...]:
     """The schedulers among these words; keys that every file can have are none."""
-    words = sorted({*names} - {*ClusterSection.known})
+    words = sorted({*names} - {*ClusterSection.keys})
     return tuple(filter(None, map(schedulers.find, words)))
 
 
@@ -57,7 +57,7 @@ def cluster_model(known: tuple[Scheduler, ...]) -> type[ClusterSection]:
     backends = (each.name for each in known)
     launchers = ("auto", *(each.launcher for each in known if each.launcher))
     keys = {
-        name: replace(ClusterSection.known[name], kind=kinds.words(*words))
+        name: replace(ClusterSection.keys[name], kind=kinds.words(*words))
         for name, words in (("backend", backends), ("launcher", launchers))
     }
     for each in known:

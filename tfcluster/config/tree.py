@@ -7,7 +7,7 @@ neither YAML syntax nor the meaning of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.config.text import cut, printable
@@ -80,26 +80,22 @@ def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
     return Map(entries, mark)
 
 
-def value(node: Node) -> object:
+def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
     """The tree as Python objects: dicts, lists and scalars.
 
-    Nodes that occur in several places (YAML aliases) become one shared object.
+    Nodes that occur in several places (YAML aliases) become one object: ``shared`` has
+    those of the nodes so far, by identity.
     """
-    return _value(node, {})
-
-
-def _value(node: Node, known: dict[int, object]) -> object:
     if isinstance(node, Scalar):
         return node.value
-    if id(node) in known:
-        return known[id(node)]
-    built: object
-    if isinstance(node, Seq):
-        built = [_value(item, known) for item in node.items]
-    else:
-        built = {key: _value(entry.node, known) for key, entry in node.entries.items()}
-    known[id(node)] = built
-    return built
+    shared = {} if shared is None else shared
+    if id(node) not in shared:
+        shared[id(node)] = (
+            [value(item, shared) for item in node.items]
+            if isinstance(node, Seq)
+            else {key: value(entry.node, shared) for key, entry in node.entries.items()}
+        )
+    return shared[id(node)]
 
 
 def shown(node: Node) -> str:
