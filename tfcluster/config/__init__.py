@@ -22,7 +22,6 @@ from tfcluster.config.models import ClusterSection
 from tfcluster.config.overrides import (
     COMMAND_LINE,
     from_flags,
-    named,
     override,
     with_passed,
 )
@@ -30,7 +29,17 @@ from tfcluster.config.rules import check_rules, check_sections, check_unused
 from tfcluster.config.sections import cluster_model, known, mentioned, schema, starter
 from tfcluster.config.shape import Mistakes, read
 from tfcluster.config.text import MAX_PATH, printable
-from tfcluster.config.tree import Map, Mark, Scalar, shown, value
+from tfcluster.config.tree import (
+    Map,
+    Mark,
+    Scalar,
+    find,
+    put,
+    shown,
+    text,
+    value,
+    without,
+)
 from tfcluster.config.yaml11_scalars import EMPTY
 from tfcluster.plan.model import Description
 
@@ -70,10 +79,10 @@ def load(
     variables to pass on, as ``NAME`` or ``NAME=VALUE``. Raises ConfigError with all
     problems, sorted by place.
     """
-    given = os.fspath(path)
-    report = Report(printable(given, MAX_PATH))
-    root = _read(given, report)
-    file = pathlib.Path(given).absolute()
+    name_of_file = os.fspath(path)
+    report = Report(printable(name_of_file, MAX_PATH))
+    root = _read(name_of_file, report)
+    file = pathlib.Path(name_of_file).absolute()
     setting = Setting(
         environ=environ,
         folder=file.parent,
@@ -81,8 +90,7 @@ def load(
         python=python,
         arguments=tuple(arguments),
     )
-    root = _overridden(root, overrides, name, report)
-    return _check(with_passed(root, passed, environ, report), report, setting)
+    return _loaded(root, overrides, name, passed, report, setting)
 
 
 def from_command(
@@ -112,8 +120,7 @@ def from_command(
     setting = Setting(
         environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
     )
-    root = _overridden(root, overrides, name, report)
-    return _check(with_passed(root, passed, environ, report), report, setting)
+    return _loaded(root, overrides, name, passed, report, setting)
 
 
 def _read(path: str, report: Report) -> Map:
@@ -129,14 +136,18 @@ def _read(path: str, report: Report) -> Map:
     return root
 
 
-def _overridden(
-    root: Map, overrides: Sequence[str], name: str | None, report: Report
-) -> Map:
+def _loaded(
+    root: Map,
+    overrides: Sequence[str],
+    name: str | None,
+    passed: Sequence[str],
+    report: Report,
+    setting: Setting,
+) -> Loaded:
     root = _without_removed(override(root, overrides, report), report)
-    return root if name is None else named(root, name)
-
-
-def _check(root: Map, report: Report, setting: Setting) -> Loaded:
+    if name is not None:
+        root = put(root, ("name",), text(name, Mark("--name")))
+    root = with_passed(root, passed, setting.environ, report)
     findings = Findings(root, report)
     cluster = _shape(findings)
     check_rules(cluster, findings)
@@ -200,13 +211,10 @@ def command_stem(command: Sequence[str]) -> str:
 
 def _without_removed(root: Map, report: Report) -> Map:
     """The tree without these keys; each has a warning."""
-    runtime = root.entries.get("runtime")
-    if runtime is None or not isinstance(runtime.node, Map):
-        return root
-    entries = dict(runtime.node.entries)
     for name, why in _REMOVED.items():
-        if entry := entries.pop(name, None):
+        place = find(root, ("runtime", name))
+        if place.key and not place.rest:
             message = f"{name!r} is no longer needed: {why}"
-            report.warn(entry.key.mark, message, "remove it")
-    kept = runtime._replace(node=runtime.node._replace(entries=entries))
-    return root._replace(entries={**root.entries, "runtime": kept})
+            report.warn(place.key.mark, message, "remove it")
+            root = without(root, ("runtime", name))
+    return root

@@ -15,6 +15,7 @@ from tfcluster.config.yaml11_scalars import read
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""
+Keys: TypeAlias = tuple[str, ...]
 
 
 class Mark(NamedTuple):
@@ -78,6 +79,37 @@ def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
     """A mapping whose keys have the same place as the mapping."""
     entries = {key: Entry(text(key, mark), node) for key, node in nodes.items()}
     return Map(entries, mark)
+
+
+def at(root: Map, path: Keys) -> Node | None:
+    """The node at ``path``; None if there is none."""
+    place = find(root, path)
+    return None if place.rest else place.node
+
+
+def put(root: Map, path: Keys, node: Node) -> Map:
+    """``root`` with ``node`` at ``path``, and with mappings where there is nothing on
+    the way. The same ``root`` if something else than a mapping is on the way."""
+    key, rest = path[0], path[1:]
+    old = root.entries.get(key)
+    if rest:
+        below = old.node if old else Map({}, node.mark)
+        if not isinstance(below, Map):
+            return root
+        node = put(below, rest, node)
+    entry = Entry(old.key if old else text(key, node.mark), node)
+    return Map({**root.entries, key: entry}, root.mark)
+
+
+def without(root: Map, path: Keys) -> Map:
+    """``root`` without the node at ``path``."""
+    *above, key = path
+    holder = at(root, tuple(above))
+    if not isinstance(holder, Map) or key not in holder.entries:
+        return root
+    entries = {name: entry for name, entry in holder.entries.items() if name != key}
+    rest = Map(entries, holder.mark)
+    return put(root, tuple(above), rest) if above else rest
 
 
 def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
