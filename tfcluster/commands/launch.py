@@ -187,11 +187,10 @@ def plan(
     environ: Mapping[str, str],
     *,
     as_json: bool,
-    full: bool = False,
 ) -> int:
     """Print the plan of what the words describe. Raises TfclusterError."""
     loaded = _load(words, options, environ)
-    return _show_plan(loaded, environ, options.display, as_json=as_json, full=full)
+    return _show_plan(loaded, environ, options.display, as_json=as_json)
 
 
 def _load(
@@ -305,7 +304,6 @@ def _show_plan(
     display: Display,
     *,
     as_json: bool,
-    full: bool = False,
 ) -> int:
     description = loaded.description
     scheduler = schedulers.get(description.backend)
@@ -335,8 +333,7 @@ def _show_plan(
         pieces = plan_lines(document, prepared.cluster, tasks)
     else:
         parts = task_parts(document, prepared.cluster)
-        every = full or display.everything
-        lines = plan_view(parts, description.origins, style, full=every)
+        lines = plan_view(parts, description.origins, style, full=display.everything)
         pieces = (f"{line}\n" for line in lines)
     for piece in pieces:
         put(piece)

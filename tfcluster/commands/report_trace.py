@@ -34,13 +34,13 @@ _STDOUT = "-"
 _DRAWS = "matplotlib"
 
 
-def report(run: str | None, environ: Mapping[str, str], *, file: str | None) -> int:
+def report(run: str | None, environ: Mapping[str, str], *, output: str | None) -> int:
     """Write the report of a run and print its path. Raises TfclusterError."""
     name = find(state_dir(environ), run).run
-    if file == _STDOUT:
+    if output == _STDOUT:
         put(html(name, environ))
         return ExitCode.OK
-    path = write_report(name, Path(file or default_name(name)), environ)
+    path = write_report(name, Path(output or default_name(name)), environ)
     put(f"{path}\n")
     say(sanitise(f"{name}: open it in a browser"))
     return ExitCode.OK
@@ -135,7 +135,7 @@ def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) ->
     text = _text(paths, view, events)
     if not any(_lines(paths, task.task) for task in view.tasks):
         say(f"{paths.run}: {_NOTHING_YET if _is_traced(paths) else _NOT_TRACED}")
-    if output == "-":
+    if output == _STDOUT:
         for piece in text:
             put(piece)
         return ExitCode.OK

@@ -54,8 +54,6 @@ class VerifyOptions:
     overrides: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
     display: Display = DEFAULT
-    behind: int = 0
-    """The number of words that follow ``--``."""
 
 
 def verify(
