@@ -785,7 +785,7 @@ def main() -> NoReturn:
     if _ASKED in os.environ:
         from tfcluster import cli_completion
 
-        put(cli_completion.answer(cli, os.environ[_ASKED], os.environ))
+        put(cli_completion.answer(cli, os.environ))
         sys.exit(0)
     sys.exit(_guarded(lambda: cli(standalone_mode=False)))
 
