@@ -1,7 +1,7 @@
 """Hooks of the build: the README's links, and files that are made from the sources.
 
-A wheel has the JSON Schema of cluster.yaml, the man page and the completion scripts.
-They are made here, so that they cannot differ from the code.
+A wheel has the man page and the completion scripts. They are made here, so that they
+cannot differ from the code.
 """
 
 from __future__ import annotations
