@@ -19,7 +19,7 @@ from tfcluster.base.errors import ConfigError
 from tfcluster.base.state_folder import state_path
 from tfcluster.base.task_id import TaskId
 from tfcluster.config.sections import cluster_model, known
-from tfcluster.config.shape import Key, MapOf, Nested, Widened
+from tfcluster.config.shape import Key, MapOf, Nested
 from tfcluster.record.files import read_json
 from tfcluster.record.paths import find, runs
 
@@ -89,16 +89,16 @@ def setting_words(written: str) -> list[Word]:
         about = key.about
         if len(about) > _LINE_COLUMNS:
             about = about[: _LINE_COLUMNS - 1] + "…"
-        if isinstance(key.kind, MapOf) or _keys_below(key):
+        below = isinstance(key.kind, MapOf | Nested)
+        if below:
             words.append(Word(f"{start}{name}.", about))
-        if not isinstance(key.kind, MapOf | Nested):
+        if not below or (isinstance(key.kind, Nested) and key.kind.section.shorthand):
             words.append(Word(f"{start}{name}=", about))
     return words
 
 
 def _keys_below(key: Key) -> Mapping[str, Key]:
-    kind = key.kind.kind if isinstance(key.kind, Widened) else key.kind
-    return kind.section.keys if isinstance(kind, Nested) else {}
+    return key.kind.section.keys if isinstance(key.kind, Nested) else {}
 
 
 def _values(schema: Mapping[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tfcluster import schedulers
 from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, SecretSource
-from tfcluster.config.shape import Key, Misfit, Nested, Section, Widened
+from tfcluster.config.shape import Key, Misfit, Nested, Section
 from tfcluster.config.text import cut, printable
 from tfcluster.config.tree import Found, Path, Scalar, find, shown
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
@@ -162,7 +162,7 @@ def _owner_of(
 
 def _section_of(key: Key) -> type[Section] | None:
     """The section that a key always has, whether it is in the file or not."""
-    kind = key.kind.kind if isinstance(key.kind, Widened) else key.kind
+    kind = key.kind
     always = key.required or key.default is not None
     return kind.section if always and isinstance(kind, Nested) else None
 

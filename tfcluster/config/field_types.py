@@ -15,7 +15,6 @@ from typing import Any
 from tfcluster.base.durations import PATTERN as DURATION_PATTERN
 from tfcluster.base.durations import parse_duration
 from tfcluster.config.shape import (
-    Kind,
     ListShape,
     MapOf,
     Misfit,
@@ -46,19 +45,6 @@ _TEXT_OR_NUMBER = {"type": ["string", "number"]}
 
 def refused(message: str, hint: str | None = None) -> Misfit:
     return Misfit(message, hint, "refused")
-
-
-def shorthand(kind: Kind, key: str, json: Mapping[str, Any], of: type = object) -> Kind:
-    """Lets a plain value stand for a mapping with one key: ``worker: 3``.
-
-    Mappings are never plain; lists are plain only if ``of`` is ``list``.
-    """
-
-    def widened(value: object) -> object:
-        plain = not isinstance(value, dict | list)
-        return {key: value} if isinstance(value, of) == (of is list or plain) else value
-
-    return Widened(kind, widened, json)
 
 
 def whole(least: int, most: int) -> Plain:

@@ -200,11 +200,17 @@ def required(kind: Kind, about: str, default: Any = None) -> Any:
 
 
 class Section:
-    """A mapping with fixed keys. An object has the values as attributes."""
+    """A mapping with fixed keys. An object has the values as attributes.
+
+    If the section has a ``shorthand``, a plain value stands for a mapping with this one
+    key: ``worker: 3``.
+    """
 
     keys: ClassVar[dict[str, Key]] = {}
+    shorthand: ClassVar[str | None] = None
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, shorthand: str | None = None) -> None:
+        cls.shorthand = shorthand
         own = {name: key for name, key in vars(cls).items() if isinstance(key, Key)}
         cls.keys = {**cls.keys, **own}
 
@@ -229,7 +235,11 @@ class Nested:
         if name not in shapes:
             shapes[name] = {}  # keeps its place
             shapes[name] = section_json(self.section, shapes)
-        return {"$ref": f"#/$defs/{name}"}
+        whole = {"$ref": f"#/$defs/{name}"}
+        if self.section.shorthand is None:
+            return whole
+        plain = self.section.keys[self.section.shorthand].kind.json(shapes)
+        return {"anyOf": [plain, whole]}
 
 
 def read(
@@ -239,6 +249,10 @@ def read(
 
     Invalid values are replaced by defaults.
     """
+    if (short := section.shorthand) and not isinstance(value, dict):
+        takes_list = isinstance(section.keys[short].kind, ListShape)
+        if takes_list or not isinstance(value, list):
+            value = {short: value}
     if not isinstance(value, dict):
         return mistakes.note(mistyped("a mapping"), path)  # type: ignore[no-any-return]
     values, valid = {}, True
