@@ -118,7 +118,7 @@ def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
     assert problem.message.startswith("cannot read: ")
     expected = {
         "missing": "No such file or directory",
-        "folder": "is a directory",
+        "folder": "Is a directory",
         "pipe": "is a pipe",
     }
     assert expected.get(kind, "") in problem.message

@@ -18,7 +18,7 @@ from typing import Any
 from tfcluster.base.errors import ConfigError
 from tfcluster.base.state_folder import state_path
 from tfcluster.base.task_id import TaskId
-from tfcluster.config.sections import cluster_model, known
+from tfcluster.config.sections import cluster_model, relevant
 from tfcluster.config.shape import Key, MapOf, Nested
 from tfcluster.record.files import read_json
 from tfcluster.record.paths import find, runs
@@ -77,7 +77,7 @@ def setting_words(written: str) -> list[Word]:
     """
     path, equals, _ = written.partition("=")
     *parents, last = path.split(".")
-    keys: Mapping[str, Key] = cluster_model(known(())).keys
+    keys: Mapping[str, Key] = cluster_model(relevant(())).keys
     for name in parents:
         keys = _keys_below(keys[name]) if name in keys else {}
     if equals:

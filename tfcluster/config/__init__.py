@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from tfcluster.base.errors import Problem
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.config.describe import Setting, check_ports, describe
+from tfcluster.config.describe import Describer, Setting, check_ports
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.files import read_file
 from tfcluster.config.models import ClusterSection
@@ -26,7 +26,13 @@ from tfcluster.config.overrides import (
     with_passed,
 )
 from tfcluster.config.rules import check_rules, check_sections, check_unused
-from tfcluster.config.sections import cluster_model, known, mentioned, schema, starter
+from tfcluster.config.sections import (
+    cluster_model,
+    mentioned,
+    relevant,
+    schema,
+    starter,
+)
 from tfcluster.config.shape import Mistakes, read
 from tfcluster.config.text import MAX_PATH, printable
 from tfcluster.config.tree import (
@@ -151,7 +157,7 @@ def _loaded(
     findings = Findings(root, report)
     cluster = _shape(findings)
     check_rules(cluster, findings)
-    description = describe(cluster, findings, setting)
+    description = Describer(cluster, findings, setting).description()
     if findings.sound("ports", "tasks", "hosts", "backend"):
         check_ports(description, findings)
     check_sections(description, findings)
@@ -172,7 +178,7 @@ def _shape(findings: Findings) -> ClusterSection:
         cluster = read(cluster_model(mentioned(names)), data, (), mistakes)
         if not mistakes.misfits:
             return cluster
-    mistakes, model = Mistakes(), cluster_model(known(names))
+    mistakes, model = Mistakes(), cluster_model(relevant(names))
     cluster = read(model, data, (), mistakes)
     if mistakes.misfits:
         # imported here: it is rarely needed

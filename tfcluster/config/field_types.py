@@ -74,13 +74,13 @@ def number(above: float, most: float) -> Plain:
     return Plain(check, schema)
 
 
-def words(*known: str) -> Plain:
+def words(*choices: str) -> Plain:
     def check(value: object) -> object:
-        if value not in known:
-            raise Misfit(", ".join(known), sort="word", words=known)
+        if value not in choices:
+            raise Misfit(", ".join(choices), sort="word", words=choices)
         return value
 
-    return Plain(check, {"type": "string", "enum": list(known)})
+    return Plain(check, {"type": "string", "enum": list(choices)})
 
 
 def _flag(value: object) -> bool:

@@ -93,15 +93,15 @@ def _one_address(
 def _check_repeats(
     name: str, item: HostItem, mark: Mark, findings: Findings, seen: _Seen
 ) -> None:
-    known = (name, item.port)
-    if known in seen.names:
-        first = seen.names[known]
+    place = (name, item.port)
+    if place in seen.names:
+        first = seen.names[place]
         where = f"{first.line}:{first.column}" if first.line else str(first)
         message = f"{name!r} is already listed at {where}"
         hint = f"for several tasks on a host write {{host: {name}, slots: 2}}"
         findings.report.error(mark, message, hint)
         return
-    seen.names[known] = mark
+    seen.names[place] = mark
     address = (item.address or name, item.port)
     other = seen.addresses.setdefault(address, name)
     if other != name:
