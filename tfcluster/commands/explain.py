@@ -88,11 +88,11 @@ def _described(
         alone = "one rank divides nothing"
         raise ConfigError([Problem(where, alone, "-n 2, or more")])
     if description.prepares_hosts:
-        made = (
+        problem = (
             "explain does not run 'setup', nor make the environment of 'requirements'"
         )
         hint = f"activate such an environment, and give the command: {_EXAMPLE}"
-        raise ConfigError([Problem(where, made, hint)])
+        raise ConfigError([Problem(where, problem, hint)])
     return description
 
 
@@ -123,8 +123,7 @@ def _run(
             raise
         if code != 0 or not file.exists():
             return code or int(ExitCode.TASK_FAILED), None
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return code, found
+        return code, json.loads(file.read_text(encoding="utf-8"))
 
 
 def _end(code: int) -> str:

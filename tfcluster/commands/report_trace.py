@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -71,15 +72,9 @@ def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
 def html(run: str | None, environ: Mapping[str, str]) -> str:
     """The report of a run as HTML. Raises ConfigError without a run or matplotlib."""
     if importlib.util.find_spec(_DRAWS) is None:
-        raise ConfigError(
-            [
-                Problem(
-                    "tfcluster report",
-                    f"it draws with {_DRAWS}, which {sys.executable} does not have",
-                    "pip install 'tfcluster[report]'",
-                )
-            ]
-        )
+        problem = f"it draws with {_DRAWS}, which {sys.executable} does not have"
+        hint = "pip install 'tfcluster[report]'"
+        raise ConfigError([Problem("tfcluster report", problem, hint)])
     # These modules import matplotlib.
     from tfcluster.report.history import history
     from tfcluster.report.page import page
@@ -194,21 +189,17 @@ def _processes(
         label = f"clock ±{clock.uncertainty_s * 1000:.2g} ms" if clock else ""
         yield Process(f"host {host.host}", items, label)
     for task in view.tasks:
-        said = recorded(_lines(paths, task.task), clocks)
-        items = (*task_items(events, task.task, now_us), *said)
+        steps = recorded(_lines(paths, task.task), clocks)
+        items = (*task_items(events, task.task, now_us), *steps)
         yield Process(f"{task.task} on {task.host}", items)
 
 
 def _lines(paths: RunPaths, task: str) -> list[bytes]:
     """The complete lines of a task's recordings, oldest first."""
-    found: list[bytes] = []
-    for path in (
-        paths.older_trace(TaskId.parse(task)),
-        paths.trace(TaskId.parse(task)),
-    ):
-        try:
+    lines: list[bytes] = []
+    task_id = TaskId.parse(task)
+    for path in (paths.older_trace(task_id), paths.trace(task_id)):
+        with contextlib.suppress(OSError):
             data = path.read_bytes()
-        except OSError:
-            continue
-        found += data[: data.rfind(b"\n") + 1].splitlines()
-    return found
+            lines += data[: data.rfind(b"\n") + 1].splitlines()
+    return lines

@@ -45,16 +45,12 @@ def tensorboard(
         view = read_run(paths, now_s=time.time())
         folder = log_folder(_written_by(view, description.workdir))
     if folder is None:
-        raise ConfigError(
-            [
-                Problem(
-                    paths.run,
-                    f"it has written no event files below {description.workdir} here",
-                    "use keras.callbacks.TensorBoard or tf.summary; copy files of "
-                    "other hosts here; --logdir names another folder",
-                )
-            ]
+        problem = f"it has written no event files below {description.workdir} here"
+        hint = (
+            "use keras.callbacks.TensorBoard or tf.summary; copy files of other hosts "
+            "here; --logdir names another folder"
         )
+        raise ConfigError([Problem(paths.run, problem, hint)])
     put(f"{folder}\n")
     argv = _tensorboard(description.python, environ)
     if argv is None:
@@ -74,13 +70,13 @@ def tensorboard(
 
 def log_folder(folders: Iterable[Path]) -> Path | None:
     """The folder for TensorBoard, from those that have event files. Pure."""
-    known = sorted(set(folders))
-    if not known:
+    distinct = sorted(set(folders))
+    if not distinct:
         return None
-    if len(known) == 1:
-        only = known[0]
+    if len(distinct) == 1:
+        only = distinct[0]
         return only.parent if only.name in _PARTS else only
-    return Path(os.path.commonpath(known))
+    return Path(os.path.commonpath(distinct))
 
 
 def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:

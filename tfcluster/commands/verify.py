@@ -122,8 +122,8 @@ def _judged(
     size, runtime = verify_trial.size_of(description), description.runtime
     trials = _Trials(description, scratch, options, environ)
 
-    def verdict(**found: Any) -> Verdict:
-        return Verdict(size=size, strategy=runtime.strategy, **found)
+    def verdict(**results: Any) -> Verdict:
+        return Verdict(size=size, strategy=runtime.strategy, **results)
 
     alone, described, baseline = trials.baseline()
     if alone.failure is not None:
