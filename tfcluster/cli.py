@@ -27,7 +27,6 @@ import click  # noqa: E402 - only once Ctrl-C is harmless
 
 from tfcluster import __version__, schedulers  # noqa: E402
 from tfcluster.base.errors import ExitCode, TfclusterError  # noqa: E402
-from tfcluster.base.vocabulary import STRATEGIES  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
 
 if _EARLY:
@@ -484,10 +483,7 @@ def resize() -> None:
 
 @cli.command()
 @click.argument(
-    "words",
-    nargs=-1,
-    metavar="[RUN] [PATTERN]...",
-    shell_complete=_completes("fetch"),
+    "words", nargs=-1, metavar="[RUN] [PATTERN]...", shell_complete=_completes("run")
 )
 @_flag("--all", "every", help="From every host, into results-by-host/HOST.")
 @_flag("--force", help="Replace files here that are newer.")
@@ -652,12 +648,6 @@ def setup() -> None:
     show_default=True,
     metavar="K",
     help="Compare K steps; 0: until the program ends.",
-)
-@click.option(
-    "--strategy",
-    metavar="NAME",
-    type=click.Choice(STRATEGIES),
-    help="Like runtime.strategy in a file.",
 )
 @click.option(
     "--tolerance",

@@ -64,12 +64,7 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
         return completion.run_words(os.environ)
     if kind == "task_type":
         return [completion.Word(name) for name in TASK_TYPES]
-    words_before = context.params.get("words") or ()
-    if kind == "fetch":
-        if words_before:
-            return completion.result_words(words_before[0], os.environ)
-        return completion.run_words(os.environ)
-    run, tasks = split_words(words_before)
+    run, tasks = split_words(context.params.get("words") or ())
     words = completion.task_words(run, os.environ)
     return words if run or tasks else [*completion.run_words(os.environ), *words]
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, problems
-from tfcluster.base.vocabulary import STRATEGIES
-from tfcluster.plan.model import Strategy
 
 TASKS = "tasks: {worker: 2}\n"
 
@@ -580,10 +578,6 @@ def test_what_goes_to_a_ps_is_not_compressed(strategy: str, tmp_path: Path) -> N
     assert problem.message == (
         f"'compression' has no effect under {strategy}: it is for collective"
     )
-
-
-def test_every_strategy_has_a_name_at_the_command_line() -> None:
-    assert list(STRATEGIES) == [str(each) for each in Strategy]
 
 
 def test_weights_are_not_compressed(tmp_path: Path) -> None:

@@ -60,16 +60,6 @@ def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
     ]
 
 
-def result_words(run: str, environ: Mapping[str, str]) -> list[Word]:
-    """The patterns of the results of a run's configuration."""
-    try:
-        launched = read_json(find(state_path(environ), run).launched) or {}
-        patterns = launched["description"]["results"]["patterns"]
-        return [Word(str(pattern), "a result") for pattern in patterns]
-    except (ConfigError, KeyError, TypeError):
-        return []
-
-
 def setting_words(written: str) -> list[Word]:
     """How ``KEY=VALUE`` may continue, one level of the dotted key at a time.
 

@@ -14,6 +14,7 @@ from functools import partial
 from tfcluster import schedulers
 from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.commands.configuration import load_file
+from tfcluster.commands.launch import submits_to
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, sanitise_word
@@ -73,11 +74,11 @@ class _Reachable:
 
 
 def _reachable(description: Description, environ: Mapping[str, str]) -> _Reachable:
-    scheduler = schedulers.get(description.backend)
-    if isinstance(scheduler, BatchScheduler) and not scheduler.is_inside(environ):
-        prepared = prepare(description, scheduler.expected(description))
+    if queue := submits_to(description, environ):
+        prepared = prepare(description, queue.expected(description))
         here = Host(name=os.uname().nodename, address="127.0.0.1")
-        return _Reachable(prepared, (here,), OwnHostStarter(), scheduler)
+        return _Reachable(prepared, (here,), OwnHostStarter(), queue)
+    scheduler = schedulers.get(description.backend)
     prepared = prepare(description, scheduler.allocate(description, environ))
     starter = scheduler.starter(description, environ)
     return _Reachable(prepared, prepared.allocation.hosts, starter)

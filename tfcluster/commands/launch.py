@@ -85,8 +85,7 @@ def launch_described(
     ``begun`` is called once the run exists, unless another process drives it.
     """
     require_shown_tasks(display, description.task_ids())
-    scheduler = schedulers.batch_scheduler(description.backend)
-    if scheduler is not None and submits(description, environ):
+    if scheduler := submits_to(description, environ):
         return _launch_as_job(
             description, scheduler, environ, display, begun, detach=detach
         )
@@ -99,10 +98,12 @@ def launch_described(
     return 0
 
 
-def submits(description: Description, environ: Mapping[str, str]) -> bool:
-    """Whether a launch submits a job, because we are not inside one."""
+def submits_to(
+    description: Description, environ: Mapping[str, str]
+) -> BatchScheduler | None:
+    """The scheduler to which a launch submits a job; None if it runs here."""
     scheduler = schedulers.batch_scheduler(description.backend)
-    return scheduler is not None and not scheduler.is_inside(environ)
+    return None if scheduler is None or scheduler.is_inside(environ) else scheduler
 
 
 def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -101,18 +101,15 @@ def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
 
 def _tensorboard(python: Interpreter, environ: Mapping[str, str]) -> list[str] | None:
     """The argv that starts TensorBoard; None if it is not installed."""
-    for interpreter in (python, (sys.executable,)):
-        try:
-            done = subprocess.run(
-                [*interpreter, "-c", _HAS],
-                env=dict(environ),
-                cwd="/",
-                capture_output=True,
-                check=False,
-            )
-        except OSError:
-            continue
+    with contextlib.suppress(OSError):
+        done = subprocess.run(
+            [*python, "-c", _HAS],
+            env=dict(environ),
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
         if done.returncode == 0:
-            return [*interpreter, "-m", "tensorboard.main"]
+            return [*python, "-m", "tensorboard.main"]
     program = shutil.which("tensorboard", path=environ.get("PATH"))
     return [program] if program else None

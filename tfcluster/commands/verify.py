@@ -46,7 +46,6 @@ class VerifyOptions:
     ps: int = 0
     steps: int = 20
     """The number of steps to compare; 0: all until the program's end."""
-    strategy: str | None = None
     tolerance: float | None = None
     """None: it depends on the devices."""
     in_place: bool = False
@@ -86,9 +85,6 @@ def verify(
 def _described(
     words: Sequence[str], options: VerifyOptions, environ: Mapping[str, str]
 ) -> Description:
-    overrides = list(options.overrides)
-    if options.strategy is not None:
-        overrides.append(f"runtime.strategy={options.strategy}")
     if not words:
         hint = "`tfcluster verify -n 2 -- python train.py`"
         raise ConfigError([Problem("verify", "nothing to verify", hint)])
@@ -97,7 +93,7 @@ def _described(
         environ,
         count=options.count,
         ps=options.ps,
-        overrides=overrides,
+        overrides=options.overrides,
         passed=options.passed,
     )
     origins, source = description.origins, description.source

@@ -16,7 +16,7 @@ from tfcluster.config.shape import (
     optional,
     required,
 )
-from tfcluster.plan.model import PortRange
+from tfcluster.plan.model import PortRange, Strategy
 
 
 class SecretSource(Section):
@@ -122,9 +122,7 @@ class RuntimeSection(Section):
     """How the tasks work together."""
 
     strategy: str | None = optional(
-        kinds.words(
-            "collective", "parameter_server", "replicated", "local_sgd", "none"
-        ),
+        kinds.words(*map(str, Strategy)),
         "Default: parameter_server with ps tasks, else collective. none sets "
         "TF_CONFIG and leaves the script alone.",
     )

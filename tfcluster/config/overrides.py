@@ -91,26 +91,25 @@ def from_flags(
     report: Report,
 ) -> Map:
     """The tree for ``-n``, ``--ps``, ``--gpus``, ``--hosts`` and a command."""
-    workers: Node = Scalar(str(count), Mark("-n"), plain=True)
-    if gpus is not None:
-        gpus_each = Scalar(str(gpus), Mark("--gpus"), plain=True)
-        workers = mapping(COMMAND_LINE, {"count": workers, "gpus": gpus_each})
-    tasks = {"worker": workers}
-    if ps:
-        tasks["ps"] = Scalar(str(ps), Mark("--ps"), plain=True)
     if any("\0" in word for word in command):
         raise report.failed(COMMAND_LINE, "an argument cannot hold NUL")
     # The user's shell has already expanded variables, so a dollar is literal.
     words = [text(word.replace("$", "$$"), COMMAND_LINE) for word in command]
-    nodes: dict[str, Node] = {
-        "command": Seq(words, COMMAND_LINE),
-        "tasks": mapping(COMMAND_LINE, tasks),
-    }
+    tasks = mapping(COMMAND_LINE, {})
+    root = mapping(COMMAND_LINE, {"command": Seq(words, COMMAND_LINE), "tasks": tasks})
+    workers = ("tasks", "worker") if gpus is None else ("tasks", "worker", "count")
+    for flag, keys, number in (
+        ("-n", workers, count),
+        ("--gpus", ("tasks", "worker", "gpus"), gpus),
+        ("--ps", ("tasks", "ps"), ps or None),
+    ):
+        if number is not None:
+            root = put(root, keys, Scalar(str(number), Mark(flag), plain=True))
     if hosts is not None:
         mark = Mark("--hosts")
-        nodes["backend"] = text("ssh", mark)
-        nodes["hosts"] = Seq(_hosts(hosts, mark, report), mark)
-    return mapping(COMMAND_LINE, nodes)
+        root = put(root, ("backend",), text("ssh", mark))
+        root = put(root, ("hosts",), Seq(_hosts(hosts, mark, report), mark))
+    return root
 
 
 def _hosts(written: str, mark: Mark, report: Report) -> list[Node]:

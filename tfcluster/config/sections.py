@@ -100,15 +100,13 @@ _HEAD = """\
 # A TensorFlow cluster and what runs on it: `tfcluster launch cluster.yaml`.
 # What each key means: docs/configuration.md, or `tfcluster schema` for your editor.
 
-"""
-
-_COMMAND = """\
 # Split as a shell would, but no shell runs it. `python` is the interpreter below.
 command: python train.py
 # python: /opt/venv/bin/python   # default: the one that runs tfcluster
 # workdir: .                     # default: the folder of this file
 # env: {OMP_NUM_THREADS: "1"}
 # secrets: {WANDB_API_KEY: {file: ~/.wandb}}
+
 """
 
 _TAIL = """\
@@ -124,4 +122,4 @@ _TAIL = """\
 
 def starter(backend: str) -> str:
     """A commented cluster.yaml to start from. Raises ConfigError for an unknown one."""
-    return _HEAD + _COMMAND + "\n" + schedulers.get(backend).example + _TAIL
+    return _HEAD + schedulers.get(backend).example + _TAIL

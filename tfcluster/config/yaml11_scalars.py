@@ -11,17 +11,10 @@ import re
 from tfcluster.base.light_dataclasses import dataclass
 
 _EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
-_WORDS = {
-    "yes": True,
-    "true": True,
-    "on": True,
-    "no": False,
-    "false": False,
-    "off": False,
-}
 _BOOLEANS = {
     spelled: meaning
-    for word, meaning in _WORDS.items()
+    for meaning, words in ((True, "yes true on"), (False, "no false off"))
+    for word in words.split()
     for spelled in (word, word.capitalize(), word.upper())
 }
 # YAML 1.1, https://yaml.org/type/int.html and float.html, as PyYAML reads them.
