@@ -689,7 +689,8 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
 )
 @_JSON
 @_display_options
-def explain(words: tuple[str, ...], **options: Any) -> int:
+@_calls("explain.explain")
+def explain() -> None:
     """Show how a program would be divided among ranks, without starting them.
 
     Runs the program in one process until it has trained one step. For each tf.function
@@ -702,9 +703,6 @@ def explain(words: tuple[str, ...], **options: Any) -> int:
     tfcluster explain cluster.yaml
     tfcluster explain --json cluster.yaml | jq .functions[0].divided_share
     """
-    from tfcluster.commands import explain
-
-    return explain.explain(words, explain.ExplainOptions(**options), os.environ)
 
 
 @cli.command()

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfcluster.base.errors import ConfigError, ExitCode, Problem, ResourceError
@@ -61,11 +61,7 @@ def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
         raise _unwritable(path, f"there is no folder {path.parent}")
     if path.is_dir():
         raise _unwritable(path, "it is a folder")
-    text = html(run, environ)
-    try:
-        _replace(path, text)
-    except OSError as error:
-        raise _unwritable(path, str(error.strerror)) from error
+    _write(path, [html(run, environ)])
     return path
 
 
@@ -97,15 +93,12 @@ def _unwritable(path: Path, why: str) -> ResourceError:
     return ResourceError(f"cannot write {path}: {why}", hint="name another file")
 
 
-def _replace(path: Path, text: str) -> None:
-    """Replace the file atomically: a browser may be reading the old one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, parts: Iterable[str]) -> None:
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+    except OSError as error:
+        raise _unwritable(path, str(error.strerror)) from error
 
 
 _SCHEMA = 1
@@ -135,13 +128,7 @@ def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) ->
             put(piece)
         return ExitCode.OK
     file = Path(output or f"{paths.run}-trace.json")
-    try:
-        with file.open("w", encoding="utf-8") as out:
-            out.writelines(text)
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {file}: {error.strerror}", hint="-o names another file"
-        ) from error
+    _write(file, text)
     put(f"{sanitise(os.fspath(file))}\n")
     say("open it in https://ui.perfetto.dev or chrome://tracing")
     return ExitCode.OK

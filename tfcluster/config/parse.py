@@ -209,6 +209,11 @@ class _Place(NamedTuple):
     def where(self) -> str:
         return f"{self.line}:{self.column}"
 
+    def explained(
+        self, message: str, hint: str | None = None, *, column: int | None = None
+    ) -> _Explained:
+        return _Explained(self.line, column or self.column, message, hint)
+
 
 def _explained(error: yaml.YAMLError, content: str) -> _Explained:
     """The place of the error, a message, and a hint."""
@@ -226,7 +231,7 @@ def _explained(error: yaml.YAMLError, content: str) -> _Explained:
         or _colon(problem, at)
         or _brackets(error.context or "", begun, at)
         or _indentation(error.context or "", problem, begun, at)
-        or _Explained(at.line, at.column, f"not valid YAML: {problem}")
+        or at.explained(f"not valid YAML: {problem}")
     )
 
 
@@ -234,7 +239,7 @@ def _depth(problem: str, at: _Place) -> _Explained | None:
     # libyaml has its own limit, which it may reach before we see the first collections.
     if "nesting depth" not in problem:
         return None
-    return _Explained(at.line, at.column, f"nested deeper than {MAX_DEPTH}")
+    return at.explained(f"nested deeper than {MAX_DEPTH}")
 
 
 def _place(mark: yaml.Mark, lines: list[str]) -> _Place:
@@ -249,7 +254,7 @@ def _tab(at: _Place) -> _Explained | None:
     if "\t" not in indent or at.column > len(indent) + 1:
         return None
     column = indent.index("\t") + 1
-    return _Explained(at.line, column, "tab used for indentation", "use spaces")
+    return at.explained("tab used for indentation", "use spaces", column=column)
 
 
 def _quotes(context: str, problem: str, begun: _Place, at: _Place) -> _Explained | None:
@@ -257,12 +262,11 @@ def _quotes(context: str, problem: str, begun: _Place, at: _Place) -> _Explained
         return None
     quote = begun.after[:1]
     if "end of stream" in problem or "document" in problem:
-        message = f"the quote {quote} opened here is not closed"
-        return _Explained(begun.line, begun.column, message)
+        return begun.explained(f"the quote {quote} opened here is not closed")
     hint = "within \"...\" a backslash is written \\\\; or use '...'"
     # libyaml points at the backslash, PyYAML after it.
     column = at.column if at.after.startswith("\\") else at.column - 1
-    return _Explained(at.line, column, "unknown escape after '\\'", hint)
+    return at.explained("unknown escape after '\\'", hint, column=column)
 
 
 def _first_character(problem: str, begun: _Place, at: _Place) -> _Explained | None:
@@ -271,26 +275,26 @@ def _first_character(problem: str, begun: _Place, at: _Place) -> _Explained | No
     if not character or character not in _NOT_A_START:
         return None
     message = f"a value cannot start with {character!r} unquoted"
-    return _Explained(start.line, start.column, message, "quote it")
+    return start.explained(message, "quote it")
 
 
 def _colon(problem: str, at: _Place) -> _Explained | None:
     if "mapping values are not allowed" in problem:
         if ":" in at.before or "- " in at.before:
             message = "a second ': ' in a value"
-            return _Explained(at.line, at.column, message, 'quote the value: "..."')
+            return at.explained(message, 'quote the value: "..."')
         indent = len(at.before) - len(at.before.lstrip()) + 1
         message = "this key is indented deeper than the one before it"
         hint = "a key that has a value cannot have keys below it"
-        return _Explained(at.line, indent, message, hint)
+        return at.explained(message, hint, column=indent)
     if "could not find expected ':'" in problem:
         # The mark is after the word that the author meant as a key.
         message = "there is a key without ':' before this line"
-        return _Explained(at.line, at.column, message, "write KEY: VALUE")
+        return at.explained(message, "write KEY: VALUE")
     if "entries are not allowed" in problem:
         message = "a list cannot begin on the line of its key"
         hint = "put each '- item' on its own line, or write [item, ...]"
-        return _Explained(at.line, at.column, message, hint)
+        return at.explained(message, hint)
     return None
 
 
@@ -304,15 +308,12 @@ def _brackets(context: str, begun: _Place, at: _Place) -> _Explained | None:
             message = (
                 f"expected ',' or '{closing}' in the {kind} begun at {begun.where}"
             )
-            return _Explained(at.line, at.column, message)
-        message = f"'{opening}' is not closed by '{closing}'"
-        return _Explained(begun.line, begun.column, message)
+            return at.explained(message)
+        return begun.explained(f"'{opening}' is not closed by '{closing}'")
     if "flow" in context and not at.after:
-        message = "a '[' or '{' is not closed"
-        return _Explained(at.line, at.column, message)
+        return at.explained("a '[' or '{' is not closed")
     if at.after[:1] in ("]", "}") and at.after:
-        message = f"{at.after[0]!r} has no opening bracket"
-        return _Explained(at.line, at.column, message)
+        return at.explained(f"{at.after[0]!r} has no opening bracket")
     return None
 
 
@@ -326,7 +327,7 @@ def _hostlist(at: _Place) -> _Explained | None:
     word = begun[0] + rest[0]
     message = f"{word} has brackets, so it must be quoted here"
     column = skipped + begun.start() + 1
-    return _Explained(at.line, column, message, f'write "{word}"')
+    return at.explained(message, f'write "{word}"', column=column)
 
 
 def _indentation(
@@ -340,13 +341,13 @@ def _indentation(
         hint = None
         if quote in ("'", '"'):
             hint = f"a {quote} within {quote}...{quote} ends the text"
-        return _Explained(at.line, at.column, "text after the end of a value", hint)
+        return at.explained("text after the end of a value", hint)
     what = "'-'" if at.after.startswith("-") else "this line"
     if at.column == begun.column:
         wanted = "a key of the mapping" if kind == "mapping" else "'-' of the list"
         but = ", found '-'" if at.after.startswith("-") else ""
         message = f"expected {wanted} begun at {begun.where}{but}"
-        return _Explained(at.line, at.column, message, "check the indentation")
+        return at.explained(message, "check the indentation")
     depth = "less than" if at.column < begun.column else "differently from"
     message = f"{what} is indented {depth} the {kind} begun at {begun.where}"
-    return _Explained(at.line, at.column, message, "check the indentation")
+    return at.explained(message, "check the indentation")
