@@ -32,14 +32,14 @@ from tfcluster.record.liveness import identity
 from tfcluster.record.load_run import read_run
 from tfcluster.record.paths import RunPaths, find, state_dir
 from tfcluster.record.replay import results_view
-from tfcluster.record.run_status import ResultsView
+from tfcluster.record.run_status import ResultsView, RunView
 from tfcluster.schedulers.base import Remembering
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
     from tfcluster.launcher.result_transfer import TransferOutcome
 
-_LOOK_S = 2.0
+_CHECK_S = 2.0
 """How often to check whether the launcher is still alive."""
 _CLOSE_S = 2.0
 _LIKE_PATTERNS = frozenset("*?[/")
@@ -66,24 +66,8 @@ def fetch(
             hint = "name patterns of files, or set 'workdir: {results: [...]}'"
             raise ConfigError([Problem(paths.run, "it has no 'results'", hint)])
         patterns, every = configured.patterns, every or configured.all
-    results: list[ResultsView] | None = None
-    if schedulers.get(description.backend).here:
-        say(sanitise(f"all tasks ran on this machine, in {description.workdir}"))
-        results = []
-    elif view.launcher is None:
-        hint = "`tfcluster status` tells what it waits for"
-        raise ConfigError([Problem(paths.run, "it has not started yet", hint)])
-    else:
-        request = Fetch(tuple(patterns), every, force)
-        screen = Screen(None, sys.stderr, environ=environ)
-        try:
-            if not view.state.final:
-                results = _from_launcher(paths, view.launcher.host, request, screen)
-            if results is None:
-                results = _afterwards(description, paths, request, environ, screen)
-        finally:
-            screen.live(None)
-            screen.close(_CLOSE_S)
+    request = Fetch(tuple(patterns), every, force)
+    results = _fetched(description, paths, view, request, environ)
     for result in results:
         for line in result_lines(result):
             say(line)
@@ -97,6 +81,32 @@ def fetch(
         put(json.dumps(report, indent=1) + "\n")
     incomplete = any(result.state == "incomplete" for result in results)
     return ExitCode.TASK_FAILED if incomplete else ExitCode.OK
+
+
+def _fetched(
+    description: Description,
+    paths: RunPaths,
+    view: RunView,
+    request: Fetch,
+    environ: Mapping[str, str],
+) -> list[ResultsView]:
+    if schedulers.get(description.backend).here:
+        say(sanitise(f"all tasks ran on this machine, in {description.workdir}"))
+        return []
+    if view.launcher is None:
+        hint = "`tfcluster status` tells what it waits for"
+        raise ConfigError([Problem(paths.run, "it has not started yet", hint)])
+    screen = Screen(None, sys.stderr, environ=environ)
+    try:
+        results = None
+        if not view.state.final:
+            results = _from_launcher(paths, view.launcher.host, request, screen)
+        if results is None:
+            results = _afterwards(description, paths, request, environ, screen)
+        return results
+    finally:
+        screen.live(None)
+        screen.close(_CLOSE_S)
 
 
 def _split(
@@ -148,7 +158,7 @@ def _from_launcher(
         if hosts is None:
             request.require_answer()
         now_s = time.monotonic()
-        if now_s - checked_s > _LOOK_S:
+        if now_s - checked_s > _CHECK_S:
             checked_s = now_s
             if _has_ended(paths) and hosts is None:
                 request.withdraw()
@@ -205,14 +215,6 @@ def _afterwards(
             hint=f"the files were in {there} there; if you can log in, copy them with "
             "scp or rsync",
         )
-
-    def show(outcomes: Mapping[str, TransferOutcome]) -> None:
-        hosts = {
-            host: {"bytes": outcome.done_bytes, "of_bytes": outcome.bytes}
-            for host, outcome in outcomes.items()
-        }
-        screen.live(progress_text(hosts))
-
     hosts, starter = backend.return_to(remembered, environ)
     by_name = {host.name: host for host in hosts}
     results = fetch_late(
@@ -222,7 +224,7 @@ def _afterwards(
         wanted.patterns,
         apart=bool(wanted.all),
         force=wanted.force,
-        show=show,
+        show=lambda outcomes: screen.live(progress_text(_bytes_of(outcomes))),
     )
     errors = [error for _, error in results if error is not None]
     if errors and len(errors) == len(results):
@@ -230,6 +232,13 @@ def _afterwards(
             screen.say(error.message)
         raise errors[0]
     return [results_view(event_fields(outcome, None, folder)) for outcome, _ in results]
+
+
+def _bytes_of(outcomes: Mapping[str, TransferOutcome]) -> dict[str, dict[str, int]]:
+    return {
+        host: {"bytes": outcome.done_bytes, "of_bytes": outcome.bytes}
+        for host, outcome in outcomes.items()
+    }
 
 
 def _hosts(plan: Mapping[str, Any], *, every: bool) -> list[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfcluster.documents import run as documents
 
 SHOWN_RUNS = 5
-_LOOKED_AT = 200
+_READ_RUNS = 200
 """Older runs are not read to find out whether they are active."""
 
 
@@ -50,7 +50,7 @@ def view_reader(run: str | None, environ: Mapping[str, str]) -> Callable[[], Run
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:
     """Active runs and the last SHOWN_RUNS, without the newest one; newest first."""
-    older = runs(state_dir(environ))[1 : _LOOKED_AT + 1]
+    older = runs(state_dir(environ))[1 : _READ_RUNS + 1]
     views = [read_summary(paths, now_s=time.time()) for paths in older]
     return [
         view

@@ -16,7 +16,7 @@ from tfcluster.config.diagnostics import Findings
 from tfcluster.config.models import ClusterSection, SecretSource
 from tfcluster.config.shape import Key, Misfit, Nested, Section
 from tfcluster.config.text import cut, printable
-from tfcluster.config.tree import Found, Path, Scalar, find, shown
+from tfcluster.config.tree import Lookup, Path, Scalar, find, shown
 from tfcluster.config.yaml11_scalars import EMPTY, Misread
 from tfcluster.schedulers.base import Scheduler
 
@@ -86,7 +86,7 @@ _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,40}")
 _Words = tuple[str, str | None]
 
 
-def _of_secret(misfit: Misfit, place: Found) -> _Words:
+def _of_secret(misfit: Misfit, place: Lookup) -> _Words:
     """A message that does not show the value, which may be the secret itself."""
     what = "the name of a variable" if misfit.sort == "refused" else misfit.what
     inside = place.key is not None and place.name != "secrets"
@@ -174,7 +174,7 @@ def suggestion(word: str, words: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(words)}"
 
 
-def _misread(place: Found) -> _Words | None:
+def _misread(place: Lookup) -> _Words | None:
     """Message and hint if YAML reads a scalar differently from what people mean."""
     if not isinstance(place.node, Scalar):
         return None
@@ -186,7 +186,7 @@ def _misread(place: Found) -> _Words | None:
     return None
 
 
-def _unknown_word(place: Found, words: Sequence[str]) -> _Words:
+def _unknown_word(place: Lookup, words: Sequence[str]) -> _Words:
     node = place.node
     if not isinstance(node, Scalar) or not isinstance(node.value, str):
         what = f"one of {', '.join(words)}"
@@ -194,7 +194,7 @@ def _unknown_word(place: Found, words: Sequence[str]) -> _Words:
     return f"unknown {place.name} {printable(node.raw)!r}", suggestion(node.raw, words)
 
 
-def _mismatch(misfit: Misfit, place: Found) -> _Words:
+def _mismatch(misfit: Misfit, place: Lookup) -> _Words:
     node, what, hint = place.node, misfit.what, misfit.hint
     if misfit.sort == "empty":
         return f"{place.name!r} {EMPTY.message}", EMPTY.hint
@@ -207,7 +207,7 @@ def _mismatch(misfit: Misfit, place: Found) -> _Words:
     return f"{place.name!r} must be {what}; found {shown(node)}", hint
 
 
-def _quoting_hint(what: str, place: Found) -> str | None:
+def _quoting_hint(what: str, place: Lookup) -> str | None:
     node = place.node
     if not isinstance(node, Scalar):
         return None

@@ -140,7 +140,7 @@ def shown(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Lookup:
     """The result of ``find``: how far a path leads into the tree."""
 
     node: Node
@@ -152,7 +152,7 @@ class Found:
     """The rest of the path; empty if the whole path was found."""
 
 
-def find(root: Node, path: Path) -> Found:
+def find(root: Node, path: Path) -> Lookup:
     """The node at ``path``, or the deepest one on the way to it."""
     node, key, name = root, None, ""
     for depth, part in enumerate(path):
@@ -165,8 +165,8 @@ def find(root: Node, path: Path) -> Found:
         elif isinstance(node, Seq) and depth + 1 < len(path):
             continue  # a list that stands for a mapping with this key
         else:
-            return Found(node, key, name, path[depth:])
-    return Found(node, key, name, ())
+            return Lookup(node, key, name, path[depth:])
+    return Lookup(node, key, name, ())
 
 
 def origins(root: Map) -> dict[str, str]:
