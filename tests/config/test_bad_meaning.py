@@ -295,8 +295,10 @@ BAD = [
         )
     ],
     *[
-        Bad(f"backend: slurm\ncommand: a\ntasks: {tasks}\nslurm: {slurm}\n", at, said)
-        for tasks, slurm, at, said in (
+        Bad(
+            f"backend: slurm\ncommand: a\ntasks: {tasks}\nslurm: {slurm}\n", at, message
+        )
+        for tasks, slurm, at, message in (
             (
                 "{worker: 7}",
                 "{nodes: 2, tasks_per_node: 2}",
@@ -505,18 +507,20 @@ def test_hosts_without_a_backend_are_said_to_be_unused(tmp_path: Path) -> None:
     ],
 )
 def test_no_problem_shows_what_may_be_a_secret(secrets: str, tmp_path: Path) -> None:
-    found = problems(tmp_path, f"{SMALLEST}secrets: {secrets}\n")
-    assert [each.where.rpartition(":")[0] for each in found] == ["cluster.yaml:3"]
-    assert "hunter" not in str(found[0])
+    reported = problems(tmp_path, f"{SMALLEST}secrets: {secrets}\n")
+    assert [problem.where.rpartition(":")[0] for problem in reported] == [
+        "cluster.yaml:3"
+    ]
+    assert "hunter" not in str(reported[0])
 
 
 @pytest.mark.parametrize("key", ["secrets.KEY", "secrets.KEY.env", "secrets"])
 def test_no_problem_of_a_flag_shows_what_may_be_a_secret(
     key: str, tmp_path: Path
 ) -> None:
-    found = problems(tmp_path, SMALLEST, overrides=[f"{key}=hunter-22"])
-    assert [each.where for each in found] == [f"--set {key}=..."]
-    assert "hunter" not in str(found[0])
+    reported = problems(tmp_path, SMALLEST, overrides=[f"{key}=hunter-22"])
+    assert [problem.where for problem in reported] == [f"--set {key}=..."]
+    assert "hunter" not in str(reported[0])
 
 
 def test_one_broken_item_hides_no_problem_of_its_neighbours(tmp_path: Path) -> None:
@@ -526,7 +530,7 @@ def test_one_broken_item_hides_no_problem_of_its_neighbours(tmp_path: Path) -> N
         "hosts: ['bad one', 5, {host: n1, gpu: 3}, 'n[5-1]', {slots: 2}, 'b c']\n"
         "slurm: {nodes: 0, options: [x, 5, --wrap=a]}\n"
     )
-    assert [each.where for each in problems(tmp_path, content)] == [
+    assert [problem.where for problem in problems(tmp_path, content)] == [
         "cluster.yaml:2:25",
         "cluster.yaml:2:43",
         "cluster.yaml:3:9",
@@ -604,8 +608,8 @@ def test_weights_are_not_compressed(tmp_path: Path) -> None:
 def test_error_feedback_where_nothing_feeds_back(
     runtime: str, words: str, tmp_path: Path
 ) -> None:
-    found = problems(tmp_path, f"{SMALLEST}runtime: {{{runtime}}}\n")
-    (problem,) = [each for each in found if not each.warning]
+    reported = problems(tmp_path, f"{SMALLEST}runtime: {{{runtime}}}\n")
+    (problem,) = [problem for problem in reported if not problem.warning]
     assert words in problem.message
 
 
