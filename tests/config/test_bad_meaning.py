@@ -648,3 +648,9 @@ def test_a_secret_is_never_opened(tmp_path: Path) -> None:
     content = f"{SMALLEST}secrets: {{A: {{file: secret}}}}\n"
     (problem,) = problems(tmp_path, content)
     assert "is not a plain file" in problem.message
+
+
+def test_mistakes_of_several_kinds_in_a_list_keep_their_places(tmp_path: Path) -> None:
+    content = f'{SMALLEST}backend: ssh\nhosts: [5, {{slots: 2}}, "-x", {{host: [1]}}]\n'
+    places = [problem.where for problem in problems(tmp_path, content)]
+    assert places == [f"cluster.yaml:4:{column}" for column in (9, 12, 24, 37)]
