@@ -1,12 +1,11 @@
 """Hooks of the build: the README's links, and files that are made from the sources.
 
-A wheel has the JSON Schema of cluster.yaml, the man page and the completion scripts.
-They are made here, so that they cannot differ from the code.
+A wheel has the man page and the completion scripts. They are made here, so that they
+cannot differ from the code.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -58,13 +57,12 @@ class FilesHook(BuildHookInterface[Any]):
 
 def _generated() -> dict[str, str]:
     """The files by their place in the wheel."""
-    from tfcluster import __version__, cli, config
+    from tfcluster import __version__, cli
     from tfcluster.commands.completion import SCRIPTS
     from tools.cli_reference import commands
     from tools.man_page import man_page
 
     return {
-        "tfcluster/cluster.schema.json": json.dumps(config.schema(), indent=2) + "\n",
         "share/man/man1/tfcluster.1": man_page(
             list(commands(cli.cli, "tfcluster")), __version__
         ),

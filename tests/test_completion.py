@@ -198,15 +198,14 @@ def test_pressing_tab_creates_nothing(tmp_path: Path) -> None:
 
 
 def test_every_key_of_the_schema_can_be_reached() -> None:
-    schema = config.schema()
     reached, waiting = set(), [""]
     while waiting:
-        for word in setting_words(waiting.pop(), schema):
+        for word in setting_words(waiting.pop()):
             if word.text.endswith("."):
                 waiting.append(word.text)
             reached.add(word.text)
     assert {"tasks.worker=", "tasks.worker.count=", "slurm.options=", "env."} <= reached
     top = {key.rstrip("=.").partition(".")[0] for key in reached}
-    assert top == set(schema["properties"])
-    values = {word.text for word in setting_words("backend=", schema)}
+    assert top == set(config.schema()["properties"])
+    values = {word.text for word in setting_words("backend=")}
     assert values == {f"backend={name}" for name in names()}

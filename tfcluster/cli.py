@@ -6,8 +6,8 @@ Only this module knows click. A command's modules are imported when it runs, so 
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -27,7 +27,6 @@ import click  # noqa: E402 - only once Ctrl-C is harmless
 
 from tfcluster import __version__, schedulers  # noqa: E402
 from tfcluster.base.errors import ExitCode, TfclusterError  # noqa: E402
-from tfcluster.base.vocabulary import STRATEGIES  # noqa: E402
 from tfcluster.console.output import OutputClosedError, escape_unknown, put  # noqa: E402
 
 if _EARLY:
@@ -48,6 +47,20 @@ def _completes(
     return words
 
 
+_Decorator = Callable[[Any], Any]
+
+
+def _all_of(*options: _Decorator) -> _Decorator:
+    """Several options as one decorator."""
+
+    def command(function: Any) -> Any:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return command
+
+
 _flag = functools.partial(click.option, is_flag=True)
 _SET = click.option(
     "--set",
@@ -66,6 +79,7 @@ _PASS = click.option(
     shell_complete=_completes("variable"),
     help="Pass a variable on to all tasks; without VALUE, with its value here.",
 )
+_configured = _all_of(_SET, _PASS)
 _CONFIG = click.argument("path", metavar="CONFIG.yaml")
 _NAME = click.option("--name", help="Name of the run; only one active run can have it.")
 _TASKS = click.argument(
@@ -80,7 +94,7 @@ _DETACH = _flag(
     help="Return immediately; the run continues in the background.",
 )
 _JSON = _flag("--json", "as_json", help="Print JSON.")
-_MESSAGES = (
+_MESSAGES = _all_of(
     _flag("-q", "--quiet", help="Show only warnings, errors and the result."),
     _flag(
         "-v",
@@ -103,7 +117,7 @@ _ONLY = click.option(
     shell_complete=_completes("task_type"),
     help="Show only the output of this task (worker:0) or type (worker).",
 )
-_WITHOUT_FILE = (
+_instead_of_a_file = _all_of(
     click.option(
         "-n", "count", type=int, metavar="N", help="Without a file: N workers."
     ),
@@ -134,11 +148,7 @@ _OTHER_COMMANDS = {
     **dict.fromkeys(("show", "check", "validate"), "plan"),
 }
 """Commands of other software -> ours."""
-_REMOVED = {
-    "warm": "The command 'warm' is gone, and nothing replaces it: each launch imports "
-    "TensorFlow once on each host, and forks its tasks from there.",
-}
-"""Commands of earlier versions -> what to say about them."""
+_COMMANDS = "tfcluster.commands"
 _BEHIND = "tfcluster.behind"
 _ASKED = "_TFCLUSTER_COMPLETE"  # set by the script of `tfcluster completion`
 
@@ -161,21 +171,28 @@ def _display_options(command: Callable[..., int]) -> Callable[..., int]:
         )
         return command(display=display, **others)
 
-    for option in reversed(_MESSAGES):
-        displayed = option(displayed)
-    return displayed
+    decorated: Callable[..., int] = _MESSAGES(displayed)
+    return decorated
 
 
-def _configured(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that change what a file says."""
-    return _SET(_PASS(command))
+def _calls(place: str) -> Callable[[Callable[[], None]], Callable[..., int]]:
+    """A command that is ``place``, a function in ``commands``, as ``module.name``."""
 
+    def command(described: Callable[[], None]) -> Callable[..., int]:
+        @functools.wraps(described)
+        def called(**options: Any) -> int:
+            module, _, name = place.partition(".")
+            function = getattr(importlib.import_module(f"{_COMMANDS}.{module}"), name)
+            return int(function(environ=os.environ, **options))
 
-def _instead_of_a_file(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options that describe a cluster without a file."""
-    for option in reversed(_WITHOUT_FILE):
-        command = option(command)
+        return called
+
     return command
+
+
+def _output(default: str) -> _Decorator:
+    about = f"Default: {default}; - for standard output."
+    return click.option("-o", "--output", metavar="FILE", type=click.Path(), help=about)
 
 
 class _Launch(click.Command):
@@ -201,13 +218,12 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] in _REMOVED:
-            raise click.UsageError(_REMOVED[args[0]], ctx)
         if args and args[0] not in self.commands and (ours := self._near(args[0])):
-            said = f"No such command {args[0]!r}; did you mean {ours!r}?"
+            message = f"No such command {args[0]!r}; did you mean {ours!r}?"
             meant = self.commands[ours]
             raise click.UsageError(
-                said, meant.make_context(ours, [], parent=ctx, resilient_parsing=True)
+                message,
+                meant.make_context(ours, [], parent=ctx, resilient_parsing=True),
             )
         return super().resolve_command(ctx, args)
 
@@ -218,23 +234,7 @@ class _Commands(click.Group):
         return _OTHER_COMMANDS.get(word) or next(iter(near), None)
 
 
-def _help_width() -> int:
-    """The width of help in columns, as click chooses it, but without importing shutil.
-
-    The import would take a twentieth of the time of ``--help``.
-    """
-    said = os.environ.get("COLUMNS", "")
-    columns = int(said) if said.isdecimal() else 0
-    if not columns:
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            columns = os.get_terminal_size().columns
-    return max(min(columns or 80, 80) - 2, 50)
-
-
-_CONTEXT = {"help_option_names": ["-h", "--help"], "terminal_width": _help_width()}
-
-
-@click.group(cls=_Commands, context_settings=_CONTEXT)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="tfcluster")
 def cli() -> None:
     """Train an unmodified TensorFlow or Keras script on all your machines.
@@ -304,9 +304,8 @@ def launch(words: tuple[str, ...], **options: Any) -> int:
 @_configured
 @_instead_of_a_file
 @_JSON
-@_flag("--full", help="The same as -v.")
 @_display_options
-def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> int:
+def plan(words: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Show every task as it would be started.
 
     Shows its host, command, environment, TF_CONFIG and log, and the source of each
@@ -320,8 +319,8 @@ def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> i
     """
     from tfcluster.commands import launch
 
-    given = launch.LaunchOptions(**options, behind=_behind(), verb="plan")
-    return launch.plan(words, given, os.environ, as_json=as_json, full=full)
+    chosen = launch.LaunchOptions(**options, behind=_behind(), verb="plan")
+    return launch.plan(words, chosen, os.environ, as_json=as_json)
 
 
 @cli.command()
@@ -329,7 +328,8 @@ def plan(words: tuple[str, ...], as_json: bool, full: bool, **options: Any) -> i
 @_configured
 @_NAME
 @_flag("--dry-run", help="Print the script and submit nothing.")
-def submit(**options: Any) -> int:
+@_calls("launch.submit")
+def submit() -> None:
     """Queue a job that launches CONFIG, and print its id.
 
     Outside an allocation `launch` also submits a job, and follows it to the end.
@@ -338,16 +338,14 @@ def submit(**options: Any) -> int:
     tfcluster submit cluster.yaml --dry-run                the script
     tfcluster submit cluster.yaml --set slurm.nodes=4
     """
-    from tfcluster.commands import launch
-
-    return launch.submit(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @_JSON
 @_flag("--watch", help="Refresh as the run changes.")
-def status(**options: Any) -> int:
+@_calls("status_logs.status")
+def status() -> None:
     """Show the state of a run.
 
     RUN is a run id, a unique prefix of one, or a name. Default: the newest run, and
@@ -358,9 +356,6 @@ def status(**options: Any) -> int:
     tfcluster status digits --watch
     tfcluster status --json | jq .runs[0].state
     """
-    from tfcluster.commands import status_logs
-
-    return status_logs.status(environ=os.environ, **options)
 
 
 @cli.command()
@@ -381,7 +376,8 @@ def status(**options: Any) -> int:
     "everything",
     help="Show all lines: also those that launch leaves out, and each rank's.",
 )
-def logs(**options: Any) -> int:
+@_calls("status_logs.logs")
+def logs() -> None:
     """Show what tasks have printed.
 
     TASK is a task (worker:0) or a type (worker). Default: all tasks. A line that
@@ -392,9 +388,6 @@ def logs(**options: Any) -> int:
     tfcluster logs worker:1 -n 100
     tfcluster logs digits worker -f
     """
-    from tfcluster.commands import status_logs
-
-    return status_logs.logs(environ=os.environ, **options)
 
 
 @cli.command()
@@ -403,7 +396,8 @@ def logs(**options: Any) -> int:
     "--now",
     help="Kill all tasks at once, and the launcher if it does not respond.",
 )
-def stop(**options: Any) -> int:
+@_calls("status_logs.stop")
+def stop() -> None:
     """Stop a run and all its processes.
 
     Default: the newest run.
@@ -412,9 +406,6 @@ def stop(**options: Any) -> int:
     tfcluster stop
     tfcluster stop digits --now
     """
-    from tfcluster.commands import status_logs
-
-    return status_logs.stop(environ=os.environ, **options)
 
 
 @cli.command()
@@ -423,7 +414,8 @@ def stop(**options: Any) -> int:
 @_DETACH
 @_ONLY
 @_display_options
-def rerun(**options: Any) -> int:
+@_calls("launch.rerun")
+def rerun() -> None:
     """Launch again what RUN was launched with, as a new run.
 
     The configuration is that of RUN, even if its file has changed since. Secrets are
@@ -433,16 +425,14 @@ def rerun(**options: Any) -> int:
     tfcluster rerun
     tfcluster rerun digits-20261120-101500-3f2a --name second -d
     """
-    from tfcluster.commands import launch
-
-    return launch.rerun(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @_ONLY
 @_display_options
-def attach(**options: Any) -> int:
+@_calls("attach.attach")
+def attach() -> None:
     """Follow a run in the background: its output, progress and end.
 
     Exits with the run's exit code. Ctrl-C ends only this command; the run continues.
@@ -452,15 +442,13 @@ def attach(**options: Any) -> int:
     tfcluster launch -d cluster.yaml
     tfcluster attach
     """
-    from tfcluster.commands import attach
-
-    return attach.attach(environ=os.environ, **options)
 
 
 @cli.command()
 @_TASKS
 @_JSON
-def stacks(**options: Any) -> int:
+@_calls("launcher_requests.stacks")
+def stacks() -> None:
     """Show where running tasks are in their Python code.
 
     TASK is a task (worker:0) or a type (worker). Default: all tasks of the newest run.
@@ -470,9 +458,6 @@ def stacks(**options: Any) -> int:
     tfcluster stacks
     tfcluster stacks digits worker:1
     """
-    from tfcluster.commands import launcher_requests
-
-    return launcher_requests.stacks(environ=os.environ, **options)
 
 
 @cli.command()
@@ -480,7 +465,8 @@ def stacks(**options: Any) -> int:
     "words", nargs=-1, metavar="[RUN] CHANGE...", shell_complete=_completes("run")
 )
 @_flag("--now", help="Do not wait for the end of the epoch.")
-def resize(**options: Any) -> int:
+@_calls("launcher_requests.resize")
+def resize() -> None:
     """Change the number of workers of a run, or add hosts.
 
     CHANGE is worker=N or hosts+=NAME[:SLOTS]. New hosts are made ready while the tasks
@@ -493,22 +479,17 @@ def resize(**options: Any) -> int:
     tfcluster resize digits hosts+=node9
     tfcluster resize digits worker=12 hosts+=node[9-10]:4 --now
     """
-    from tfcluster.commands import launcher_requests
-
-    return launcher_requests.resize(environ=os.environ, **options)
 
 
 @cli.command()
 @click.argument(
-    "words",
-    nargs=-1,
-    metavar="[RUN] [PATTERN]...",
-    shell_complete=_completes("fetch"),
+    "words", nargs=-1, metavar="[RUN] [PATTERN]...", shell_complete=_completes("run")
 )
 @_flag("--all", "every", help="From every host, into results-by-host/HOST.")
 @_flag("--force", help="Replace files here that are newer.")
 @_JSON
-def fetch(**options: Any) -> int:
+@_calls("fetch.fetch")
+def fetch() -> None:
     """Fetch files that tasks wrote on hosts that do not share the folder.
 
     PATTERN is a name or path with * and ?, or a folder (logs/). Default: the results of
@@ -520,21 +501,13 @@ def fetch(**options: Any) -> int:
     tfcluster fetch digits '*.keras' logs/
     tfcluster fetch digits --all
     """
-    from tfcluster.commands import fetch
-
-    return fetch.fetch(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=click.Path(),
-    help="Default: RUN-trace.json; - for standard output.",
-)
-def trace(**options: Any) -> int:
+@_output("RUN-trace.json")
+@_calls("report_trace.trace")
+def trace() -> None:
     """Write where the time of a run went, for Perfetto or chrome://tracing.
 
     Shows the start of the hosts, attempts, stalls and failures of any run; steps,
@@ -545,21 +518,13 @@ def trace(**options: Any) -> int:
     tfcluster trace
     tfcluster trace digits -o digits.json
     """
-    from tfcluster.commands import report_trace
-
-    return report_trace.trace(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
-@click.option(
-    "-o",
-    "--output",
-    "file",
-    metavar="FILE",
-    help="Default: RUN-report.html; - for standard output.",
-)
-def report(**options: Any) -> int:
+@_output("RUN-report.html")
+@_calls("report_trace.report")
+def report() -> None:
     """Write one HTML file about a run, and print its path.
 
     It shows what was run, the timeline of tasks, losses and metrics, speed and waiting
@@ -571,16 +536,14 @@ def report(**options: Any) -> int:
     tfcluster report
     tfcluster report digits -o digits.html
     """
-    from tfcluster.commands import report_trace
-
-    return report_trace.report(environ=os.environ, **options)
 
 
 @cli.command()
 @_RUN
 @click.option("--logdir", metavar="FOLDER", help="Default: where RUN has written.")
 @click.option("--port", type=int, metavar="N", help="TensorBoard's port.")
-def tensorboard(**options: Any) -> int:
+@_calls("tensorboard.tensorboard")
+def tensorboard() -> None:
     """Print the folder of a run's TensorBoard logs, and start TensorBoard there.
 
     TensorBoard must be installed for the run's Python, or be on the PATH.
@@ -589,9 +552,6 @@ def tensorboard(**options: Any) -> int:
     tfcluster tensorboard
     tfcluster tensorboard digits --port 6007
     """
-    from tfcluster.commands import tensorboard
-
-    return tensorboard.tensorboard(environ=os.environ, **options)
 
 
 @cli.command("list")
@@ -604,7 +564,8 @@ def tensorboard(**options: Any) -> int:
     help="Show the N newest runs.",
 )
 @_JSON
-def list_runs(**options: Any) -> int:
+@_calls("status_logs.list_runs")
+def list_runs() -> None:
     """List runs, the newest first.
 
     \b
@@ -612,9 +573,6 @@ def list_runs(**options: Any) -> int:
     tfcluster list --limit 100
     tfcluster list --json | jq -r '.runs[] | select(.state == "failed") | .run'
     """
-    from tfcluster.commands import status_logs
-
-    return status_logs.list_runs(environ=os.environ, **options)
 
 
 @cli.command()
@@ -631,7 +589,8 @@ def list_runs(**options: Any) -> int:
     "not used for this long.",
 )
 @_flag("--dry-run", help="Show what would be removed.")
-def clean(**options: Any) -> int:
+@_calls("clean.clean")
+def clean() -> None:
     """Remove the records and logs of old runs, and old crash files.
 
     Prints what is removed. A run that is not over is never removed, nor one whose job
@@ -642,9 +601,6 @@ def clean(**options: Any) -> int:
     tfcluster clean --older-than 30d --dry-run
     tfcluster clean --environments
     """
-    from tfcluster.commands import clean
-
-    return clean.clean(environ=os.environ, **options)
 
 
 @cli.command()
@@ -653,7 +609,8 @@ def clean(**options: Any) -> int:
 @_JSON
 @_flag("--quick", help="Do not import TensorFlow on the hosts.")
 @_display_options
-def doctor(**options: Any) -> int:
+@_calls("doctor.doctor")
+def doctor() -> None:
     """Check all hosts for problems before a launch.
 
     With -v, also shows what else was found out about each host. Exits with 3 if a host
@@ -663,15 +620,13 @@ def doctor(**options: Any) -> int:
     tfcluster doctor cluster.yaml
     tfcluster doctor cluster.yaml --quick
     """
-    from tfcluster.commands import doctor
-
-    return doctor.doctor(environ=os.environ, **options)
 
 
 @cli.command()
 @_CONFIG
 @_configured
-def setup(**options: Any) -> int:
+@_calls("doctor.setup")
+def setup() -> None:
     """Run the setup lines and make the environment on all hosts, and start nothing.
 
     A launch does that, too. Prints the interpreter that tasks have on each host. Exits
@@ -680,9 +635,6 @@ def setup(**options: Any) -> int:
     \b
     tfcluster setup cluster.yaml
     """
-    from tfcluster.commands import doctor
-
-    return doctor.setup(environ=os.environ, **options)
 
 
 @_command_with_words("[CONFIG.yaml] [-- COMMAND...]")
@@ -696,12 +648,6 @@ def setup(**options: Any) -> int:
     show_default=True,
     metavar="K",
     help="Compare K steps; 0: until the program ends.",
-)
-@click.option(
-    "--strategy",
-    metavar="NAME",
-    type=click.Choice(STRATEGIES),
-    help="Like runtime.strategy in a file.",
 )
 @click.option(
     "--tolerance",
@@ -729,8 +675,7 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
     """
     from tfcluster.commands import verify
 
-    given = verify.VerifyOptions(**options, behind=_behind())
-    return verify.verify(words, given, os.environ)
+    return verify.verify(words, verify.VerifyOptions(**options), os.environ)
 
 
 @_command_with_words("[CONFIG.yaml] [-- COMMAND...]")
@@ -744,7 +689,8 @@ def verify(words: tuple[str, ...], **options: Any) -> int:
 )
 @_JSON
 @_display_options
-def explain(words: tuple[str, ...], **options: Any) -> int:
+@_calls("explain.explain")
+def explain() -> None:
     """Show how a program would be divided among ranks, without starting them.
 
     Runs the program in one process until it has trained one step. For each tf.function
@@ -757,9 +703,6 @@ def explain(words: tuple[str, ...], **options: Any) -> int:
     tfcluster explain cluster.yaml
     tfcluster explain --json cluster.yaml | jq .functions[0].divided_share
     """
-    from tfcluster.commands import explain
-
-    return explain.explain(words, explain.ExplainOptions(**options), os.environ)
 
 
 @cli.command()
@@ -830,7 +773,7 @@ def main() -> NoReturn:
     if _ASKED in os.environ:
         from tfcluster import cli_completion
 
-        put(cli_completion.answer(cli, os.environ[_ASKED], os.environ))
+        put(cli_completion.answer(cli, os.environ))
         sys.exit(0)
     sys.exit(_guarded(lambda: cli(standalone_mode=False)))
 
@@ -844,8 +787,8 @@ def _guarded(command: Callable[[], int | None]) -> int:
         click.echo(error.format_message(), err=True)
         return ExitCode.USAGE
     except click.UsageError as error:
-        said = [f"error: {error.format_message()}", *_hints(error)]
-        return _refused(said, ExitCode.USAGE)
+        lines = [f"error: {error.format_message()}", *_hints(error)]
+        return _refused(lines, ExitCode.USAGE)
     except click.ClickException as error:
         return _refused([f"error: {error.format_message()}"], ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):

@@ -16,27 +16,24 @@ _LINE = "_TFCLUSTER_LINE"
 _FILES, _COMMANDS, _VALUES = "files", "commands", "values"
 
 
-def answer(cli: click.Command, asked: str, environ: Mapping[str, str]) -> str:
-    """The answer to ``asked``, the name of a shell, for the environment's command line.
+def answer(cli: click.Command, environ: Mapping[str, str]) -> str:
+    """The answer to a shell's script, for the environment's command line.
 
     Empty after an error: the user is typing, and the shell then completes file names.
     """
-    # click's own name for "print the script", which users have in their start-up files
-    if asked.endswith("_source"):
-        return completion.SCRIPTS[asked.removesuffix("_source")]
     try:
         words, word = _split(environ.get(_LINE, ""))
-        found = ShellComplete(cli, {}, "tfcluster", "").get_completions(words, word)
+        items = ShellComplete(cli, {}, "tfcluster", "").get_completions(words, word)
     except Exception:
         return ""
-    special = {item.type for item in found} & {_FILES, _COMMANDS}
+    special = {item.type for item in items} & {_FILES, _COMMANDS}
     if special:
         return f"{special.pop()}\t{word}\n"
     # click completes the value of --set=VALUE, but the shell completes the whole word.
     start = ""
     if word.startswith("-") and "=" in word and "--" not in words:
         start = word.partition("=")[0] + "="
-    lines = [f"{start}{item.value}\t{_first(item.help)}" for item in found]
+    lines = [f"{start}{item.value}\t{_first(item.help)}" for item in items]
     return "\n".join([f"{_VALUES if lines else _FILES}\t{word}", *lines, ""])
 
 
@@ -50,15 +47,15 @@ def complete(
     if kind == "command":
         return [CompletionItem(word, type=_command_or_files(context, behind))]
     return [
-        CompletionItem(each.text, help=each.about)
-        for each in _words(kind, context, word)
-        if each.text.startswith(word)
+        CompletionItem(possible.text, help=possible.about)
+        for possible in _words(kind, context, word)
+        if possible.text.startswith(word)
     ]
 
 
 def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.Word]:
     if kind == "setting":
-        return completion.setting_words(word, completion.schema())
+        return completion.setting_words(word)
     if kind == "variable":
         return [completion.Word(name) for name in sorted(os.environ)]
     if kind == "format":
@@ -66,13 +63,8 @@ def _words(kind: str, context: click.Context, word: str) -> Iterable[completion.
     if kind == "run":
         return completion.run_words(os.environ)
     if kind == "task_type":
-        return [completion.Word(each) for each in TASK_TYPES]
-    given = context.params.get("words") or ()
-    if kind == "fetch":
-        if given:
-            return completion.result_words(given[0], os.environ)
-        return completion.run_words(os.environ)
-    run, tasks = split_words(given)
+        return [completion.Word(name) for name in TASK_TYPES]
+    run, tasks = split_words(context.params.get("words") or ())
     words = completion.task_words(run, os.environ)
     return words if run or tasks else [*completion.run_words(os.environ), *words]
 

@@ -36,7 +36,6 @@ _IN_SDIST = (
 )
 _IN_WHEEL = (
     "tfcluster/py.typed",
-    "tfcluster/cluster.schema.json",
     "share/man/man1/tfcluster.1",
     "share/bash-completion/completions/tfcluster",
     "share/zsh/site-functions/_tfcluster",

@@ -51,13 +51,18 @@ def problems(
     try:
         result = loaded(folder, content, overrides=overrides, environ=environ)
     except ConfigError as error:
-        found = list(error.problems)
+        reported = list(error.problems)
     else:
-        found = list(result.warnings)
+        reported = list(result.warnings)
     prefix = f"{folder}/"
     return [
-        Problem(each.where.removeprefix(prefix), each.message, each.hint, each.warning)
-        for each in found
+        Problem(
+            problem.where.removeprefix(prefix),
+            problem.message,
+            problem.hint,
+            problem.warning,
+        )
+        for problem in reported
     ]
 
 
@@ -73,7 +78,7 @@ class Bad(NamedTuple):
 
 def check_bad(bad: Bad, folder: Path) -> None:
     """Check that it is refused with exactly this one error."""
-    (found,) = map(str, problems(folder, bad.content))
-    place, _, words = found.partition(": error: ")
-    assert place == f"cluster.yaml:{bad.where}", found
-    assert words.startswith(bad.words), found
+    (reported,) = map(str, problems(folder, bad.content))
+    place, _, words = reported.partition(": error: ")
+    assert place == f"cluster.yaml:{bad.where}", reported
+    assert words.startswith(bad.words), reported

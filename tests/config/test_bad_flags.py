@@ -33,8 +33,8 @@ from tfcluster.config import from_command, load
     ],
 )
 def test_a_bad_override(setting: str, words: str, tmp_path: Path) -> None:
-    found = problems(tmp_path, SMALLEST, overrides=[setting])
-    (line,) = [str(each) for each in found]
+    reported = problems(tmp_path, SMALLEST, overrides=[setting])
+    (line,) = [str(problem) for problem in reported]
     flag, _, rest = line.partition(": error: ")
     assert flag.startswith("--set ")
     assert flag.isprintable()
@@ -62,11 +62,16 @@ def test_a_bad_override(setting: str, words: str, tmp_path: Path) -> None:
 def test_bad_flags_without_a_file(
     flags: dict[str, object], line: str, tmp_path: Path
 ) -> None:
-    given = {"command": ["a"], "count": 2, "environ": ENVIRON, "cwd": tmp_path} | flags
+    arguments = {
+        "command": ["a"],
+        "count": 2,
+        "environ": ENVIRON,
+        "cwd": tmp_path,
+    } | flags
     with pytest.raises(ConfigError) as caught:
-        from_command(**given)  # type: ignore[arg-type] # one dict for all cases
-    (found,) = caught.value.lines()
-    assert found.startswith(line)
+        from_command(**arguments)  # type: ignore[arg-type] # one dict for all cases
+    (reported,) = caught.value.lines()
+    assert reported.startswith(line)
 
 
 # All at once.
@@ -112,6 +117,6 @@ def test_every_problem_is_reported_in_one_pass_and_in_order(tmp_path: Path) -> N
 
 def test_very_many_problems_are_cut(tmp_path: Path) -> None:
     content = SMALLEST + "hosts:\n" + "  - ';'\n" * 500
-    found = problems(tmp_path, content)
-    assert len(found) == 101
-    assert found[-1].message == "and 400 more problems"
+    reported = problems(tmp_path, content)
+    assert len(reported) == 101
+    assert reported[-1].message == "and 400 more problems"

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import SMALLEST, Bad, check_bad, problems
-from tfcluster.base.vocabulary import STRATEGIES
-from tfcluster.plan.model import Strategy
 
 TASKS = "tasks: {worker: 2}\n"
 
@@ -297,8 +295,10 @@ BAD = [
         )
     ],
     *[
-        Bad(f"backend: slurm\ncommand: a\ntasks: {tasks}\nslurm: {slurm}\n", at, said)
-        for tasks, slurm, at, said in (
+        Bad(
+            f"backend: slurm\ncommand: a\ntasks: {tasks}\nslurm: {slurm}\n", at, message
+        )
+        for tasks, slurm, at, message in (
             (
                 "{worker: 7}",
                 "{nodes: 2, tasks_per_node: 2}",
@@ -512,18 +512,20 @@ def test_hosts_without_a_backend_are_said_to_be_unused(tmp_path: Path) -> None:
     ],
 )
 def test_no_problem_shows_what_may_be_a_secret(secrets: str, tmp_path: Path) -> None:
-    found = problems(tmp_path, f"{SMALLEST}secrets: {secrets}\n")
-    assert [each.where.rpartition(":")[0] for each in found] == ["cluster.yaml:3"]
-    assert "hunter" not in str(found[0])
+    reported = problems(tmp_path, f"{SMALLEST}secrets: {secrets}\n")
+    assert [problem.where.rpartition(":")[0] for problem in reported] == [
+        "cluster.yaml:3"
+    ]
+    assert "hunter" not in str(reported[0])
 
 
 @pytest.mark.parametrize("key", ["secrets.KEY", "secrets.KEY.env", "secrets"])
 def test_no_problem_of_a_flag_shows_what_may_be_a_secret(
     key: str, tmp_path: Path
 ) -> None:
-    found = problems(tmp_path, SMALLEST, overrides=[f"{key}=hunter-22"])
-    assert [each.where for each in found] == [f"--set {key}=..."]
-    assert "hunter" not in str(found[0])
+    reported = problems(tmp_path, SMALLEST, overrides=[f"{key}=hunter-22"])
+    assert [problem.where for problem in reported] == [f"--set {key}=..."]
+    assert "hunter" not in str(reported[0])
 
 
 def test_one_broken_item_hides_no_problem_of_its_neighbours(tmp_path: Path) -> None:
@@ -533,7 +535,7 @@ def test_one_broken_item_hides_no_problem_of_its_neighbours(tmp_path: Path) -> N
         "hosts: ['bad one', 5, {host: n1, gpu: 3}, 'n[5-1]', {slots: 2}, 'b c']\n"
         "slurm: {nodes: 0, options: [x, 5, --wrap=a]}\n"
     )
-    assert [each.where for each in problems(tmp_path, content)] == [
+    assert [problem.where for problem in problems(tmp_path, content)] == [
         "cluster.yaml:2:25",
         "cluster.yaml:2:43",
         "cluster.yaml:3:9",
@@ -587,10 +589,6 @@ def test_what_goes_to_a_ps_is_not_compressed(strategy: str, tmp_path: Path) -> N
     )
 
 
-def test_every_strategy_has_a_name_at_the_command_line() -> None:
-    assert list(STRATEGIES) == [str(each) for each in Strategy]
-
-
 def test_weights_are_not_compressed(tmp_path: Path) -> None:
     runtime = "runtime: {strategy: local_sgd, compression: fp16}\n"
     (problem,) = problems(tmp_path, SMALLEST + runtime)
@@ -615,8 +613,8 @@ def test_weights_are_not_compressed(tmp_path: Path) -> None:
 def test_error_feedback_where_nothing_feeds_back(
     runtime: str, words: str, tmp_path: Path
 ) -> None:
-    found = problems(tmp_path, f"{SMALLEST}runtime: {{{runtime}}}\n")
-    (problem,) = [each for each in found if not each.warning]
+    reported = problems(tmp_path, f"{SMALLEST}runtime: {{{runtime}}}\n")
+    (problem,) = [problem for problem in reported if not problem.warning]
     assert words in problem.message
 
 
@@ -655,3 +653,9 @@ def test_a_secret_is_never_opened(tmp_path: Path) -> None:
     content = f"{SMALLEST}secrets: {{A: {{file: secret}}}}\n"
     (problem,) = problems(tmp_path, content)
     assert "is not a plain file" in problem.message
+
+
+def test_mistakes_of_several_kinds_in_a_list_keep_their_places(tmp_path: Path) -> None:
+    content = f'{SMALLEST}backend: ssh\nhosts: [5, {{slots: 2}}, "-x", {{host: [1]}}]\n'
+    places = [problem.where for problem in problems(tmp_path, content)]
+    assert places == [f"cluster.yaml:4:{column}" for column in (9, 12, 24, 37)]

@@ -95,8 +95,8 @@ def test_bad_yaml_without_libyaml(
 
 def test_deeper_than_the_parser_itself_allows(tmp_path: Path) -> None:
     """Some versions of libyaml have a limit, which a look ahead reaches first."""
-    (found,) = map(str, problems(tmp_path, "a: " + "[" * 2000))
-    assert "error: nested deeper than 50" in found
+    (line,) = map(str, problems(tmp_path, "a: " + "[" * 2000))
+    assert "error: nested deeper than 50" in line
 
 
 # Files that cannot be read.
@@ -118,7 +118,7 @@ def test_what_is_no_file(kind: str, tmp_path: Path) -> None:
     assert problem.message.startswith("cannot read: ")
     expected = {
         "missing": "No such file or directory",
-        "folder": "is a directory",
+        "folder": "Is a directory",
         "pipe": "is a pipe",
     }
     assert expected.get(kind, "") in problem.message

@@ -121,13 +121,13 @@ ODD = [
 
 def _keys(shape: dict[str, Any], definitions: dict[str, Any]) -> list[str]:
     """The dotted keys of a JSON schema: sections and the keys in them."""
-    found: list[str] = []
+    keys: list[str] = []
     for part in (shape, *shape.get("anyOf", [])):
         if "$ref" in part:
             part = definitions[part["$ref"].rpartition("/")[2]]
         for key, below in part.get("properties", {}).items():
-            found += [key, *(f"{key}.{rest}" for rest in _keys(below, definitions))]
-    return found
+            keys += [key, *(f"{key}.{rest}" for rest in _keys(below, definitions))]
+    return keys
 
 
 _SCHEMA = schema()

@@ -435,12 +435,14 @@ def test_keys_that_are_no_longer_needed_are_left_out(
     inner = "".join(f", {key}: {value}" for key, value in keys.items())
     content = f"{SMALLEST}runtime: {{batch: global{'' if flag else inner}}}\n"
     overrides = [f"runtime.{key}={value}" for key, value in keys.items()]
-    found = loaded(tmp_path, content, overrides=overrides if flag else [])
-    assert found.description.runtime == loaded(tmp_path).description.runtime
+    result = loaded(tmp_path, content, overrides=overrides if flag else [])
+    assert result.description.runtime == loaded(tmp_path).description.runtime
     for key in keys:
-        (said,) = [each for each in found.warnings if repr(key) in each.message]
-        assert "no longer needed" in said.message
-        assert not any(key in place for place in found.description.origins)
+        (problem,) = [
+            warning for warning in result.warnings if repr(key) in warning.message
+        ]
+        assert "no longer needed" in problem.message
+        assert not any(key in place for place in result.description.origins)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def violations(value: Any, shape: Mapping[str, Any], path: str = "") -> Iterator
     if "$ref" in shape:
         yield from violations(value, SCHEMA["$defs"][shape["$ref"][8:]], path)
     choices = shape.get("anyOf", [])
-    if choices and all(any(violations(value, each, path)) for each in choices):
+    if choices and all(any(violations(value, entry, path)) for entry in choices):
         yield f"{path}: none of the choices"
     kinds = shape.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -102,16 +102,16 @@ def _of_object(
             yield f"{path}: {key} is missing"
     for key, item in value.items():
         patterns = shape.get("patternProperties", {})
-        matching = [each for name, each in patterns.items() if re.search(name, key)]
+        matching = [entry for name, entry in patterns.items() if re.search(name, key)]
         if key in shape.get("properties", {}):
             matching.append(shape["properties"][key])
         if not matching:
             matching = [shape.get("additionalProperties", {})]
-        for each in matching:
-            if each is False:
+        for entry in matching:
+            if entry is False:
                 yield f"{path}.{key}: unknown"
-            elif each is not True:
-                yield from violations(item, each, f"{path}.{key}")
+            elif entry is not True:
+                yield from violations(item, entry, f"{path}.{key}")
 
 
 def _breaks(content: str) -> list[str]:
@@ -140,14 +140,14 @@ def _fields(
 def test_every_key_has_a_description() -> None:
     shapes = {
         "": SCHEMA,
-        **{f"{name}.": each for name, each in SCHEMA["$defs"].items()},
+        **{f"{name}.": entry for name, entry in SCHEMA["$defs"].items()},
     }
-    fields = [field for path, each in shapes.items() for field in _fields(each, path)]
+    fields = [field for path, entry in shapes.items() for field in _fields(entry, path)]
     assert len(fields) > 60
     # A section has its description in its definition.
     described = {"description", "$ref"}
     assert [key for key, field in fields if described.isdisjoint(field)] == []
-    assert all(each["description"] for each in SCHEMA["$defs"].values())
+    assert all(entry["description"] for entry in SCHEMA["$defs"].values())
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,9 @@ def _each_put_in(text: str) -> Iterator[str]:
         live = re.sub(r"\n *# ", f"\n{indent}", commented)
         # The setting replaces an active one with the same key.
         others = (text[: match.start()], text[match.end() :])
-        before, after = (re.sub(f"(?m)^{indent}{key}:.*$", "", each) for each in others)
+        before, after = (
+            re.sub(f"(?m)^{indent}{key}:.*$", "", entry) for entry in others
+        )
         yield f"{before}{indent}{live}{after}"
 
 
@@ -232,7 +234,7 @@ def test_starters_are_at_most_88_columns_wide() -> None:
 
 def test_shipped_files_fit_the_schema() -> None:
     broken = {path.name: _breaks(path.read_text(encoding="utf-8")) for path in SHIPPED}
-    assert {name: found for name, found in broken.items() if found} == {}
+    assert {name: mistakes for name, mistakes in broken.items() if mistakes} == {}
 
 
 # docs/configuration.md

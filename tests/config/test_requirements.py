@@ -18,9 +18,9 @@ def required(folder: Path, text: str, **others: str) -> Requirements:
     for name, content in {"requirements.txt": text, **others}.items():
         (folder / name).write_text(content)
     content = SMALLEST + "requirements: requirements.txt\n"
-    found = loaded(folder, content).description.requirements
-    assert found is not None
-    return found
+    requirements = loaded(folder, content).description.requirements
+    assert requirements is not None
+    return requirements
 
 
 @pytest.mark.parametrize(
@@ -50,20 +50,20 @@ def test_local_packages(
     line: str, expected: str | None, local: str | None, tmp_path: Path
 ) -> None:
     """Paths below the working directory are those of the hosts' one."""
-    found = required(tmp_path, f"{line}\n")
-    assert found.files == (("requirements.txt", f"{expected or line}\n"),)
+    requirements = required(tmp_path, f"{line}\n")
+    assert requirements.files == (("requirements.txt", f"{expected or line}\n"),)
     if local is not None:
-        assert found.local == (tmp_path / local,)
+        assert requirements.local == (tmp_path / local,)
     elif expected is None:
-        assert found.local == ()
+        assert requirements.local == ()
 
 
 def test_editable_packages(tmp_path: Path) -> None:
-    found = required(tmp_path, "-e .[test]\n--editable=pkg#egg=x\n")
+    requirements = required(tmp_path, "-e .[test]\n--editable=pkg#egg=x\n")
     text = f"-e {HERE}[test]\n--editable={HERE}/pkg#egg=x\n"
-    assert found.files == (("requirements.txt", text),)
-    assert found.local == ()
-    assert found.editable == (tmp_path, tmp_path / "pkg")
+    assert requirements.files == (("requirements.txt", text),)
+    assert requirements.local == ()
+    assert requirements.editable == (tmp_path, tmp_path / "pkg")
 
 
 def test_paths_are_found_as_pip_finds_them(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_paths_are_found_as_pip_finds_them(tmp_path: Path) -> None:
     (folder / "a.txt").write_text(text)
     (folder / "more.txt").write_text("b\n")
     content = f"{SMALLEST}requirements: needs/a.txt\n"
-    found = loaded(tmp_path, content).description.requirements
-    assert found is not None
-    (_, text), _ = found.files
+    requirements = loaded(tmp_path, content).description.requirements
+    assert requirements is not None
+    (_, text), _ = requirements.files
     assert text.replace(HERE, "H").split() == [
         *("H/pkg", "H/needs/own", "-e", "H/pkg"),
         *("-f", "H/needs/wheels", "-f", "H/f", "-r1-more.txt"),
@@ -87,8 +87,8 @@ def test_paths_are_found_as_pip_finds_them(tmp_path: Path) -> None:
 
 def test_files_that_are_included(tmp_path: Path) -> None:
     more = "-c requirements.txt\nb\n"
-    found = required(tmp_path, "-r more.txt\na\n", **{"more.txt": more})
-    assert found.files == (
+    requirements = required(tmp_path, "-r more.txt\na\n", **{"more.txt": more})
+    assert requirements.files == (
         ("requirements.txt", "-r 1-more.txt\na\n"),
         ("1-more.txt", "-c requirements.txt\nb\n"),
     )
@@ -100,7 +100,7 @@ def test_the_dependencies_of_a_project(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(project)
     asked = "{file: pyproject.toml, system_site_packages: true}"
     content = f"{SMALLEST}requirements: {asked}\n"
-    found = loaded(tmp_path, content).description.requirements
+    requirements = loaded(tmp_path, content).description.requirements
     files = (("requirements.txt", f"a>1\nb[c]\nd @ {HERE}/d\n"),)
     expected = Requirements(
         file="pyproject.toml",
@@ -108,7 +108,7 @@ def test_the_dependencies_of_a_project(tmp_path: Path) -> None:
         local=(tmp_path / "d",),
         system_site_packages=True,
     )
-    assert found == expected
+    assert requirements == expected
 
 
 @pytest.mark.parametrize(
@@ -146,31 +146,31 @@ def test_the_digest_covers_local_packages(tmp_path: Path) -> None:
     package = tmp_path / "pkg"
     package.mkdir()
     (package / "a.py").write_text("1")
-    found = required(tmp_path, "./pkg\n")
-    first = requirements_digest(found)
+    requirements = required(tmp_path, "./pkg\n")
+    first = requirements_digest(requirements)
     (package / "notes.log").write_text("2")
     (package / ".git").mkdir()
     (package / ".git" / "a.py").write_text("2")
-    assert requirements_digest(found) == first
+    assert requirements_digest(requirements) == first
     (package / "a.py").write_text("2")
-    assert requirements_digest(found) != first
+    assert requirements_digest(requirements) != first
 
 
 def test_modules_of_an_editable_package_are_not_covered(tmp_path: Path) -> None:
     """They are read in place; what its installation reads counts."""
     (tmp_path / "train.py").write_text("1")
-    found = required(tmp_path, "-e .\n")
-    first = requirements_digest(found)
+    requirements = required(tmp_path, "-e .\n")
+    first = requirements_digest(requirements)
     (tmp_path / "train.py").write_text("2")
-    assert requirements_digest(found) == first
+    assert requirements_digest(requirements) == first
     (tmp_path / "pyproject.toml").write_text("")
-    second = requirements_digest(found)
+    second = requirements_digest(requirements)
     assert second != first
     (tmp_path / "fast.c").write_text("")
-    assert requirements_digest(found) != second
+    assert requirements_digest(requirements) != second
 
 
 def test_plans_hide_passwords_of_indexes(tmp_path: Path) -> None:
-    found = required(tmp_path, "--index-url https://me:word@x.example/\na\n")
-    document = environment_json(found)
+    requirements = required(tmp_path, "--index-url https://me:word@x.example/\na\n")
+    document = environment_json(requirements)
     assert document["lines"] == ["--index-url https://***@x.example/", "a"]

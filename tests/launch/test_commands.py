@@ -217,12 +217,6 @@ def test_stop_of_what_is_over_or_unknown(cluster: Cluster) -> None:
     assert "Traceback" not in unknown.stderr
 
 
-def test_a_command_of_an_earlier_version_is_named(cluster: Cluster) -> None:
-    gone = cluster.command("warm", "cluster.yaml", "--keep", "2h")
-    assert gone.returncode == 2
-    assert "The command 'warm' is gone" in gone.stderr
-
-
 def test_status_of_all_runs_and_of_one(cluster: Cluster) -> None:
     first = cluster.bash("exit 33", "--name", "first")
     assert first.end() == 33

@@ -24,7 +24,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["tfcluster launch -n 2 -- python train.py"],
     ),
     "no such file": (["launch", "missing.yaml"], ["missing.yaml", "No such file"]),
-    "a folder": (["launch", "."], ["is a directory"]),
+    "a folder": (["launch", "."], ["Is a directory"]),
     "nothing to launch": (["launch"], ["nothing to launch"]),
     "nothing to run": (["launch", "-n", "2"], ["nothing to launch"]),
     "nothing after --": (["launch", "-n", "2", "--"], ["nothing to launch"]),

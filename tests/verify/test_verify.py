@@ -327,7 +327,7 @@ def test_what_is_equal_by_now(cluster: Cluster) -> None:
 )
 def test_several_models(cluster: Cluster, strategy: str) -> None:
     servers = () if strategy == "collective" else ("--ps", "1")
-    words = ("-n", "2", *servers, "--strategy", strategy)
+    words = ("-n", "2", *servers, "--set", f"runtime.strategy={strategy}")
     code, found = verified(cluster, DATA + TWO_MODELS, *words)
     assert (code, found["first_difference"]) == (0, None)
     assert (found["steps"], found["to_the_end"]) == (10, True)
@@ -339,10 +339,13 @@ def test_several_models(cluster: Cluster, strategy: str) -> None:
     "words",
     [
         pytest.param(
-            ("--strategy", "local_sgd"), id="local_sgd", marks=pytest.mark.exhaustive
+            ("--set", "runtime.strategy=local_sgd"),
+            id="local_sgd",
+            marks=pytest.mark.exhaustive,
         ),
         pytest.param(
-            ("--ps", "1", "--strategy", "parameter_server"), id="asynchronous"
+            ("--ps", "1", "--set", "runtime.strategy=parameter_server"),
+            id="asynchronous",
         ),
     ],
 )
@@ -426,9 +429,9 @@ def test_planted(cluster: Cluster, name: str) -> None:
 
 
 _THREE = ("-n", "3")
-_REPLICATED = ("-n", "2", "--ps", "1", "--strategy", "replicated")
+_REPLICATED = ("-n", "2", "--ps", "1", "--set", "runtime.strategy=replicated")
 _SYNCHRONOUS = (
-    *("-n", "2", "--ps", "1", "--strategy", "parameter_server"),
+    *("-n", "2", "--ps", "1", "--set", "runtime.strategy=parameter_server"),
     *("--set", "runtime.synchronous=true"),
 )
 
@@ -459,8 +462,14 @@ def test_usage(cluster: Cluster) -> None:
         ((), "nothing to verify"),
         (("-n", "1", "--", "python", "-c", "0"), "one rank is the baseline"),
         (("-n", "2", "--", "python", "no.py"), "there is no no.py"),
-        (("-n", "2", "--strategy", "none", "--", "true"), "nothing to compare"),
-        (("-n", "2", "--strategy", "colective", "--", "true"), "'--strategy'"),
+        (
+            ("-n", "2", "--set", "runtime.strategy=none", "--", "true"),
+            "nothing to compare",
+        ),
+        (
+            ("-n", "2", "--set", "runtime.strategy=colective", "--", "true"),
+            "did you mean 'collective'",
+        ),
         (("-n", "2", "--", "no-program"), "is not an executable program"),
     ):
         done = cluster.command("verify", *words)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tfcluster.api.launcher_child import error_to_plain
 from tfcluster.base.errors import TfclusterError
-from tfcluster.commands.launch import launch_described, submits
+from tfcluster.commands.launch import launch_described, submits_to
 from tfcluster.launcher.detach import leave_terminal
 from tfcluster.plan.description_json import from_plain
 from tfcluster.plan.model import Description
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         description = from_plain(Description, asked["description"])
         # This process has left its terminal and keeps running: only a job still needs
         # to be detached.
-        detach = detach and submits(description, os.environ)
+        detach = detach and submits_to(description, os.environ) is not None
         return launch_described(description, os.environ, detach=detach, begun=begun)
     except TfclusterError as error:
         return answer.refuse(error)

@@ -25,5 +25,3 @@ types of the documents.
 
 RECORDING = "TFCLUSTER_RECORDING"
 """The variable that makes a task record the steps of its training, for ``verify``."""
-
-STRATEGIES = ("collective", "parameter_server", "replicated", "local_sgd", "none")

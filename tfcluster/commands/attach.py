@@ -29,10 +29,10 @@ def attach(
 
     Ctrl-C ends only this command, with exit code 130. Raises TfclusterError.
     """
-    found = find(state_dir(environ), run)
-    paths = latest(found)
-    if paths != found:
-        say(f"{found.run} continues as {paths.run}")
+    first = find(state_dir(environ), run)
+    paths = latest(first)
+    if paths != first:
+        say(f"{first.run} continues as {paths.run}")
     view = _read(paths)
     over = view.state.final and not view.awaits_another_start
     if not over and (job := find_job(paths)) is not None:

@@ -48,15 +48,9 @@ def clean(
     """
     age_s = parse_duration(older_than)
     if age_s is None:
-        raise ConfigError(
-            [
-                Problem(
-                    "--older-than",
-                    f"{older_than!r} is not a duration",
-                    "write a number with a unit: 12h, 7d, 0s",
-                )
-            ]
-        )
+        hint = "write a number with a unit: 12h, 7d, 0s"
+        problem = Problem("--older-than", f"{older_than!r} is not a duration", hint)
+        raise ConfigError([problem])
     state, now_s = state_dir(environ), time.time()
     total = _Total()
     if not dry_run:
@@ -80,10 +74,10 @@ def clean(
     if environments:
         _clean_environments(now_s, age_s, environ, total, dry_run=dry_run)
     verb = "would remove" if dry_run else "removed"
-    found = [plural(total.runs, "run"), plural(total.crash_files, "crash file")]
+    counts = [plural(total.runs, "run"), plural(total.crash_files, "crash file")]
     if environments:
-        found.append(plural(total.environments, "environment"))
-    *most, last = found
+        counts.append(plural(total.environments, "environment"))
+    *most, last = counts
     say(f"{verb} {', '.join(most)} and {last}, {byte_size(total.bytes)}")
     return ExitCode.RESOURCES if total.failed else ExitCode.OK
 
@@ -129,20 +123,19 @@ def _clean_environments(
     dry_run: bool,
 ) -> None:
     """Remove environments on this machine that no launch has used for this long."""
-    for found in environments_of(environ):
-        unused_s = now_s - found.used_s
+    for environment in environments_of(environ):
+        home, unused_s = environment.home, now_s - environment.used_s
         if unused_s < age_s:
             continue
         with _reported(total):
-            size = size_of(Path(found.home))
-            if not dry_run and not remove_environment(found.home):
-                say(sanitise(f"kept {found.home}: it is in use"))
+            size = size_of(Path(home))
+            if not dry_run and not remove_environment(home):
+                say(sanitise(f"kept {home}: it is in use"))
                 continue
             total.environments += 1
             total.bytes += size
             ago = duration(max(0.0, unused_s))
-            said = f"{found.home}  (used {ago} ago, {byte_size(size)})"
-            put(sanitise(said) + "\n")
+            put(sanitise(f"{home}  (used {ago} ago, {byte_size(size)})") + "\n")
 
 
 def _why_kept(paths: RunPaths, environ: Mapping[str, str]) -> str | None:

@@ -1,6 +1,6 @@
 """What a shell may complete: runs, tasks, and the keys and values of ``--set``.
 
-Reads the record and the schema, and changes nothing: pressing TAB creates no folder.
+Reads the record, and changes nothing: pressing TAB creates no folder.
 
 A script of a shell gives the command line up to the cursor to ``tfcluster`` in an
 environment variable, and reads lines: first the kind of answer (``values``, ``files``
@@ -11,17 +11,15 @@ the names of files.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tfcluster.base.errors import ConfigError
-from tfcluster.base.isolated_import import PACKAGE_ROOT
 from tfcluster.base.state_folder import state_path
 from tfcluster.base.task_id import TaskId
+from tfcluster.config.sections import cluster_model, relevant
+from tfcluster.config.shape import Key, MapOf, Nested
 from tfcluster.record.files import read_json
 from tfcluster.record.paths import find, runs
 
@@ -62,99 +60,46 @@ def task_words(run: str | None, environ: Mapping[str, str]) -> list[Word]:
     ]
 
 
-def result_words(run: str, environ: Mapping[str, str]) -> list[Word]:
-    """The patterns of the results of a run's configuration."""
-    try:
-        known = read_json(find(state_path(environ), run).launched) or {}
-        patterns = known["description"]["results"]["patterns"]
-        return [Word(str(each), "a result") for each in patterns]
-    except (ConfigError, KeyError, TypeError):
-        return []
-
-
-def setting_words(written: str, schema: Mapping[str, Any]) -> list[Word]:
+def setting_words(written: str) -> list[Word]:
     """How ``KEY=VALUE`` may continue, one level of the dotted key at a time.
 
     ``runtime.`` leads to ``runtime.strategy=``, and that to ``runtime.strategy=none``.
     """
-    key, equals, _ = written.partition("=")
-    parents, _, last = key.rpartition(".")
-    shapes = [schema]
-    for part in filter(None, parents.split(".")):
-        shapes = [below for _, below in _fields(shapes, schema, part)]
+    path, equals, _ = written.partition("=")
+    *parents, last = path.split(".")
+    keys: Mapping[str, Key] = cluster_model(relevant(())).keys
+    for name in parents:
+        keys = _keys_below(keys[name]) if name in keys else {}
     if equals:
-        fields = [field for _, field in _fields(shapes, schema, last)]
-        return [
-            Word(f"{key}={value}") for value in dict.fromkeys(_values(fields, schema))
-        ]
-    start = f"{parents}." if parents else ""
+        schema = keys[last].json({}) if last in keys else {}
+        return [Word(f"{path}={value}") for value in dict.fromkeys(_values(schema))]
+    start = "".join(f"{name}." for name in parents)
     words = []
-    for name, field in _fields(shapes, schema):
-        about = _about(field, schema)
-        kinds = _expand([field], schema)
-        if any("properties" in kind or kind.get("type") == "object" for kind in kinds):
+    for name, key in keys.items():
+        about = key.about
+        if len(about) > _LINE_COLUMNS:
+            about = about[: _LINE_COLUMNS - 1] + "…"
+        below = isinstance(key.kind, MapOf | Nested)
+        if below:
             words.append(Word(f"{start}{name}.", about))
-        if any(kind.get("type") != "object" for kind in kinds):
+        if not below or (isinstance(key.kind, Nested) and key.kind.section.shorthand):
             words.append(Word(f"{start}{name}=", about))
     return words
 
 
-def schema() -> Mapping[str, Any]:
-    """The JSON Schema of cluster.yaml, from the file of an installed package.
-
-    Reading it is faster than making it, as is done if there is no such file.
-    """
-    with contextlib.suppress(OSError):
-        file = Path(PACKAGE_ROOT) / "tfcluster" / "cluster.schema.json"
-        read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return read
-    from tfcluster import config
-
-    return config.schema()
+def _keys_below(key: Key) -> Mapping[str, Key]:
+    return key.kind.section.keys if isinstance(key.kind, Nested) else {}
 
 
-def _expand(
-    shapes: list[Mapping[str, Any]], schema: Mapping[str, Any]
-) -> list[Mapping[str, Any]]:
-    """The shapes with references and choices resolved."""
-    plain: list[Mapping[str, Any]] = []
-    for shape in shapes:
-        if "$ref" in shape:
-            name = str(shape["$ref"]).rpartition("/")[2]
-            plain += _expand([schema["$defs"][name]], schema)
-        elif "anyOf" in shape:
-            plain += _expand(shape["anyOf"], schema)
-        else:
-            plain.append(shape)
-    return plain
-
-
-def _fields(
-    shapes: list[Mapping[str, Any]], schema: Mapping[str, Any], name: str | None = None
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for shape in _expand(shapes, schema):
-        for key, field in shape.get("properties", {}).items():
-            if name in (None, key):
-                yield key, field
-
-
-def _values(
-    shapes: list[Mapping[str, Any]], schema: Mapping[str, Any]
-) -> Iterator[str]:
-    for shape in _expand(shapes, schema):
-        yield from (str(value) for value in shape.get("enum", ()))
-        if "const" in shape:
-            yield str(shape["const"])
-        if shape.get("type") == "boolean":
-            yield from ("true", "false")
-
-
-def _about(field: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    said = field.get("description", "")
-    if not said and "$ref" in field:
-        said = schema["$defs"][field["$ref"].rpartition("/")[2]].get("description", "")
-    first = str(said).partition("\n")[0]
-    return first if len(first) <= _LINE_COLUMNS else first[: _LINE_COLUMNS - 1] + "…"
+def _values(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The values that a JSON Schema lists."""
+    for choice in schema.get("anyOf", ()):
+        yield from _values(choice)
+    yield from map(str, schema.get("enum", ()))
+    if "const" in schema:
+        yield str(schema["const"])
+    if schema.get("type") == "boolean":
+        yield from ("true", "false")
 
 
 # Bash splits words at COMP_WORDBREAKS, which has "=" and ":" by default, and replaces

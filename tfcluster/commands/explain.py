@@ -7,7 +7,6 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tfcluster.base.errors import ConfigError, ExitCode, Problem
 from tfcluster.base.isolated_import import module_argv
 from tfcluster.base.vocabulary import FORMAT_VERSION
 from tfcluster.commands import verify_trial
-from tfcluster.console.display import DEFAULT, Display
+from tfcluster.console.display import Display
 from tfcluster.console.output import put, say, say_progress
 from tfcluster.console.sanitise import sanitise
 from tfcluster.console.views import answers
@@ -28,26 +27,27 @@ _STDERR = 2
 _EXAMPLE = "`tfcluster explain -n 4 -- python train.py`"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainOptions:
-    """The options of ``explain``."""
-
-    count: int | None = None
-    as_json: bool = False
-    overrides: tuple[str, ...] = ()
-    passed: tuple[str, ...] = ()
-    display: Display = DEFAULT
-
-
 def explain(
-    words: Sequence[str], options: ExplainOptions, environ: Mapping[str, str]
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    count: int | None,
+    overrides: Sequence[str],
+    passed: Sequence[str],
+    as_json: bool,
+    display: Display,
 ) -> int:
     """Run the program in one process until a step is over, and print what was seen.
 
     Returns the program's own exit code if it fails, and 1 if no function ran. Raises
     TfclusterError if it cannot be started.
     """
-    description = _described(words, options, environ)
+    if not words:
+        raise ConfigError([Problem("explain", "nothing to explain", _EXAMPLE)])
+    description = verify_trial.described(
+        words, environ, count=count, overrides=overrides, passed=passed
+    )
+    _refuse(description)
     ranks = verify_trial.size_of(description)
     ready = check(verify_trial.alone(description), environ)
     (spec,) = ready.prepared.specs
@@ -55,15 +55,15 @@ def explain(
         problem = "explain can only look into a command that begins with python"
         raise ConfigError([Problem(description.source, problem, _EXAMPLE)])
     own = {**environ, **description.env, **ready.secrets}
-    say_progress("running the program until it has trained one step", options.display)
+    say_progress("running the program until it has trained one step", display)
     code, answer = _run(spec, ranks, own)
     if answer is None:
         say(f"error: the program failed by itself ({_end(code)}): nothing to explain")
         return code if code > 0 else 128 - code
-    if options.as_json:
+    if as_json:
         put(json.dumps({"schema": FORMAT_VERSION, **answer}, indent=2) + "\n")
     elif answer["functions"]:
-        lines = answers.explanation_lines(answer, brief=options.display.quiet)
+        lines = answers.explanation_lines(answer, brief=display.quiet)
         put("".join(f"{sanitise(line)}\n" for line in lines))
     if not answer["functions"]:
         say("error: nothing to divide: no tf.function ran")
@@ -71,29 +71,18 @@ def explain(
     return ExitCode.OK
 
 
-def _described(
-    words: Sequence[str], options: ExplainOptions, environ: Mapping[str, str]
-) -> Description:
-    if not words:
-        raise ConfigError([Problem("explain", "nothing to explain", _EXAMPLE)])
-    description = verify_trial.described(
-        words,
-        environ,
-        count=options.count,
-        overrides=options.overrides,
-        passed=options.passed,
-    )
+def _refuse(description: Description) -> None:
+    """Raise ConfigError if nothing can be explained."""
     where = description.source
     if verify_trial.size_of(description) < 2:
         alone = "one rank divides nothing"
         raise ConfigError([Problem(where, alone, "-n 2, or more")])
     if description.prepares_hosts:
-        made = (
+        problem = (
             "explain does not run 'setup', nor make the environment of 'requirements'"
         )
         hint = f"activate such an environment, and give the command: {_EXAMPLE}"
-        raise ConfigError([Problem(where, made, hint)])
-    return description
+        raise ConfigError([Problem(where, problem, hint)])
 
 
 def _run(
@@ -123,8 +112,7 @@ def _run(
             raise
         if code != 0 or not file.exists():
             return code or int(ExitCode.TASK_FAILED), None
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return code, found
+        return code, json.loads(file.read_text(encoding="utf-8"))
 
 
 def _end(code: int) -> str:

@@ -36,7 +36,9 @@ from tfcluster.record.run_status import ResultsView, RunView
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
-_LOOK_S = 2.0
+    from tfcluster.launcher.result_transfer import TransferOutcome
+
+_CHECK_S = 2.0
 """How often to check whether the launcher is still alive."""
 _CLOSE_S = 2.0
 _LIKE_PATTERNS = frozenset("*?[/")
@@ -58,54 +60,52 @@ def fetch(
     description = resized(paths)
     view = read_run(paths, now_s=time.time())
     configured = description.results
-    if not patterns and configured is None:
-        hint = "name patterns of files, or set 'workdir: {results: [...]}'"
-        raise ConfigError([Problem(paths.run, "it has no 'results'", hint)])
-    every = every or (not patterns and configured is not None and configured.all)
-    wanted = patterns or (() if configured is None else configured.patterns)
+    if not patterns:
+        if configured is None:
+            hint = "name patterns of files, or set 'workdir: {results: [...]}'"
+            raise ConfigError([Problem(paths.run, "it has no 'results'", hint)])
+        patterns, every = configured.patterns, every or configured.all
+    request = Fetch(tuple(patterns), every, force)
+    results = _fetched(description, paths, view, request, environ)
+    for result in results:
+        for line in result_lines(result):
+            say(line)
+    if as_json:
+        report: documents.FetchReport = {
+            "schema": FORMAT_VERSION,
+            "run": paths.run,
+            "folder": str(description.workdir),
+            "hosts": [result.to_json() for result in results],
+        }
+        put(json.dumps(report, indent=1) + "\n")
+    incomplete = any(result.state == "incomplete" for result in results)
+    return ExitCode.TASK_FAILED if incomplete else ExitCode.OK
+
+
+def _fetched(
+    description: Description,
+    paths: RunPaths,
+    view: RunView,
+    request: Fetch,
+    environ: Mapping[str, str],
+) -> list[ResultsView]:
     if schedulers.get(description.backend).here:
         say(sanitise(f"all tasks ran on this machine, in {description.workdir}"))
-        return _end(paths, description, [], as_json=as_json)
+        return []
     if view.launcher is None:
         hint = "`tfcluster status` tells what it waits for"
         raise ConfigError([Problem(paths.run, "it has not started yet", hint)])
     screen = Screen(None, sys.stderr, environ=environ)
     try:
-        found = None
+        results = None
         if not view.state.final:
-            found = _from_launcher(paths, view, wanted, screen, every, force)
-        if found is None:
-            found = _afterwards(
-                description, paths, view, wanted, environ, screen, every, force
-            )
+            results = _from_launcher(paths, view.launcher.host, request, screen)
+        if results is None:
+            results = _afterwards(description, paths, request, environ, screen)
+        return results
     finally:
         screen.live(None)
         screen.close(_CLOSE_S)
-    for each in found:
-        for line in result_lines(each):
-            say(line)
-    return _end(paths, description, found, as_json=as_json)
-
-
-def _end(
-    paths: RunPaths,
-    description: Description,
-    found: Sequence[ResultsView],
-    *,
-    as_json: bool,
-) -> int:
-    if as_json:
-        hosts = [each.to_json() for each in found]
-        folder = str(description.workdir)
-        given: documents.FetchReport = {
-            "schema": FORMAT_VERSION,
-            "run": paths.run,
-            "folder": folder,
-            "hosts": hosts,
-        }
-        put(json.dumps(given, indent=1) + "\n")
-    incomplete = any(each.state == "incomplete" for each in found)
-    return ExitCode.TASK_FAILED if incomplete else ExitCode.OK
 
 
 def _split(
@@ -121,9 +121,9 @@ def _split(
             raise
         newest = find(state, None)
         if not _LIKE_PATTERNS & set(words[0]):
-            unknown = error.problems[0]
-            hint = f"{unknown.hint}; a file: `tfcluster fetch {newest.run} {words[0]}`"
-            raise ConfigError([unknown._replace(hint=hint)]) from error
+            problem = error.problems[0]
+            hint = f"{problem.hint}; a file: `tfcluster fetch {newest.run} {words[0]}`"
+            raise ConfigError([problem._replace(hint=hint)]) from error
         paths, patterns = newest, tuple(words)
     problems = [
         Problem("PATTERN", f"{pattern!r} {wrong}", 'for example "*.keras" or logs/')
@@ -135,47 +135,38 @@ def _split(
     return paths, patterns
 
 
-# --- a run that is active --------------------------------------------------------
-
-
 def _from_launcher(
-    paths: RunPaths,
-    view: RunView,
-    patterns: Sequence[str],
-    screen: Screen,
-    every: bool,
-    force: bool,
+    paths: RunPaths, launcher_host: str, wanted: Fetch, screen: Screen
 ) -> list[ResultsView] | None:
     """Have the launcher fetch, and wait until it has. Raises ContactLostError.
 
     Returns None if the run has ended before the launcher saw the request.
     """
-    request = LauncherRequest(paths, Fetch(tuple(patterns), every, force))
-    looked_s = time.monotonic()
+    request = LauncherRequest(paths, wanted)
+    checked_s = time.monotonic()
     hosts: list[str] | None = None
-    found: dict[str, ResultsView] = {}
-    while hosts is None or len(found) < len(hosts):
+    results: dict[str, ResultsView] = {}
+    while hosts is None or len(results) < len(hosts):
         for event in request.wait():
             if event.get("request") != request.number:
                 continue
             if event["type"] == "fetch":
                 hosts = [str(host) for host in event.get("hosts") or ()]
             elif event["type"] == "results":
-                found[str(event.get("host"))] = results_view(event)
+                results[str(event.get("host"))] = results_view(event)
         if hosts is None:
             request.require_answer()
         now_s = time.monotonic()
-        if now_s - looked_s > _LOOK_S:
-            looked_s = now_s
+        if now_s - checked_s > _CHECK_S:
+            checked_s = now_s
             if _has_ended(paths) and hosts is None:
                 request.withdraw()
                 return None
         if hosts is not None:
             screen.live(_progress(paths, request.number))
-    launcher = view.launcher
-    if launcher is not None and launcher.host != identity().host:
-        screen.say(f"the launcher runs on {launcher.host}: the files are there")
-    return list(found.values())
+    if launcher_host != identity().host:
+        screen.say(f"the launcher runs on {launcher_host}: the files are there")
+    return list(results.values())
 
 
 def _has_ended(paths: RunPaths) -> bool:
@@ -190,67 +181,62 @@ def _has_ended(paths: RunPaths) -> bool:
 
 
 def _progress(paths: RunPaths, number: str) -> str:
-    known = read_json(paths.fetching) or {}
-    hosts = known.get("hosts")
-    if known.get("request") != number or not isinstance(hosts, dict):
+    progress = read_json(paths.fetching) or {}
+    hosts = progress.get("hosts")
+    if progress.get("request") != number or not isinstance(hosts, dict):
         return "waiting for another fetch, or for a list of files"
     return progress_text(hosts)
-
-
-# --- a run that is over ----------------------------------------------------------
 
 
 def _afterwards(
     description: Description,
     paths: RunPaths,
-    view: RunView,
-    patterns: Sequence[str],
+    wanted: Fetch,
     environ: Mapping[str, str],
     screen: Screen,
-    every: bool,
-    force: bool,
 ) -> list[ResultsView]:
-    """Fetch through new agents. Raises HostError if no host can be reached."""
+    """Fetch through new agents, once the run is over.
+
+    Raises HostError if no host can be reached.
+    """
     # These imports include the launcher, which takes longer than the rest.
     from tfcluster.launcher.late_results import fetch_late
     from tfcluster.launcher.results import event_fields
 
-    chosen = _hosts(read_json(paths.plan) or {}, every=every)
-    backend = schedulers.get(description.backend)
+    chosen = _hosts(read_json(paths.plan) or {}, every=bool(wanted.all))
+    backend, folder = schedulers.get(description.backend), str(description.workdir)
     if not backend.lists_hosts:
-        sync, root = description.sync, description.workdir
-        folder = root if sync is None else sync.folder
+        there = description.sync.folder if description.sync else folder
         raise HostError(
             f"{paths.run} is over, and so is its {description.backend} job: its hosts "
             f"({fold(chosen)}) cannot be reached through the scheduler any more",
-            hint=f"the files were in {folder} there; if you can log in, copy them with "
+            hint=f"the files were in {there} there; if you can log in, copy them with "
             "scp or rsync",
         )
     starter = backend.starter(description, environ)
     by_name = {host.name: host for host in description.hosts}
-    found = fetch_late(
+    results = fetch_late(
         description,
         [by_name[name] for name in chosen if name in by_name],
         starter,
-        tuple(patterns),
-        apart=every,
-        force=force,
-        show=lambda outcomes: screen.live(
-            progress_text(
-                {
-                    each.host: {"bytes": each.done_bytes, "of_bytes": each.bytes}
-                    for each in outcomes.values()
-                }
-            )
-        ),
+        wanted.patterns,
+        apart=bool(wanted.all),
+        force=wanted.force,
+        show=lambda outcomes: screen.live(progress_text(_bytes_of(outcomes))),
     )
-    errors = [error for _, error in found if error is not None]
-    if errors and len(errors) == len(found):
+    errors = [error for _, error in results if error is not None]
+    if errors and len(errors) == len(results):
         for error in errors[1:]:
             screen.say(error.message)
         raise errors[0]
-    folder = str(description.workdir)
-    return [results_view(event_fields(each, None, folder)) for each, _ in found]
+    return [results_view(event_fields(outcome, None, folder)) for outcome, _ in results]
+
+
+def _bytes_of(outcomes: Mapping[str, TransferOutcome]) -> dict[str, dict[str, int]]:
+    return {
+        host: {"bytes": outcome.done_bytes, "of_bytes": outcome.bytes}
+        for host, outcome in outcomes.items()
+    }
 
 
 def _hosts(plan: Mapping[str, Any], *, every: bool) -> list[str]:

@@ -13,7 +13,7 @@ from tfcluster.base.errors import ConfigError, Problem
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.base.state_folder import state_path
 from tfcluster.base.task_id import TaskId
-from tfcluster.config import Loaded
+from tfcluster.commands.configuration import described, load_file
 from tfcluster.config.files import folder_problem
 from tfcluster.console.display import DEFAULT, Display, style_of
 from tfcluster.console.output import put, say
@@ -62,11 +62,11 @@ def launch(
         from tfcluster.submit.job_entry import run_submitted
 
         return run_submitted(Path(options.submitted), environ)
-    loaded = _load(words, options, environ)
+    description = _load(words, options, environ)
     if options.dry_run:
-        return _show_plan(loaded, environ, options.display, as_json=False)
+        return _show_plan(description, environ, options.display, as_json=False)
     return launch_described(
-        loaded.description, environ, options.display, detach=options.detach
+        description, environ, options.display, detach=options.detach
     )
 
 
@@ -83,8 +83,7 @@ def launch_described(
     ``begun`` is called once the run exists, unless another process drives it.
     """
     require_shown_tasks(display, description.task_ids())
-    scheduler = schedulers.batch_scheduler(description.backend)
-    if scheduler is not None and submits(description, environ):
+    if scheduler := submits_to(description, environ):
         return _launch_as_job(
             description, scheduler, environ, display, begun, detach=detach
         )
@@ -97,19 +96,21 @@ def launch_described(
     return 0
 
 
-def submits(description: Description, environ: Mapping[str, str]) -> bool:
-    """Whether a launch submits a job, because we are not inside one."""
+def submits_to(
+    description: Description, environ: Mapping[str, str]
+) -> BatchScheduler | None:
+    """The scheduler to which a launch submits a job; None if it runs here."""
     scheduler = schedulers.batch_scheduler(description.backend)
-    return scheduler is not None and not scheduler.is_inside(environ)
+    return None if scheduler is None or scheduler.is_inside(environ) else scheduler
 
 
 def require_shown_tasks(display: Display, tasks: Sequence[TaskId]) -> None:
     """Raise ConfigError if the user wants to see tasks that do not exist."""
-    known = {name for task in tasks for name in (task.type, str(task))}
+    names = {name for task in tasks for name in (task.type, str(task))}
     problems = [
         Problem("--only", f"there is no task {name!r}", _names(tasks))
         for name in display.only
-        if name not in known
+        if name not in names
     ]
     if problems:
         raise ConfigError(problems)
@@ -130,15 +131,13 @@ def submit(
     dry_run: bool,
 ) -> int:
     """Queue a job for the file and print its id, or only print the script."""
-    loaded = config.load(
-        path, overrides=overrides, name=name, environ=environ, passed=passed
+    description = load_file(
+        path, environ, overrides=overrides, passed=passed, name=name
     )
-    _warn(loaded)
     from tfcluster.schedulers.script import job_script
     from tfcluster.submit.job import launcher_at
     from tfcluster.submit.job import submit as submit_job
 
-    description = loaded.description
     scheduler = schedulers.batch_scheduler(description.backend)
     if scheduler is None:
         where = description.origins.get("backend", description.source)
@@ -185,43 +184,36 @@ def plan(
     environ: Mapping[str, str],
     *,
     as_json: bool,
-    full: bool = False,
 ) -> int:
     """Print the plan of what the words describe. Raises TfclusterError."""
-    loaded = _load(words, options, environ)
-    return _show_plan(loaded, environ, options.display, as_json=as_json, full=full)
+    description = _load(words, options, environ)
+    return _show_plan(description, environ, options.display, as_json=as_json)
 
 
 def _load(
     words: Sequence[str], options: LaunchOptions, environ: Mapping[str, str]
-) -> Loaded:
+) -> Description:
     if not words:
-        raise ConfigError(
-            [
-                Problem(
-                    options.verb,
-                    f"nothing to {options.verb}",
-                    f"`tfcluster {options.verb} cluster.yaml`, or "
-                    f"`tfcluster {options.verb} -n 4 -- python train.py`",
-                )
-            ]
-        )
+        command = f"tfcluster {options.verb}"
+        hint = f"`{command} cluster.yaml`, or `{command} -n 4 -- python train.py`"
+        problem = Problem(options.verb, f"nothing to {options.verb}", hint)
+        raise ConfigError([problem])
     overrides = options.overrides
     if options.trace:
         overrides = ("runtime.trace=true", *overrides)
     if options.count is None:
         _refuse_without_count(words, options)
-        loaded = config.load(
+        return load_file(
             words[0],
+            environ,
             overrides=overrides,
+            passed=options.passed,
             name=options.name,
             arguments=words[1:],
-            environ=environ,
-            passed=options.passed,
         )
-    else:
-        _refuse_file(words, options)
-        loaded = config.from_command(
+    _refuse_file(words, options)
+    return described(
+        config.from_command(
             words,
             count=options.count,
             ps=options.ps,
@@ -233,47 +225,39 @@ def _load(
             cwd=Path.cwd(),
             passed=options.passed,
         )
-    _warn(loaded)
-    return loaded
+    )
 
 
 def _refuse_without_count(words: Sequence[str], options: LaunchOptions) -> None:
     """Refuse options that replace a file, and a command without ``-n``."""
     before = words[: len(words) - options.behind] if options.behind else words
     looks_like_command = words[0].endswith(".py") or words[0].startswith("python")
+    command = f"tfcluster {options.verb}"
+    instead = (
+        ("--ps", options.ps or None, "`ps: N` under 'tasks', or --set tasks.ps=N"),
+        (
+            "--gpus",
+            options.gpus,
+            "`gpus: N` under 'tasks', or --set tasks.worker.gpus=N",
+        ),
+        ("--hosts", options.hosts, "'hosts:' in the file"),
+    )
     problems = [
-        Problem(flag, "is for -n N with a command, not for a file", hint)
-        for flag, given, hint in (
-            ("--ps", options.ps, "write `ps: N` under 'tasks', or --set tasks.ps=N"),
-            (
-                "--gpus",
-                options.gpus is not None,
-                "write `gpus: N` under 'tasks', or --set tasks.worker.gpus=N",
-            ),
-            ("--hosts", options.hosts, "write 'hosts:' in the file"),
-        )
-        if given
+        Problem(flag, "is for -n N with a command, not for a file", f"write {hint}")
+        for flag, value, hint in instead
+        if value is not None
     ]
     if before[1:] and not looks_like_command:
         rest = shlex.join([*before[1:], *words[len(before) :]])
-        problems.append(
-            Problem(
-                before[1],
-                f"does not belong to {words[0]}",
-                "put arguments for the command after `--`: "
-                f"tfcluster {options.verb} {shlex.quote(words[0])} -- {rest}",
-            )
+        hint = (
+            "put arguments for the command after `--`: "
+            f"{command} {shlex.quote(words[0])} -- {rest}"
         )
+        problems.append(Problem(before[1], f"does not belong to {words[0]}", hint))
     if looks_like_command and Path(words[0]).suffix not in (".yaml", ".yml"):
-        problems.append(
-            Problem(
-                words[0],
-                "is a command, not a cluster.yaml",
-                f"tfcluster {options.verb} -n 2 -- {' '.join(words)}"
-                if words[0].startswith("python")
-                else f"tfcluster {options.verb} -n 2 -- python {' '.join(words)}",
-            )
-        )
+        python = "" if words[0].startswith("python") else "python "
+        hint = f"{command} -n 2 -- {python}{' '.join(words)}"
+        problems.append(Problem(words[0], "is a command, not a cluster.yaml", hint))
     if problems:
         raise ConfigError(problems)
 
@@ -288,24 +272,17 @@ def _refuse_file(words: Sequence[str], options: LaunchOptions) -> None:
         raise ConfigError([Problem(words[0], problem, hint)])
 
 
-def _warn(loaded: Loaded) -> None:
-    for problem in loaded.warnings:
-        _say(str(problem))
-
-
 def _say(text: str) -> None:
     say(sanitise(text))
 
 
 def _show_plan(
-    loaded: Loaded,
+    description: Description,
     environ: Mapping[str, str],
     display: Display,
     *,
     as_json: bool,
-    full: bool = False,
 ) -> int:
-    description = loaded.description
     scheduler = schedulers.get(description.backend)
     inside = isinstance(scheduler, BatchScheduler) and scheduler.is_inside(environ)
     if inside or scheduler.here:
@@ -330,8 +307,7 @@ def _show_plan(
         pieces = plan_lines(document, prepared.cluster, tasks)
     else:
         parts = task_parts(document, prepared.cluster)
-        every = full or display.everything
-        lines = plan_view(parts, description.origins, style, full=every)
+        lines = plan_view(parts, description.origins, style, full=display.everything)
         pieces = (f"{line}\n" for line in lines)
     for piece in pieces:
         put(piece)

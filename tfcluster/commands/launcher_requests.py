@@ -81,14 +81,12 @@ def resize(words: Sequence[str], environ: Mapping[str, str], *, now: bool) -> in
         raise ConfigError([Problem(paths.run, f"it is {view.state}", hint)])
     answer = _ask(paths, request)
     if problems := answer.get("problems"):
-        found = problems if isinstance(problems, list) else [problems]
-        raise ConfigError([Problem(paths.run, str(each)) for each in found])
+        raise ConfigError([Problem(paths.run, str(problem)) for problem in problems])
     before, after = answer.get("before"), answer.get("workers")
     say(sanitise(f"{paths.run} is resized from {before} to {after} workers"))
-    hosts = answer.get("hosts")
-    if isinstance(hosts, list) and hosts:
-        named = ", ".join(map(str, hosts))
-        say(sanitise(f"{named}: made ready while the other hosts train"))
+    if hosts := answer.get("hosts"):
+        names = ", ".join(map(str, hosts))
+        say(sanitise(f"{names}: made ready while the other hosts train"))
     say(f"`tfcluster status {paths.run}` shows when its tasks restart")
     return ExitCode.OK
 
@@ -169,22 +167,21 @@ def stacks(words: Sequence[str], environ: Mapping[str, str], *, as_json: bool) -
     asked, answers = _collect(paths, list(files))
     silent = [task for task in asked if task not in answers]
     if as_json:
-        found: list[documents.TaskStack] = [
-            {
-                "task": task,
-                "stack": answers[task].get("text"),
-                "waiting": answers[task].get("waiting"),
-            }
-            for task in asked
-            if task in answers
-        ]
-        given: documents.StackReport = {
+        report: documents.StackReport = {
             "schema": FORMAT_VERSION,
             "run": paths.run,
-            "tasks": found,
+            "tasks": [
+                {
+                    "task": task,
+                    "stack": answers[task].get("text"),
+                    "waiting": answers[task].get("waiting"),
+                }
+                for task in asked
+                if task in answers
+            ],
             "silent": silent,
         }
-        put(json.dumps(given, indent=1) + "\n")
+        put(json.dumps(report, indent=1) + "\n")
         return ExitCode.OK
     for task in asked:
         if task in answers:
@@ -209,8 +206,8 @@ def _collect(paths: RunPaths, tasks: list[str]) -> tuple[list[str], dict[str, Ev
     while asked is None or time.monotonic() < until_s:
         for event in request.wait():
             if event["type"] == "asked" and event.get("request") == request.number:
-                known = event.get("tasks") or []
-                asked = [task for task in tasks if task in known]
+                running = event.get("tasks") or []
+                asked = [task for task in tasks if task in running]
                 until_s = time.monotonic() + ANSWERS_S
             elif event["type"] == "stack" and asked is not None:
                 answers[str(event.get("task"))] = event

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from tfcluster.documents import run as documents
 
 SHOWN_RUNS = 5
-_LOOKED_AT = 200
+_READ_RUNS = 200
 """Older runs are not read to find out whether they are active."""
 
 
 def one_run(run: str | None, environ: Mapping[str, str]) -> RunView:
     """The current state of a run. Raises ConfigError if there is no such run."""
-    return looks(run, environ)()
+    return view_reader(run, environ)()
 
 
-def looks(run: str | None, environ: Mapping[str, str]) -> Callable[[], RunView]:
-    """``one_run`` for many looks at one run, each of which reads only what is new."""
+def view_reader(run: str | None, environ: Mapping[str, str]) -> Callable[[], RunView]:
+    """Like ``one_run``, for many calls, each of which reads only what is new."""
     paths = find(state_dir(environ), run)
     reader = RunReader(paths)
 
-    def look() -> RunView:
+    def read() -> RunView:
         view = reader.read(now_s=time.time())
         if not (view.only_a_scheduler_knows or view.awaits_another_start):
             return view
@@ -45,13 +45,13 @@ def looks(run: str | None, environ: Mapping[str, str]) -> Callable[[], RunView]:
 
         return with_job_state(view, paths, environ)
 
-    return look
+    return read
 
 
 def other_runs(environ: Mapping[str, str]) -> list[RunView]:
     """Active runs and the last SHOWN_RUNS, without the newest one; newest first."""
-    known = runs(state_dir(environ))[1 : _LOOKED_AT + 1]
-    views = [read_summary(paths, now_s=time.time()) for paths in known]
+    older = runs(state_dir(environ))[1 : _READ_RUNS + 1]
+    views = [read_summary(paths, now_s=time.time()) for paths in older]
     return [
         view
         for place, view in enumerate(views)
@@ -63,8 +63,7 @@ def other_runs(environ: Mapping[str, str]) -> list[RunView]:
 def all_runs_json(environ: Mapping[str, str]) -> documents.StatusOfAll:
     """``status --json`` without a run: all runs, newest first."""
     now_s = time.time()
-    known = runs(state_dir(environ))
-    views = [read_run(paths, now_s=now_s) for paths in known]
+    views = [read_run(paths, now_s=now_s) for paths in runs(state_dir(environ))]
     return {"schema": FORMAT_VERSION, "runs": [view.to_json() for view in views]}
 
 
@@ -84,22 +83,20 @@ def log_files(
     """
     paths = find(state_dir(environ), run)
     plan = read_json(paths.plan) or {}
-    known = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]
+    all_tasks = [TaskId.parse(entry["task"]) for entry in plan.get("tasks", ())]
+    hint = "it has " + ", ".join(map(str, all_tasks[:12]))
     problems = [
-        Problem(
-            word,
-            f"{paths.run} has no such task",
-            "it has " + ", ".join(map(str, known[:12])),
-        )
+        Problem(word, f"{paths.run} has no such task", hint)
         for word in tasks
-        if not any(word in (task.type, str(task)) for task in known)
+        if not any(word in (task.type, str(task)) for task in all_tasks)
     ]
     if problems:
         raise ConfigError(problems)
-    chosen = [
-        task for task in known if not tasks or task.type in tasks or str(task) in tasks
-    ]
-    return paths, {str(task): paths.log(task) for task in chosen}
+    return paths, {
+        str(task): paths.log(task)
+        for task in all_tasks
+        if not tasks or task.type in tasks or str(task) in tasks
+    }
 
 
 def continuation_text(paths: RunPaths) -> str | None:
@@ -127,21 +124,21 @@ def follow_logs(
     paths: RunPaths,
     files: Mapping[str, Path],
     count: int | None,
-    look: Callable[[], None] = lambda: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, list[str]]]:
-    """Lines as they are written, until the run is over; calls ``look`` all the time."""
-    return follow(files, _OverOf(paths, look), last=count)
+    """Lines as they are written, until the run is over; calls ``on_wait`` between."""
+    return follow(files, _OverOf(paths, on_wait), last=count)
 
 
 class _OverOf:
     """Like an Event that is set as soon as a run is over."""
 
-    def __init__(self, paths: RunPaths, look: Callable[[], None]) -> None:
+    def __init__(self, paths: RunPaths, on_wait: Callable[[], None]) -> None:
         self._paths = paths
-        self._look = look
+        self._on_wait = on_wait
         self._never = threading.Event()
 
     def wait(self, timeout: float | None = None) -> bool:
         self._never.wait(timeout)
-        self._look()
+        self._on_wait()
         return read_summary(self._paths, now_s=time.time()).state.final

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tfcluster.base.errors import ConfigError, ExitCode, Problem, ResourceError
@@ -34,13 +35,13 @@ _STDOUT = "-"
 _DRAWS = "matplotlib"
 
 
-def report(run: str | None, environ: Mapping[str, str], *, file: str | None) -> int:
+def report(run: str | None, environ: Mapping[str, str], *, output: str | None) -> int:
     """Write the report of a run and print its path. Raises TfclusterError."""
     name = find(state_dir(environ), run).run
-    if file == _STDOUT:
+    if output == _STDOUT:
         put(html(name, environ))
         return ExitCode.OK
-    path = write_report(name, Path(file or default_name(name)), environ)
+    path = write_report(name, Path(output or default_name(name)), environ)
     put(f"{path}\n")
     say(sanitise(f"{name}: open it in a browser"))
     return ExitCode.OK
@@ -60,26 +61,16 @@ def write_report(run: str, path: Path, environ: Mapping[str, str]) -> Path:
         raise _unwritable(path, f"there is no folder {path.parent}")
     if path.is_dir():
         raise _unwritable(path, "it is a folder")
-    text = html(run, environ)
-    try:
-        _replace(path, text)
-    except OSError as error:
-        raise _unwritable(path, str(error.strerror)) from error
+    _write(path, [html(run, environ)])
     return path
 
 
 def html(run: str | None, environ: Mapping[str, str]) -> str:
     """The report of a run as HTML. Raises ConfigError without a run or matplotlib."""
     if importlib.util.find_spec(_DRAWS) is None:
-        raise ConfigError(
-            [
-                Problem(
-                    "tfcluster report",
-                    f"it draws with {_DRAWS}, which {sys.executable} does not have",
-                    "pip install 'tfcluster[report]'",
-                )
-            ]
-        )
+        problem = f"it draws with {_DRAWS}, which {sys.executable} does not have"
+        hint = "pip install 'tfcluster[report]'"
+        raise ConfigError([Problem("tfcluster report", problem, hint)])
     # These modules import matplotlib.
     from tfcluster.report.history import history
     from tfcluster.report.page import page
@@ -102,15 +93,12 @@ def _unwritable(path: Path, why: str) -> ResourceError:
     return ResourceError(f"cannot write {path}: {why}", hint="name another file")
 
 
-def _replace(path: Path, text: str) -> None:
-    """Replace the file atomically: a browser may be reading the old one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, parts: Iterable[str]) -> None:
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines(parts)
+    except OSError as error:
+        raise _unwritable(path, str(error.strerror)) from error
 
 
 _SCHEMA = 1
@@ -135,18 +123,12 @@ def trace(run: str | None, environ: Mapping[str, str], *, output: str | None) ->
     text = _text(paths, view, events)
     if not any(_lines(paths, task.task) for task in view.tasks):
         say(f"{paths.run}: {_NOTHING_YET if _is_traced(paths) else _NOT_TRACED}")
-    if output == "-":
+    if output == _STDOUT:
         for piece in text:
             put(piece)
         return ExitCode.OK
     file = Path(output or f"{paths.run}-trace.json")
-    try:
-        with file.open("w", encoding="utf-8") as out:
-            out.writelines(text)
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write {file}: {error.strerror}", hint="-o names another file"
-        ) from error
+    _write(file, text)
     put(f"{sanitise(os.fspath(file))}\n")
     say("open it in https://ui.perfetto.dev or chrome://tracing")
     return ExitCode.OK
@@ -194,21 +176,17 @@ def _processes(
         label = f"clock ±{clock.uncertainty_s * 1000:.2g} ms" if clock else ""
         yield Process(f"host {host.host}", items, label)
     for task in view.tasks:
-        said = recorded(_lines(paths, task.task), clocks)
-        items = (*task_items(events, task.task, now_us), *said)
+        steps = recorded(_lines(paths, task.task), clocks)
+        items = (*task_items(events, task.task, now_us), *steps)
         yield Process(f"{task.task} on {task.host}", items)
 
 
 def _lines(paths: RunPaths, task: str) -> list[bytes]:
     """The complete lines of a task's recordings, oldest first."""
-    found: list[bytes] = []
-    for path in (
-        paths.older_trace(TaskId.parse(task)),
-        paths.trace(TaskId.parse(task)),
-    ):
-        try:
+    lines: list[bytes] = []
+    task_id = TaskId.parse(task)
+    for path in (paths.older_trace(task_id), paths.trace(task_id)):
+        with contextlib.suppress(OSError):
             data = path.read_bytes()
-        except OSError:
-            continue
-        found += data[: data.rfind(b"\n") + 1].splitlines()
-    return found
+            lines += data[: data.rfind(b"\n") + 1].splitlines()
+    return lines

@@ -20,5 +20,5 @@ def schema(name: str) -> str:
     if name not in names():
         hint = f"there are {', '.join(names())}"
         raise ConfigError([Problem(name, "no such schema", hint)])
-    found = config.schema() if name == CLUSTER else documents.schema(name)
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    document = config.schema() if name == CLUSTER else documents.schema(name)
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

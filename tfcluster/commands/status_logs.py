@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sys
@@ -17,10 +16,10 @@ from tfcluster.commands.record_query import (
     continuation_text,
     follow_logs,
     log_files,
-    looks,
     other_runs,
     read_logs,
     split_words,
+    view_reader,
 )
 from tfcluster.console.display import is_debugging, is_terminal, style_of
 from tfcluster.console.line_folding import LineFolding, Shown
@@ -46,18 +45,16 @@ def status(
     """Print the state of a run; with ``watch``, repeatedly until it is over."""
     if as_json and run is None and not watch:
         return _put(json.dumps(all_runs_json(environ), indent=1))
-    look = looks(run, environ)
-    view = look()
+    read = view_reader(run, environ)
     while True:
-        shown = json.dumps(view.to_json()) if watch else view.to_json()
+        view = read()
         if as_json:
-            _put(shown if isinstance(shown, str) else json.dumps(shown, indent=1))
+            _put(json.dumps(view.to_json(), indent=None if watch else 1))
         else:
             _put(_text(view, environ, others=run is None and not watch, clear=watch))
         if not watch or view.state.final:
             return 0
         time.sleep(_WATCH_S)
-        view = look()
 
 
 def _text(
@@ -92,9 +89,9 @@ def logs(
     style = style_of(sys.stdout, environ, files)
 
     def show(chosen: Sequence[Shown]) -> None:
-        for each in chosen:
-            prefix = style.prefix(each.task, each.also) if len(files) > 1 else ""
-            lines = [sanitise(settle(line)) for line in each.lines]
+        for batch in chosen:
+            prefix = style.prefix(batch.task, batch.also) if len(files) > 1 else ""
+            lines = [sanitise(settle(line)) for line in batch.lines]
             put("".join(f"{prefix}{line}\n" for line in lines))
 
     if follow:
@@ -108,8 +105,8 @@ def logs(
     for task, lines in batches:
         show(folding.take(task, echo.chosen(task, lines), time.monotonic()))
     show(folding.rest())
-    if said := continuation_text(paths):
-        _say(said)
+    if note := continuation_text(paths):
+        _say(note)
     return 0
 
 
@@ -132,21 +129,20 @@ def _put(text: str) -> int:
 
 def list_runs(environ: Mapping[str, str], *, limit: int | None, as_json: bool) -> int:
     """Print the ``limit`` newest runs, newest first; all runs if it is None."""
-    known, now_s = runs(state_dir(environ)), time.time()
-    shown = list(itertools.islice(known, limit))
+    all_runs, now_s = runs(state_dir(environ)), time.time()
+    shown = all_runs[:limit]
     views = [read_summary(paths, now_s=now_s) for paths in shown]
     if as_json:
         rows = [_row(*pair) for pair in zip(shown, views, strict=True)]
-        found: documents.RunList = {"schema": FORMAT_VERSION, "runs": rows}
-        put(json.dumps(found, indent=1) + "\n")
-        return 0
+        answer: documents.RunList = {"schema": FORMAT_VERSION, "runs": rows}
+        return _put(json.dumps(answer, indent=1))
     lines = run_list(views, now_s, style_of(sys.stdout, environ))
     put("".join(f"{line}\n" for line in lines))
-    if not known:
+    if not all_runs:
         say("no runs yet: `tfcluster launch` starts one")
-    elif len(known) > len(shown):
-        more = len(known) - len(shown)
-        say(f"and {more:,} older; --limit {len(known)} shows all")
+    elif len(all_runs) > len(shown):
+        more = len(all_runs) - len(shown)
+        say(f"and {more:,} older; --limit {len(all_runs)} shows all")
     return 0
 
 

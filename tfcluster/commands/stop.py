@@ -56,10 +56,10 @@ def stop(
     ``now`` kills all tasks at once, and after ``patience_s`` the launcher itself.
     Raises ContactLostError if the launcher cannot be reached or does not stop.
     """
-    found = find(state_dir(environ), run)
-    paths = latest(found)
-    if paths != found:
-        say(f"{found.run} continues as {paths.run}")
+    first = find(state_dir(environ), run)
+    paths = latest(first)
+    if paths != first:
+        say(f"{first.run} continues as {paths.run}")
     view = _read(paths)
     if view.awaits_another_start and (job := find_job(paths)):
         after = cancel_requeued(job, environ=environ, say=say)

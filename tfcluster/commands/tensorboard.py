@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,16 +45,12 @@ def tensorboard(
         view = read_run(paths, now_s=time.time())
         folder = log_folder(_written_by(view, description.workdir))
     if folder is None:
-        raise ConfigError(
-            [
-                Problem(
-                    paths.run,
-                    f"it has written no event files below {description.workdir} here",
-                    "use keras.callbacks.TensorBoard or tf.summary; copy files of "
-                    "other hosts here; --logdir names another folder",
-                )
-            ]
+        problem = f"it has written no event files below {description.workdir} here"
+        hint = (
+            "use keras.callbacks.TensorBoard or tf.summary; copy files of other hosts "
+            "here; --logdir names another folder"
         )
+        raise ConfigError([Problem(paths.run, problem, hint)])
     put(f"{folder}\n")
     argv = _tensorboard(description.python, environ)
     if argv is None:
@@ -74,13 +70,13 @@ def tensorboard(
 
 def log_folder(folders: Iterable[Path]) -> Path | None:
     """The folder for TensorBoard, from those that have event files. Pure."""
-    known = sorted(set(folders))
-    if not known:
+    distinct = sorted(set(folders))
+    if not distinct:
         return None
-    if len(known) == 1:
-        only = known[0]
+    if len(distinct) == 1:
+        only = distinct[0]
         return only.parent if only.name in _PARTS else only
-    return Path(os.path.commonpath(known))
+    return Path(os.path.commonpath(distinct))
 
 
 def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
@@ -105,18 +101,15 @@ def _written_by(view: RunView, workdir: Path) -> Iterator[Path]:
 
 def _tensorboard(python: Interpreter, environ: Mapping[str, str]) -> list[str] | None:
     """The argv that starts TensorBoard; None if it is not installed."""
-    for interpreter in (python, (sys.executable,)):
-        try:
-            done = subprocess.run(
-                [*interpreter, "-c", _HAS],
-                env=dict(environ),
-                cwd="/",
-                capture_output=True,
-                check=False,
-            )
-        except OSError:
-            continue
+    with contextlib.suppress(OSError):
+        done = subprocess.run(
+            [*python, "-c", _HAS],
+            env=dict(environ),
+            cwd="/",
+            capture_output=True,
+            check=False,
+        )
         if done.returncode == 0:
-            return [*interpreter, "-m", "tensorboard.main"]
+            return [*python, "-m", "tensorboard.main"]
     program = shutil.which("tensorboard", path=environ.get("PATH"))
     return [program] if program else None

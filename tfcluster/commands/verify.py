@@ -46,7 +46,6 @@ class VerifyOptions:
     ps: int = 0
     steps: int = 20
     """The number of steps to compare; 0: all until the program's end."""
-    strategy: str | None = None
     tolerance: float | None = None
     """None: it depends on the devices."""
     in_place: bool = False
@@ -54,8 +53,6 @@ class VerifyOptions:
     overrides: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
     display: Display = DEFAULT
-    behind: int = 0
-    """The number of words that follow ``--``."""
 
 
 def verify(
@@ -88,9 +85,6 @@ def verify(
 def _described(
     words: Sequence[str], options: VerifyOptions, environ: Mapping[str, str]
 ) -> Description:
-    overrides = list(options.overrides)
-    if options.strategy is not None:
-        overrides.append(f"runtime.strategy={options.strategy}")
     if not words:
         hint = "`tfcluster verify -n 2 -- python train.py`"
         raise ConfigError([Problem("verify", "nothing to verify", hint)])
@@ -99,7 +93,7 @@ def _described(
         environ,
         count=options.count,
         ps=options.ps,
-        overrides=overrides,
+        overrides=options.overrides,
         passed=options.passed,
     )
     origins, source = description.origins, description.source
@@ -124,8 +118,8 @@ def _judged(
     size, runtime = verify_trial.size_of(description), description.runtime
     trials = _Trials(description, scratch, options, environ)
 
-    def verdict(**found: Any) -> Verdict:
-        return Verdict(size=size, strategy=runtime.strategy, **found)
+    def verdict(**results: Any) -> Verdict:
+        return Verdict(size=size, strategy=runtime.strategy, **results)
 
     alone, described, baseline = trials.baseline()
     if alone.failure is not None:

@@ -14,9 +14,9 @@ from tfcluster import config
 from tfcluster.base.states import RunState
 from tfcluster.base.task_id import TaskId
 from tfcluster.base.vocabulary import RANKED_TYPES, RECORDING
+from tfcluster.commands import configuration
+from tfcluster.commands.configuration import load_file
 from tfcluster.commands.stop import stop
-from tfcluster.console.output import say
-from tfcluster.console.sanitise import sanitise
 from tfcluster.launcher.detach import detached
 from tfcluster.launcher.launch import check
 from tfcluster.plan.model import Description, Restart, Strategy, TaskGroup
@@ -85,15 +85,15 @@ def described(
     if Path(words[0]).suffix in (".yaml", ".yml"):
         changes = {"tasks.worker": count, "tasks.ps": ps or None}
         set_here = [f"{key}={n}" for key, n in changes.items() if n is not None]
-        loaded = config.load(
+        return load_file(
             words[0],
+            environ,
             overrides=[*overrides, *set_here],
-            arguments=words[1:],
-            environ=environ,
             passed=passed,
+            arguments=words[1:],
         )
-    else:
-        loaded = config.from_command(
+    return configuration.described(
+        config.from_command(
             words,
             count=2 if count is None else count,
             ps=ps,
@@ -102,9 +102,7 @@ def described(
             cwd=Path.cwd(),
             passed=passed,
         )
-    for problem in loaded.warnings:
-        say(sanitise(str(problem)))
-    return loaded.description
+    )
 
 
 def alone(description: Description) -> Description:

@@ -11,29 +11,41 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from tfcluster.base.errors import Problem
 from tfcluster.base.light_dataclasses import dataclass
-from tfcluster.config.describe import Setting, check_ports, describe
+from tfcluster.config.describe import Describer, Setting, check_ports
 from tfcluster.config.diagnostics import Findings, Report
 from tfcluster.config.files import read_file
 from tfcluster.config.models import ClusterSection
 from tfcluster.config.overrides import (
     COMMAND_LINE,
     from_flags,
-    named,
     override,
     with_passed,
 )
 from tfcluster.config.rules import check_rules, check_sections, check_unused
-from tfcluster.config.sections import cluster_model, known, mentioned, schema, starter
-from tfcluster.config.shape import Wrong
-from tfcluster.config.shape import read as read_section
+from tfcluster.config.sections import (
+    cluster_model,
+    mentioned,
+    relevant,
+    schema,
+    starter,
+)
+from tfcluster.config.shape import Mistakes, read
 from tfcluster.config.text import MAX_PATH, printable
-from tfcluster.config.tree import Map, Mark, Path, Scalar, shown, value
+from tfcluster.config.tree import (
+    Map,
+    Mark,
+    Scalar,
+    find,
+    put,
+    shown,
+    text,
+    value,
+    without,
+)
 from tfcluster.config.yaml11_scalars import EMPTY
 from tfcluster.plan.model import Description
 
@@ -73,10 +85,10 @@ def load(
     variables to pass on, as ``NAME`` or ``NAME=VALUE``. Raises ConfigError with all
     problems, sorted by place.
     """
-    given = os.fspath(path)
-    report = Report(printable(given, MAX_PATH))
-    root = _read(given, report)
-    file = pathlib.Path(given).absolute()
+    name_of_file = os.fspath(path)
+    report = Report(printable(name_of_file, MAX_PATH))
+    root = _read(name_of_file, report)
+    file = pathlib.Path(name_of_file).absolute()
     setting = Setting(
         environ=environ,
         folder=file.parent,
@@ -84,8 +96,7 @@ def load(
         python=python,
         arguments=tuple(arguments),
     )
-    root = _overridden(root, overrides, name, report)
-    return _check(with_passed(root, passed, environ, report), report, setting)
+    return _loaded(root, overrides, name, passed, report, setting)
 
 
 def from_command(
@@ -115,8 +126,7 @@ def from_command(
     setting = Setting(
         environ=environ, folder=cwd, stem=as_name(command_stem(command)), python=python
     )
-    root = _overridden(root, overrides, name, report)
-    return _check(with_passed(root, passed, environ, report), report, setting)
+    return _loaded(root, overrides, name, passed, report, setting)
 
 
 def _read(path: str, report: Report) -> Map:
@@ -132,18 +142,22 @@ def _read(path: str, report: Report) -> Map:
     return root
 
 
-def _overridden(
-    root: Map, overrides: Sequence[str], name: str | None, report: Report
-) -> Map:
+def _loaded(
+    root: Map,
+    overrides: Sequence[str],
+    name: str | None,
+    passed: Sequence[str],
+    report: Report,
+    setting: Setting,
+) -> Loaded:
     root = _without_removed(override(root, overrides, report), report)
-    return root if name is None else named(root, name)
-
-
-def _check(root: Map, report: Report, setting: Setting) -> Loaded:
+    if name is not None:
+        root = put(root, ("name",), text(name, Mark("--name")))
+    root = with_passed(root, passed, setting.environ, report)
     findings = Findings(root, report)
     cluster = _shape(findings)
     check_rules(cluster, findings)
-    description = describe(cluster, findings, setting)
+    description = Describer(cluster, findings, setting).description()
     if findings.sound("ports", "tasks", "hosts", "backend"):
         check_ports(description, findings)
     check_sections(description, findings)
@@ -155,39 +169,26 @@ def _check(root: Map, report: Report, setting: Setting) -> Loaded:
 def _shape(findings: Findings) -> ClusterSection:
     """The values, checked one by one; invalid ones are left out."""
     data = value(findings.root)
-    whole = dict(data) if isinstance(data, dict) else {}
     # Another scheduler than ours may be named as the backend, or have a section.
-    backend = whole.get("backend")
-    names = {*whole} | ({backend} if isinstance(backend, str) else {"local"})
-    if "launcher" not in whole:
+    backend = data.get("backend")
+    names = {*data} | ({backend} if isinstance(backend, str) else {"local"})
+    if "launcher" not in data:
         # Only what is needed to see that all is well: most schedulers are not used.
-        cluster, wrong = _checked(cluster_model(mentioned(names)), whole)
-        if not wrong:
+        mistakes = Mistakes()
+        cluster = read(cluster_model(mentioned(names)), data, (), mistakes)
+        if not mistakes.misfits:
             return cluster
-    model = cluster_model(known(names))
-    cluster, wrong = _checked(model, whole)
-    if not wrong:
-        return cluster
-    from tfcluster.config.explain import explain  # imported here: it is rarely needed
+    mistakes, model = Mistakes(), cluster_model(relevant(names))
+    cluster = read(model, data, (), mistakes)
+    if mistakes.misfits:
+        # imported here: it is rarely needed
+        from tfcluster.config.explain import explain
 
-    for each in wrong:
-        explain(each, findings, model)
-    findings.broken = frozenset(str(each.path[0]) for each in wrong)
-    rest, findings.left_out = _without(whole, [each.path for each in wrong])
-    cluster, wrong = _checked(model, {"tasks": {}} | rest)
-    if not wrong:
-        return cluster
-    # The rest of a key is not valid by itself: leave out the whole key.
-    findings.left_out = {}
-    rest = {k: v for k, v in whole.items() if k not in findings.broken}
-    return _checked(model, {"tasks": {"worker": 1}} | rest)[0]
-
-
-def _checked(
-    model: type[ClusterSection], data: Mapping[str, object]
-) -> tuple[ClusterSection, list[Wrong]]:
-    wrong: list[Wrong] = []
-    return read_section(model, data, (), wrong), wrong
+        for misfit in mistakes.misfits:
+            explain(misfit, findings, model)
+        findings.broken = {str(misfit.path[0]) for misfit in mistakes.misfits}
+        findings.left_out = mistakes.left_out
+    return cluster
 
 
 def as_name(text: str) -> str:
@@ -216,56 +217,10 @@ def command_stem(command: Sequence[str]) -> str:
 
 def _without_removed(root: Map, report: Report) -> Map:
     """The tree without these keys; each has a warning."""
-    runtime = root.entries.get("runtime")
-    if runtime is None or not isinstance(runtime.node, Map):
-        return root
-    entries = dict(runtime.node.entries)
     for name, why in _REMOVED.items():
-        if entry := entries.pop(name, None):
+        place = find(root, ("runtime", name))
+        if place.key and not place.rest:
             message = f"{name!r} is no longer needed: {why}"
-            report.warn(entry.key.mark, message, "remove it")
-    kept = runtime._replace(node=runtime.node._replace(entries=entries))
-    return root._replace(entries={**root.entries, "runtime": kept})
-
-
-def _without(
-    data: dict[str, Any], places: Iterable[Sequence[str | int]]
-) -> tuple[dict[str, Any], dict[Path, set[int]]]:
-    """A copy of ``data`` without the values at these places.
-
-    If a place does not exist, the deepest value above it is left out. The second result
-    maps the paths of lists to the indices of items that were left out.
-    """
-    # deepcopy keeps shared values shared: aliases may expand to very many values.
-    rest = deepcopy(data)
-    items: dict[Path, set[int]] = {}
-    lists: dict[Path, list[Any]] = {}
-    for place in places:
-        path, holder = _deepest(rest, place)
-        if not path:
-            continue
-        key = path[-1]
-        if isinstance(holder, dict):
-            holder.pop(key, None)
-        else:
-            items.setdefault(path[:-1], set()).add(int(key))
-            lists[path[:-1]] = holder
-    for path, gone in items.items():
-        lists[path][:] = [v for at, v in enumerate(lists[path]) if at not in gone]
-    return rest, items
-
-
-def _deepest(root: dict[str, Any], place: Sequence[str | int]) -> tuple[Path, Any]:
-    """The path to the deepest value on the way to ``place``, and its container."""
-    path: Path = ()
-    holder: Any = root
-    node: Any = root
-    for part in place:
-        inside = part in node if isinstance(node, dict) else False
-        if isinstance(node, list) and isinstance(part, int):
-            inside = part < len(node)
-        if not inside:
-            break
-        holder, node = node, node[part]
-        path = (*path, part)
-    return path, holder
+            report.warn(place.key.mark, message, "remove it")
+            root = without(root, ("runtime", name))
+    return root

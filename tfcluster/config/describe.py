@@ -48,14 +48,9 @@ class Setting:
     arguments: tuple[str, ...] = ()
 
 
-def describe(
-    cluster: ClusterSection, findings: Findings, setting: Setting
-) -> model.Description:
-    """The Description of a cluster; problems go to ``findings``."""
-    return _Describer(cluster, findings, setting).description()
+class Describer:
+    """Makes the Description of a cluster; problems go to ``findings``."""
 
-
-class _Describer:
     def __init__(
         self, cluster: ClusterSection, findings: Findings, setting: Setting
     ) -> None:
@@ -178,25 +173,27 @@ class _Describer:
             return None
 
     def _python(
-        self, keys: Keys, given: model.Interpreter | None
+        self, keys: Keys, python: model.Interpreter | None
     ) -> model.Interpreter | None:
         """The interpreter: a path, a name, or a command whose last word is either.
 
         A bare name is looked up on the hosts. In a command, paths stay as they are:
         the last one may be a path in a container.
         """
-        if given is None:
+        if python is None:
             return None
-        if len(given) == 1 and (problem := name_problem(given[0])):
+        if len(python) > 1:
+            words = tuple(self._fill(keys, word) for word in python)
+            if problem := wrapper_problem(words):
+                self._findings.error(keys, *problem)
+            return words
+        (name,) = python
+        if problem := name_problem(name):
             self._findings.error(keys, *problem)
-            return None
-        if len(given) == 1 and ("/" in given[0] or given[0].startswith("~")):
-            path = self._path(keys, given[0])
-            return None if path is None else (str(path),)
-        words = tuple(self._fill(keys, word) for word in given)
-        if len(words) > 1 and (problem := wrapper_problem(words)):
-            self._findings.error(keys, *problem)
-        return words
+        if "/" not in name and not name.startswith("~"):
+            return (self._fill(keys, name),)
+        path = self._path(keys, name)
+        return None if path is None else (str(path),)
 
     def _workdir(self) -> Path:
         keys: Keys = ("workdir", "path")
@@ -212,41 +209,37 @@ class _Describer:
         return path
 
     def _setup(self) -> model.Setup | None:
-        keys, given = ("setup",), self._cluster.setup
-        if given is None:
+        keys, setup = ("setup",), self._cluster.setup
+        if setup is None:
             return None
-        if isinstance(given, list):
-            lines = [line for each in given for line in each.rstrip("\n").split("\n")]
+        if isinstance(setup, list):
+            lines = [line for text in setup for line in text.rstrip("\n").split("\n")]
             return model.Setup(lines=tuple(lines))
-        text = self._text(keys, given, 'for lines: ["module load cuda"]')
+        path, text = self._path(keys, setup), ""
+        if path is not None:
+            text = self._text_of(keys, path, 'for lines: ["module load cuda"]')
         lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-        return model.Setup(lines=tuple(lines), file=given)
+        return model.Setup(lines=tuple(lines), file=setup)
 
     def _requirements(self, workdir: Path) -> model.Requirements | None:
-        given = self._cluster.requirements
-        if given is None:
+        requirements = self._cluster.requirements
+        if requirements is None:
             return None
         keys: Keys = ("requirements", "file")
-        path, read = self._path(keys, given.file), partial(self._text_of, keys)
+        path, read = self._path(keys, requirements.file), partial(self._text_of, keys)
+        files_of = Bundle()
         try:
-            found = Bundle()
             if path is not None:
-                found = bundle(path, workdir, read, files.exists)
+                files_of = bundle(path, workdir, read, files.exists)
         except RequirementsError as error:
-            self._findings.error(keys, f"{given.file}: {error}")
-            return None
+            self._findings.error(keys, f"{requirements.file}: {error}")
         return model.Requirements(
-            file=given.file,
-            files=tuple(found.files),
-            local=tuple(dict.fromkeys(found.local)),
-            editable=tuple(dict.fromkeys(found.editable)),
-            system_site_packages=given.system_site_packages,
+            file=requirements.file,
+            files=tuple(files_of.files),
+            local=tuple(dict.fromkeys(files_of.local)),
+            editable=tuple(dict.fromkeys(files_of.editable)),
+            system_site_packages=requirements.system_site_packages,
         )
-
-    def _text(self, keys: Keys, name: str, hint: str) -> str:
-        """The text of a file that the configuration names; problems are noted."""
-        path = self._path(keys, name)
-        return "" if path is None else self._text_of(keys, path, hint)
 
     def _text_of(self, keys: Keys, path: Path, hint: str | None = None) -> str:
         if not files.exists(path):
@@ -304,8 +297,8 @@ class _Describer:
             self._findings.error((*keys, "env"), f"{variable} is not set here")
         path = self._path((*keys, "file"), source.file)
         if path is not None:
-            if found := files.secret_problem(path):
-                self._findings.error((*keys, "file"), *found)
+            if problem := files.secret_problem(path):
+                self._findings.error((*keys, "file"), *problem)
             elif not files.exists(path):
                 # Text that does not look like a path may be the secret itself.
                 shown = repr(str(path)) if "/" in (source.file or "") else "its file"
@@ -333,22 +326,22 @@ class _Describer:
 
     def _ssh(self) -> model.Ssh:
         ssh = self._cluster.ssh
-        found = {
+        paths = {
             key: self._path(("ssh", key), getattr(ssh, key))
             for key in ("identity_file", "config_file", "known_hosts")
         }
         if schedulers.get(self._cluster.backend).lists_hosts:
-            for key, path in found.items():
+            for key, path in paths.items():
                 if path is not None and not files.exists(path):
                     self._findings.error(("ssh", key), f"{str(path)!r} does not exist")
         return model.Ssh(
-            user=ssh.user, port=ssh.port, connect_timeout_s=ssh.connect_timeout, **found
+            user=ssh.user, port=ssh.port, connect_timeout_s=ssh.connect_timeout, **paths
         )
 
     def _sections(self) -> dict[str, dict[str, Any]]:
         """The settings in each scheduler's section that the configuration has."""
-        written = filter(self._findings.is_written, type(self._cluster).known)
-        added = [name for name in written if name not in ClusterSection.known]
+        written = filter(self._findings.is_written, type(self._cluster).keys)
+        added = [name for name in written if name not in ClusterSection.keys]
         return {name: dict(vars(getattr(self._cluster, name))) for name in added}
 
 

@@ -14,28 +14,23 @@ class Report:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self._found: list[tuple[Mark, Problem]] = []
+        self._problems: list[tuple[Mark, Problem]] = []
 
     def error(self, mark: Mark, message: str, hint: str | None = None) -> None:
-        self._found.append((mark, Problem(str(mark), message, hint)))
+        self._problems.append((mark, Problem(str(mark), message, hint)))
 
     def warn(self, mark: Mark, message: str, hint: str | None = None) -> None:
         problem = Problem(str(mark), message, hint, warning=True)
-        self._found.append((mark, problem))
+        self._problems.append((mark, problem))
 
     def failed(self, mark: Mark, message: str, hint: str | None = None) -> ConfigError:
         """Note a fatal error; returns a ConfigError with it and all earlier ones."""
         self.error(mark, message, hint)
         return ConfigError(self.errors())
 
-    @property
-    def sound(self) -> bool:
-        """Whether no error has been found so far."""
-        return all(problem.warning for _, problem in self._found)
-
     def check(self) -> None:
         """Raise ConfigError if there are errors; it includes the warnings."""
-        if not self.sound:
+        if not all(problem.warning for _, problem in self._problems):
             raise ConfigError(self.errors())
 
     def errors(self) -> tuple[Problem, ...]:
@@ -50,11 +45,11 @@ class Report:
         return tuple(problem for problem in self._sorted() if problem.warning)
 
     def _sorted(self) -> tuple[Problem, ...]:
-        def order(found: tuple[Mark, Problem]) -> tuple[bool, int, int]:
-            mark, _ = found
+        def order(placed: tuple[Mark, Problem]) -> tuple[bool, int, int]:
+            mark, _ = placed
             return mark.source != self.source, mark.line, mark.column
 
-        ordered = sorted(self._found, key=order)
+        ordered = sorted(self._problems, key=order)
         return tuple(dict.fromkeys(problem for _, problem in ordered))
 
 
@@ -64,7 +59,7 @@ class Findings:
     def __init__(self, root: Map, report: Report) -> None:
         self.root = root
         self.report = report
-        self.broken: frozenset[str] = frozenset()
+        self.broken: set[str] = set()
         """Top-level keys with invalid parts, which were left out."""
         self.left_out: dict[Path, set[int]] = {}
         """Path of a list -> indices of its items that were left out."""
@@ -96,5 +91,5 @@ class Findings:
         return find(self.root, path).node.mark
 
     def key_mark(self, path: Path) -> Mark:
-        found = find(self.root, path)
-        return found.key.mark if found.key else found.node.mark
+        place = find(self.root, path)
+        return place.key.mark if place.key else place.node.mark

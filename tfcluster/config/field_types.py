@@ -15,7 +15,6 @@ from typing import Any
 from tfcluster.base.durations import PATTERN as DURATION_PATTERN
 from tfcluster.base.durations import parse_duration
 from tfcluster.config.shape import (
-    Kind,
     ListShape,
     MapOf,
     Misfit,
@@ -48,19 +47,6 @@ def refused(message: str, hint: str | None = None) -> Misfit:
     return Misfit(message, hint, "refused")
 
 
-def shorthand(kind: Kind, key: str, json: Mapping[str, Any], of: type = object) -> Kind:
-    """Lets a plain value stand for a mapping with one key: ``worker: 3``.
-
-    Mappings are never plain; lists are plain only if ``of`` is ``list``.
-    """
-
-    def widened(value: object) -> object:
-        plain = not isinstance(value, dict | list)
-        return {key: value} if isinstance(value, of) == (of is list or plain) else value
-
-    return Widened(kind, widened, json)
-
-
 def whole(least: int, most: int) -> Plain:
     def check(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -88,13 +74,13 @@ def number(above: float, most: float) -> Plain:
     return Plain(check, schema)
 
 
-def words(*known: str) -> Plain:
+def words(*choices: str) -> Plain:
     def check(value: object) -> object:
-        if value not in known:
-            raise Misfit(", ".join(known), sort="word", words=known)
+        if value not in choices:
+            raise Misfit(", ".join(choices), sort="word", words=choices)
         return value
 
-    return Plain(check, {"type": "string", "enum": list(known)})
+    return Plain(check, {"type": "string", "enum": list(choices)})
 
 
 def _flag(value: object) -> bool:

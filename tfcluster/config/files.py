@@ -19,7 +19,6 @@ from tfcluster.config.tree import Mark
 MAX_BYTES = 1 << 20
 
 _KINDS = (
-    (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
@@ -30,33 +29,20 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 def read_file(path: str, report: Report) -> str:
     """The text of the file. Raises ConfigError if it is unusable."""
     mark = Mark(report.source)
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe must not block
+
     try:
-        # O_NONBLOCK: opening a pipe must not block.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=opener) as file:
+            _check(os.fstat(file.fileno()), mark, report)
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise report.failed(mark, f"cannot read: {why}") from error
-    try:
-        _check(os.fstat(descriptor), mark, report)
-        data = _read(descriptor)
-    except OSError as error:
-        raise report.failed(mark, f"cannot read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
     if len(data) > MAX_BYTES:
         raise report.failed(mark, f"larger than {MAX_BYTES} bytes")
     return _decoded(data, mark, report)
-
-
-def _read(descriptor: int) -> bytes:
-    """The content of the file, at most one byte more than the limit."""
-    data = bytearray()
-    while len(data) <= MAX_BYTES:
-        portion = os.read(descriptor, MAX_BYTES + 1 - len(data))
-        if not portion:
-            break
-        data += portion
-    return bytes(data)
 
 
 def _check(status: os.stat_result, mark: Mark, report: Report) -> None:

@@ -16,7 +16,7 @@ from tfcluster.config.shape import (
     optional,
     required,
 )
-from tfcluster.plan.model import PortRange
+from tfcluster.plan.model import PortRange, Strategy
 
 
 class SecretSource(Section):
@@ -26,7 +26,7 @@ class SecretSource(Section):
     env: str | None = optional(kinds.ENV_NAME, "A variable where tfcluster is started.")
 
 
-class TaskSection(Section):
+class TaskSection(Section, shorthand="count"):
     """All tasks of one type. A plain number is their count."""
 
     count: int = key(kinds.COUNT, 1, "How many tasks of this type.")
@@ -52,10 +52,10 @@ class TaskSection(Section):
     )
 
 
-_GROUP = kinds.shorthand(Nested(TaskSection), "count", kinds.COUNT.schema)
+_GROUP = Nested(TaskSection)
 
 
-class ResultsSection(Section):
+class ResultsSection(Section, shorthand="patterns"):
     """Files that come back from hosts that do not share the workdir. A plain list is
     `patterns`."""
 
@@ -72,7 +72,7 @@ class ResultsSection(Section):
     )
 
 
-class Workdir(Section):
+class Workdir(Section, shorthand="path"):
     """Where tasks run. A plain path is `path`."""
 
     path: str | None = optional(
@@ -89,12 +89,7 @@ class Workdir(Section):
         "Files that are not copied: names or paths, with * and ? (`*.ckpt`).",
     )
     results: ResultsSection | None = optional(
-        kinds.shorthand(
-            Nested(ResultsSection),
-            "patterns",
-            {"type": "array", "items": {"type": "string"}},
-            of=list,
-        ),
+        Nested(ResultsSection),
         "Files of the tasks that come back from hosts that do not share `path`.",
     )
 
@@ -113,7 +108,7 @@ class TasksSection(Section):
     data: TaskSection | None = optional(_GROUP, "tf.data service, built in.")
 
 
-class Trace(Section):
+class Trace(Section, shorthand="enabled"):
     """What `tfcluster trace` shows of the tasks. A plain true or false is `enabled`."""
 
     enabled: bool = key(kinds.FLAG, True, "The tasks record their steps and exchanges.")
@@ -127,9 +122,7 @@ class RuntimeSection(Section):
     """How the tasks work together."""
 
     strategy: str | None = optional(
-        kinds.words(
-            "collective", "parameter_server", "replicated", "local_sgd", "none"
-        ),
+        kinds.words(*map(str, Strategy)),
         "Default: parameter_server with ps tasks, else collective. none sets "
         "TF_CONFIG and leaves the script alone.",
     )
@@ -210,13 +203,13 @@ class RuntimeSection(Section):
         "false: for scripts that train nothing.",
     )
     trace: Trace = key(
-        kinds.shorthand(Nested(Trace), "enabled", {"type": "boolean"}),
+        Nested(Trace),
         False,
         "Record every step and exchange, for `tfcluster trace`.",
     )
 
 
-class HostItem(Section):
+class HostItem(Section, shorthand="host"):
     """One host, or several alike in hostlist syntax. Plain text is the name."""
 
     host: str = required(kinds.LINE, "A name, or several: node[01-04,7].")
@@ -230,9 +223,6 @@ class HostItem(Section):
     python: tuple[str, ...] | None = optional(
         kinds.INTERPRETER, "Its Python interpreter, or a command."
     )
-
-
-_HOST = kinds.shorthand(Nested(HostItem), "host", {"type": "string", "minLength": 1})
 
 
 class SshSection(Section):
@@ -276,7 +266,7 @@ class RestartSection(Section):
     )
 
 
-class PortsSection(Section):
+class PortsSection(Section, shorthand="range"):
     """The ports of the tasks. Plain text is `range`."""
 
     range: PortRange | None = key(
@@ -290,18 +280,13 @@ class PortsSection(Section):
     )
 
 
-class RequirementsSection(Section):
+class RequirementsSection(Section, shorthand="file"):
     """An environment that is made on hosts that lack it. Plain text is the file."""
 
     file: str = required(kinds.LINE, "A requirements.txt or a pyproject.toml.")
     system_site_packages: bool = key(
         kinds.FLAG, False, "The packages of the interpreter below are visible, too."
     )
-
-
-_REQUIREMENTS = kinds.shorthand(
-    Nested(RequirementsSection), "file", {"type": "string", "minLength": 1}
-)
 
 
 class ClusterSection(Section):
@@ -319,7 +304,7 @@ class ClusterSection(Section):
         "shell would, but no shell runs it.",
     )
     workdir: Workdir = key(
-        kinds.shorthand(Nested(Workdir), "path", {"type": "string"}),
+        Nested(Workdir),
         {},
         "Where tasks run, relative to this file. Default: its folder.",
     )
@@ -334,7 +319,7 @@ class ClusterSection(Section):
         "environment, before anything is imported.",
     )
     requirements: RequirementsSection | None = optional(
-        _REQUIREMENTS,
+        Nested(RequirementsSection),
         "Packages of an environment that is made on hosts that lack it: a "
         "requirements.txt or a pyproject.toml, relative to this file.",
     )
@@ -344,11 +329,15 @@ class ClusterSection(Section):
         {},
         "Variables that are never shown and never in an argument.",
     )
-    tasks: TasksSection = required(Nested(TasksSection), "The tasks of the cluster.")
+    tasks: TasksSection = required(
+        Nested(TasksSection), "The tasks of the cluster.", default={}
+    )
     runtime: RuntimeSection = key(
         Nested(RuntimeSection), {}, "How the tasks work together."
     )
-    hosts: list[HostItem] = key(ListShape(_HOST), [], "ssh: the hosts, in rank order.")
+    hosts: list[HostItem] = key(
+        ListShape(Nested(HostItem)), [], "ssh: the hosts, in rank order."
+    )
     ssh: SshSection = key(Nested(SshSection), {}, "Backend ssh.")
     spread: bool = key(
         kinds.FLAG,
@@ -358,7 +347,7 @@ class ClusterSection(Section):
     )
     launcher: str = key(kinds.WORD, "auto", "What starts the agents on the hosts.")
     ports: PortsSection = key(
-        kinds.shorthand(Nested(PortsSection), "range", {"type": "string"}),
+        Nested(PortsSection),
         {},
         "The ports of the tasks. Default: free ones, to which only hosts of the run "
         "can connect.",

@@ -14,15 +14,17 @@ from collections.abc import Mapping, Sequence
 from tfcluster.config.diagnostics import Report
 from tfcluster.config.text import printable
 from tfcluster.config.tree import (
-    Entry,
+    Keys,
     Map,
     Mark,
     Node,
     Scalar,
     Seq,
-    find,
+    at,
     mapping,
+    put,
     text,
+    without,
 )
 from tfcluster.plan.host_patterns import HostlistError, split
 
@@ -40,22 +42,15 @@ def override(root: Map, settings: Sequence[str], report: Report) -> Map:
     """``root`` with every ``KEY=VALUE`` applied in turn; null removes a key."""
     for setting in settings:
         key, equals, written = setting.partition("=")
-        path = key.split(".")
+        path = tuple(key.split("."))
         shown = f"{key}=..." if path[0] == "secrets" else setting
         mark = Mark(f"--set {printable(shown, 80)}")
         if not equals or not all(path) or len(path) > _MAX_KEYS:
             report.error(mark, "not KEY=VALUE", "like --set tasks.worker=4")
             continue
         node = _value(path, written, mark, report)
-        root = _with(root, path, node, mark, report)
+        root = _set(root, path, node, mark, report)
     return root
-
-
-def named(root: Map, name: str) -> Map:
-    """``root`` with the name from ``--name``."""
-    mark = Mark("--name")
-    entry = Entry(text("name", mark), text(name, mark))
-    return Map({**root.entries, "name": entry}, root.mark)
 
 
 def _value(path: Sequence[str], written: str, mark: Mark, report: Report) -> Node:
@@ -70,34 +65,20 @@ def _value(path: Sequence[str], written: str, mark: Mark, report: Report) -> Nod
     return Scalar("", mark, plain=True) if node is None else node
 
 
-def _with(
-    parent: Map, path: Sequence[str], node: Node, mark: Mark, report: Report
-) -> Map:
-    key, rest = path[0], path[1:]
-    entries = dict(parent.entries)
-    old = entries.get(key)
-    if rest:
-        below = _opened(old.node if old else None, mark)
-        if below is None:
-            message = f"{key!r} is not a mapping: {'.'.join(rest)} cannot be set in it"
+def _set(root: Map, path: Keys, node: Node, mark: Mark, report: Report) -> Map:
+    for depth in range(1, len(path)):
+        above = at(root, path[:depth])
+        if isinstance(above, Scalar) and isinstance(above.value, int):
+            # A plain count becomes a mapping.
+            root = put(root, path[:depth], mapping(above.mark, {"count": above}))
+        elif above is not None and not isinstance(above, Map):
+            key, rest = path[depth - 1], ".".join(path[depth:])
+            message = f"{key!r} is not a mapping: {rest} cannot be set in it"
             report.error(mark, message, f"set {key!r} as a whole")
-            return parent
-        node = _with(below, rest, node, mark, report)
-    elif isinstance(node, Scalar) and node.plain and node.raw in ("null", "~"):
-        entries.pop(key, None)
-        return Map(entries, parent.mark)
-    entries[key] = Entry(text(key, mark), node)
-    return Map(entries, parent.mark)
-
-
-def _opened(node: Node | None, mark: Mark) -> Map | None:
-    """The node as a mapping: a plain count becomes ``{count: N}``; None if it is
-    neither."""
-    if node is None:
-        return mapping(mark, {})
-    if isinstance(node, Scalar) and isinstance(node.value, int):
-        return mapping(node.mark, {"count": node})
-    return node if isinstance(node, Map) else None
+            return root
+    if isinstance(node, Scalar) and node.plain and node.raw in ("null", "~"):
+        return without(root, path)
+    return put(root, path, node)
 
 
 def from_flags(
@@ -110,26 +91,25 @@ def from_flags(
     report: Report,
 ) -> Map:
     """The tree for ``-n``, ``--ps``, ``--gpus``, ``--hosts`` and a command."""
-    workers: Node = Scalar(str(count), Mark("-n"), plain=True)
-    if gpus is not None:
-        each = Scalar(str(gpus), Mark("--gpus"), plain=True)
-        workers = mapping(COMMAND_LINE, {"count": workers, "gpus": each})
-    tasks = {"worker": workers}
-    if ps:
-        tasks["ps"] = Scalar(str(ps), Mark("--ps"), plain=True)
     if any("\0" in word for word in command):
         raise report.failed(COMMAND_LINE, "an argument cannot hold NUL")
     # The user's shell has already expanded variables, so a dollar is literal.
     words = [text(word.replace("$", "$$"), COMMAND_LINE) for word in command]
-    nodes: dict[str, Node] = {
-        "command": Seq(words, COMMAND_LINE),
-        "tasks": mapping(COMMAND_LINE, tasks),
-    }
+    tasks = mapping(COMMAND_LINE, {})
+    root = mapping(COMMAND_LINE, {"command": Seq(words, COMMAND_LINE), "tasks": tasks})
+    workers = ("tasks", "worker") if gpus is None else ("tasks", "worker", "count")
+    for flag, keys, number in (
+        ("-n", workers, count),
+        ("--gpus", ("tasks", "worker", "gpus"), gpus),
+        ("--ps", ("tasks", "ps"), ps or None),
+    ):
+        if number is not None:
+            root = put(root, keys, Scalar(str(number), Mark(flag), plain=True))
     if hosts is not None:
         mark = Mark("--hosts")
-        nodes["backend"] = text("ssh", mark)
-        nodes["hosts"] = Seq(_hosts(hosts, mark, report), mark)
-    return mapping(COMMAND_LINE, nodes)
+        root = put(root, ("backend",), text("ssh", mark))
+        root = put(root, ("hosts",), Seq(_hosts(hosts, mark, report), mark))
+    return root
 
 
 def _hosts(written: str, mark: Mark, report: Report) -> list[Node]:
@@ -141,7 +121,7 @@ def _hosts(written: str, mark: Mark, report: Report) -> list[Node]:
 
 
 def _host(item: str, mark: Mark, report: Report) -> Node:
-    user, at, name = item.rpartition("@")
+    user, at_sign, name = item.rpartition("@")
     slots = _SLOTS.fullmatch(name)
     # Several colons without brackets are IPv6 without brackets, reported elsewhere.
     if slots and (":" not in slots[1] or slots[1].endswith("]")):
@@ -154,11 +134,11 @@ def _host(item: str, mark: Mark, report: Report) -> Node:
             "host": text(slots[1], mark),
             "slots": Scalar(slots[2], mark, plain=True),
         }
-    elif at:
+    elif at_sign:
         nodes = {"host": text(name, mark)}
     else:
         return text(item, mark)
-    return mapping(mark, {**nodes, "user": text(user, mark)} if at else nodes)
+    return mapping(mark, {**nodes, "user": text(user, mark)} if at_sign else nodes)
 
 
 PASS = "pass"
@@ -193,25 +173,20 @@ class _Passing:
     def read_lists(self) -> None:
         """Replace each ``pass`` list, including those of task types."""
         for path in (("env",), *self._task_envs()):
-            env = _at(self.root, path)
-            if not isinstance(env, Map) or PASS not in env.entries:
-                continue
-            names = env.entries[PASS].node
-            if not isinstance(names, Seq):
-                continue
-            rest = {name: e for name, e in env.entries.items() if name != PASS}
-            self.root = _put(self.root, path, Map(rest, env.mark))
-            for item in names.items:
-                self._add_item(path, item, rest)
+            names = at(self.root, (*path, PASS))
+            if isinstance(names, Seq):
+                self.root = without(self.root, (*path, PASS))
+                env = at(self.root, path)
+                written = set(env.entries) if isinstance(env, Map) else set()
+                for item in names.items:
+                    self._add_item(path, item, written)
 
-    def _task_envs(self) -> list[tuple[str, ...]]:
-        tasks = _at(self.root, ("tasks",))
+    def _task_envs(self) -> list[Keys]:
+        tasks = at(self.root, ("tasks",))
         kinds = tasks.entries if isinstance(tasks, Map) else {}
         return [("tasks", kind, "env") for kind in kinds]
 
-    def _add_item(
-        self, path: tuple[str, ...], item: Node, written: Mapping[str, Entry]
-    ) -> None:
+    def _add_item(self, path: Keys, item: Node, written: set[str]) -> None:
         if not isinstance(item, Scalar):
             message = "an item of 'pass' must be the name of a variable"
             self._report.error(item.mark, message, "pass: [WANDB_PROJECT]")
@@ -230,20 +205,22 @@ class _Passing:
         mark = Mark(f"-x {printable(name, 80)}")
         if not name:
             self._report.error(mark, "a name is missing", "-x NAME, or -x NAME=VALUE")
-        elif not equals:
-            self._drop(name)
-            self._add(("env",), name, mark)
-        elif SECRET.fullmatch(name):
+            return
+        if equals and SECRET.fullmatch(name):
             self._report.error(
                 mark,
                 f"{name} looks like a secret, and others can read arguments",
                 f"`export {name}=...` first, then -x {name}",
             )
-        else:
-            self._drop(name)
+            return
+        for path in (("env",), ("secrets",), *self._task_envs()):
+            self.root = without(self.root, (*path, name))
+        if equals:
             self._set(("env",), name, value, mark)
+        else:
+            self._add(("env",), name, mark)
 
-    def _add(self, path: tuple[str, ...], name: str, mark: Mark) -> None:
+    def _add(self, path: Keys, name: str, mark: Mark) -> None:
         if name not in self._environ:
             message = f"{printable(name, 80)} is not set where tfcluster is started"
             self._report.error(
@@ -251,44 +228,11 @@ class _Passing:
             )
         elif SECRET.fullmatch(name):
             source = mapping(mark, {"env": text(name, mark)})
-            self._put(("secrets",), name, source, mark)
+            self.root = put(self.root, ("secrets", name), source)
         else:
             self._set(path, name, self._environ[name], mark)
 
-    def _set(self, path: tuple[str, ...], name: str, value: str, mark: Mark) -> None:
+    def _set(self, path: Keys, name: str, value: str, mark: Mark) -> None:
         # If references in the value were expanded, the shell did it.
-        self._put(path, name, text(value.replace("$", "$$"), mark), mark)
-
-    def _put(self, path: tuple[str, ...], name: str, node: Node, mark: Mark) -> None:
-        holder = _at(self.root, path)
-        if holder is None:
-            holder = mapping(mark, {})
-        if isinstance(holder, Map):  # otherwise a wrong type, which is reported later
-            entries = {**holder.entries, name: Entry(text(name, mark), node)}
-            self.root = _put(self.root, path, Map(entries, holder.mark))
-
-    def _drop(self, name: str) -> None:
-        """Remove what the file says about a variable, for some tasks or for all."""
-        for path in (("env",), ("secrets",), *self._task_envs()):
-            holder = _at(self.root, path)
-            if isinstance(holder, Map) and name in holder.entries:
-                rest = {k: entry for k, entry in holder.entries.items() if k != name}
-                self.root = _put(self.root, path, Map(rest, holder.mark))
-
-
-def _at(root: Map, path: tuple[str, ...]) -> Node | None:
-    place = find(root, path)
-    return None if place.rest else place.node
-
-
-def _put(root: Map, path: Sequence[str], node: Node) -> Map:
-    """``root`` with ``node`` at ``path``, whose parents exist or are the root."""
-    key, rest = path[0], path[1:]
-    old = root.entries.get(key)
-    if rest:
-        below = old.node if old else None
-        if not isinstance(below, Map):
-            return root
-        node = _put(below, rest, node)
-    entry = Entry(old.key if old else text(key, node.mark), node)
-    return Map({**root.entries, key: entry}, root.mark)
+        node = text(value.replace("$", "$$"), mark)
+        self.root = put(self.root, (*path, name), node)

@@ -1,8 +1,7 @@
 """Parses YAML into a tree: strict, bounded, and without anything that YAML could run.
 
 Refuses tags, second documents, duplicate keys and alias bombs. Works on the parser's
-events, without recursion, so that even the deepest input is refused properly. Knows no
-keys.
+events, so that the deepest input is refused before it is read. Knows no keys.
 
 Explains syntax errors to the author of the file. libyaml and PyYAML have different
 messages for the same errors, so they are mostly recognised by the text at their place.
@@ -20,6 +19,8 @@ from tfcluster.config.diagnostics import Report
 from tfcluster.config.tree import Entry, Map, Mark, Node, Scalar, Seq
 from tfcluster.plan.host_patterns import MAX_NAME_LENGTH
 
+MAX_DEPTH = 50
+"""The limit of nested collections."""
 MAX_ALIASES = 1000
 MAX_NODES = 1_000_000
 """The limit of nodes; an aliased node counts again for every alias."""
@@ -48,65 +49,44 @@ def parse(content: str, source: Mark, report: Report) -> Node | None:
         mark = Mark(source.source, line + 1, column + 1) if located else source
         code = f"U+{ord(unprintable[0]):04X}"
         raise report.failed(mark, f"control character {code}", "is this a text file?")
-    builder = _Builder(source, report, located=located)
     try:
-        for event in _events(content):
-            builder.take(event)
+        return _Builder(content, source, report, located=located).root()
     except yaml.YAMLError as error:
         line, column, message, hint = _explained(error, content)
         mark = Mark(source.source, line, column) if located else source
         raise report.failed(mark, message, hint) from error
-    return builder.root
-
-
-def _events(content: str) -> Iterator[Any]:
-    # yaml's type stubs leave this generator untyped.
-    yield from yaml.parse(content, Loader=_LOADER)
-
-
-class _Open:
-    """A collection that is not complete yet."""
-
-    def __init__(self, mark: Mark, anchor: str | None, *, is_map: bool) -> None:
-        self.mark = mark
-        self.anchor = anchor
-        self.is_map = is_map
-        self.items: list[Node] = []
-        self.entries: dict[str, Entry] = {}
-        self.merged: list[Map] = []
-        self.key: Scalar | None = None
-        self.nodes_before = 0
 
 
 class _Builder:
-    """Takes events one by one; after the last one, ``root`` is the tree."""
+    """Makes the tree from the parser's events."""
 
-    def __init__(self, source: Mark, report: Report, *, located: bool) -> None:
-        self.root: Node | None = None
+    def __init__(
+        self, content: str, source: Mark, report: Report, *, located: bool
+    ) -> None:
+        # yaml's type stubs leave this generator untyped.
+        self._events: Iterator[Any] = yaml.parse(content, Loader=_LOADER)
         self._source = source
         self._report = report
         self._located = located
-        self._stack: list[_Open] = []
+        self._open: list[str | None] = []
+        """The anchors of the collections that are not complete yet."""
         self._anchors: dict[str, tuple[Node, int]] = {}
+        """Anchor -> the node, and how many nodes it consists of."""
         self._aliases = 0
         self._nodes = 0
-        self._documents = 0
 
-    def take(self, event: Any) -> None:
-        if isinstance(event, yaml.ScalarEvent):
-            self._scalar(event)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._open(event)
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            self._close()
-        elif isinstance(event, yaml.AliasEvent):
-            self._alias(event)
-        elif isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                hint = "remove the '---' and all that follows"
-                message = "a second document; only one is allowed"
-                raise self._report.failed(self._mark(event), message, hint)
+    def root(self) -> Node | None:
+        root, documents = None, 0
+        for event in self._events:
+            if isinstance(event, yaml.NodeEvent):
+                root = self._node(event)
+            elif isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    hint = "remove the '---' and all that follows"
+                    message = "a second document; only one is allowed"
+                    raise self._report.failed(self._mark(event), message, hint)
+        return root
 
     def _mark(self, event: Any) -> Mark:
         if not self._located:
@@ -114,52 +94,41 @@ class _Builder:
         start = event.start_mark
         return Mark(self._source.source, start.line + 1, start.column + 1)
 
-    def _scalar(self, event: Any) -> None:
+    def _node(self, event: Any) -> Node:
         mark = self._mark(event)
-        self._refuse_tag(event, mark)
-        plain, inset = not event.style, None
-        start, end = event.start_mark, event.end_mark
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(str(event.anchor), mark)
+        if event.tag is not None:
+            hint = "quote the value if the '!' belongs to it"
+            self._report.error(mark, "YAML tags are not allowed", hint)
+        before = self._nodes
+        self._nodes += 1
+        node: Node
+        if isinstance(event, yaml.ScalarEvent):
+            node = self._scalar(event, mark)
+        else:
+            if len(self._open) >= MAX_DEPTH:
+                raise self._report.failed(mark, f"nested deeper than {MAX_DEPTH}")
+            self._open.append(event.anchor)
+            is_map = isinstance(event, yaml.MappingStartEvent)
+            node = self._mapping(mark) if is_map else Seq(list(self._items()), mark)
+            self._open.pop()
+        if event.anchor:
+            self._anchors[event.anchor] = (node, self._nodes - before)
+        return node
+
+    def _scalar(self, event: Any, mark: Mark) -> Scalar:
+        inset, start, end = None, event.start_mark, event.end_mark
         if start.line == end.line:
             around = end.column - start.column - len(event.value)
             inset = around // 2 if around in (0, 2) else None
         if forbidden := _FORBIDDEN.search(event.value):
             message = f"a value cannot hold U+{ord(forbidden[0]):04X}"
             self._report.error(mark, message)
-        node = Scalar(event.value, mark, plain, inset)
-        self._nodes += 1
-        if event.anchor:
-            self._anchors[event.anchor] = (node, 1)
-        self._add(node)
+        return Scalar(event.value, mark, not event.style, inset)
 
-    def _open(self, event: Any) -> None:
-        mark = self._mark(event)
-        self._refuse_tag(event, mark)
-        if len(self._stack) >= MAX_DEPTH:
-            raise self._report.failed(mark, f"nested deeper than {MAX_DEPTH}")
-        is_map = isinstance(event, yaml.MappingStartEvent)
-        opened = _Open(mark, event.anchor, is_map=is_map)
-        opened.nodes_before = self._nodes
-        self._nodes += 1
-        self._stack.append(opened)
-
-    def _close(self) -> None:
-        closed = self._stack.pop()
-        node: Node
-        if closed.is_map:
-            for base in closed.merged:
-                for key, entry in base.entries.items():
-                    closed.entries.setdefault(key, entry)
-            node = Map(closed.entries, closed.mark)
-        else:
-            node = Seq(closed.items, closed.mark)
-        if closed.anchor:
-            size = self._nodes - closed.nodes_before
-            self._anchors[closed.anchor] = (node, size)
-        self._add(node)
-
-    def _alias(self, event: Any) -> None:
-        mark, name = self._mark(event), event.anchor
-        if any(opened.anchor == name for opened in self._stack):
+    def _alias(self, name: str, mark: Mark) -> Node:
+        if name in self._open:
             raise self._report.failed(mark, f"alias '*{name}' refers to itself")
         if name not in self._anchors:
             hint = f"quote it if '*{name}' is meant as text"
@@ -174,26 +143,35 @@ class _Builder:
         if self._nodes > MAX_NODES:
             message = f"aliases expand to more than {MAX_NODES} values"
             raise self._report.failed(mark, message)
-        self._add(node)
+        return node
 
-    def _refuse_tag(self, event: Any, mark: Mark) -> None:
-        if event.tag is not None:
-            hint = "quote the value if the '!' belongs to it"
-            self._report.error(mark, "YAML tags are not allowed", hint)
+    def _items(self) -> Iterator[Node]:
+        """The nodes up to the end of the collection."""
+        for event in self._events:
+            if isinstance(event, yaml.CollectionEndEvent):
+                return
+            yield self._node(event)
 
-    def _add(self, node: Node) -> None:
-        """Add a complete node to the open collection."""
-        if not self._stack:
-            self.root = node
-            return
-        opened = self._stack[-1]
-        if not opened.is_map:
-            opened.items.append(node)
-        elif opened.key is None:
-            opened.key = self._as_key(node)
-        else:
-            key, opened.key = opened.key, None
-            self._add_entry(opened, key, node)
+    def _mapping(self, mark: Mark) -> Map:
+        entries: dict[str, Entry] = {}
+        bases: list[Node] = []
+        items = self._items()
+        for key_node in items:
+            key, node = self._as_key(key_node), next(items)
+            if key.raw == "<<" and key.plain:
+                bases += node.items if isinstance(node, Seq) else [node]
+            elif earlier := entries.get(key.raw):
+                first = earlier.key.mark
+                where = f"{first.line}:{first.column}" if first.line else str(first)
+                self._report.error(key.mark, f"{key.raw!r} already set at {where}")
+            else:
+                entries[key.raw] = Entry(key, node)
+        for base in bases:
+            if isinstance(base, Map):
+                entries = {**base.entries, **entries}
+            else:
+                self._report.error(base.mark, "'<<' takes a mapping: <<: *name")
+        return Map(entries, mark)
 
     def _as_key(self, node: Node) -> Scalar:
         if isinstance(node, Scalar):
@@ -204,24 +182,6 @@ class _Builder:
         message = "templates like '{{ x }}' are not supported"
         raise self._report.failed(node.mark, message, "quote it, or use ${VAR}")
 
-    def _add_entry(self, opened: _Open, key: Scalar, node: Node) -> None:
-        if key.raw == "<<" and key.plain:
-            bases = node.items if isinstance(node, Seq) else [node]
-            for base in bases:
-                if isinstance(base, Map):
-                    opened.merged.append(base)
-                else:
-                    self._report.error(base.mark, "'<<' takes a mapping: <<: *name")
-        elif earlier := opened.entries.get(key.raw):
-            first = earlier.key.mark
-            where = f"{first.line}:{first.column}" if first.line else str(first)
-            self._report.error(key.mark, f"{key.raw!r} already set at {where}")
-        else:
-            opened.entries[key.raw] = Entry(key, node)
-
-
-MAX_DEPTH = 50
-"""The limit of nested collections."""
 
 # In node[1-4], YAML begins a list at the bracket.
 _HOSTLIST_BEGIN = re.compile(r"[A-Za-z0-9_][\w.-]*$")
@@ -249,6 +209,11 @@ class _Place(NamedTuple):
     def where(self) -> str:
         return f"{self.line}:{self.column}"
 
+    def explained(
+        self, message: str, hint: str | None = None, *, column: int | None = None
+    ) -> _Explained:
+        return _Explained(self.line, column or self.column, message, hint)
+
 
 def _explained(error: yaml.YAMLError, content: str) -> _Explained:
     """The place of the error, a message, and a hint."""
@@ -266,7 +231,7 @@ def _explained(error: yaml.YAMLError, content: str) -> _Explained:
         or _colon(problem, at)
         or _brackets(error.context or "", begun, at)
         or _indentation(error.context or "", problem, begun, at)
-        or _Explained(at.line, at.column, f"not valid YAML: {problem}")
+        or at.explained(f"not valid YAML: {problem}")
     )
 
 
@@ -274,7 +239,7 @@ def _depth(problem: str, at: _Place) -> _Explained | None:
     # libyaml has its own limit, which it may reach before we see the first collections.
     if "nesting depth" not in problem:
         return None
-    return _Explained(at.line, at.column, f"nested deeper than {MAX_DEPTH}")
+    return at.explained(f"nested deeper than {MAX_DEPTH}")
 
 
 def _place(mark: yaml.Mark, lines: list[str]) -> _Place:
@@ -289,7 +254,7 @@ def _tab(at: _Place) -> _Explained | None:
     if "\t" not in indent or at.column > len(indent) + 1:
         return None
     column = indent.index("\t") + 1
-    return _Explained(at.line, column, "tab used for indentation", "use spaces")
+    return at.explained("tab used for indentation", "use spaces", column=column)
 
 
 def _quotes(context: str, problem: str, begun: _Place, at: _Place) -> _Explained | None:
@@ -297,12 +262,11 @@ def _quotes(context: str, problem: str, begun: _Place, at: _Place) -> _Explained
         return None
     quote = begun.after[:1]
     if "end of stream" in problem or "document" in problem:
-        message = f"the quote {quote} opened here is not closed"
-        return _Explained(begun.line, begun.column, message)
+        return begun.explained(f"the quote {quote} opened here is not closed")
     hint = "within \"...\" a backslash is written \\\\; or use '...'"
     # libyaml points at the backslash, PyYAML after it.
     column = at.column if at.after.startswith("\\") else at.column - 1
-    return _Explained(at.line, column, "unknown escape after '\\'", hint)
+    return at.explained("unknown escape after '\\'", hint, column=column)
 
 
 def _first_character(problem: str, begun: _Place, at: _Place) -> _Explained | None:
@@ -311,26 +275,26 @@ def _first_character(problem: str, begun: _Place, at: _Place) -> _Explained | No
     if not character or character not in _NOT_A_START:
         return None
     message = f"a value cannot start with {character!r} unquoted"
-    return _Explained(start.line, start.column, message, "quote it")
+    return start.explained(message, "quote it")
 
 
 def _colon(problem: str, at: _Place) -> _Explained | None:
     if "mapping values are not allowed" in problem:
         if ":" in at.before or "- " in at.before:
             message = "a second ': ' in a value"
-            return _Explained(at.line, at.column, message, 'quote the value: "..."')
+            return at.explained(message, 'quote the value: "..."')
         indent = len(at.before) - len(at.before.lstrip()) + 1
         message = "this key is indented deeper than the one before it"
         hint = "a key that has a value cannot have keys below it"
-        return _Explained(at.line, indent, message, hint)
+        return at.explained(message, hint, column=indent)
     if "could not find expected ':'" in problem:
         # The mark is after the word that the author meant as a key.
         message = "there is a key without ':' before this line"
-        return _Explained(at.line, at.column, message, "write KEY: VALUE")
+        return at.explained(message, "write KEY: VALUE")
     if "entries are not allowed" in problem:
         message = "a list cannot begin on the line of its key"
         hint = "put each '- item' on its own line, or write [item, ...]"
-        return _Explained(at.line, at.column, message, hint)
+        return at.explained(message, hint)
     return None
 
 
@@ -344,15 +308,12 @@ def _brackets(context: str, begun: _Place, at: _Place) -> _Explained | None:
             message = (
                 f"expected ',' or '{closing}' in the {kind} begun at {begun.where}"
             )
-            return _Explained(at.line, at.column, message)
-        message = f"'{opening}' is not closed by '{closing}'"
-        return _Explained(begun.line, begun.column, message)
+            return at.explained(message)
+        return begun.explained(f"'{opening}' is not closed by '{closing}'")
     if "flow" in context and not at.after:
-        message = "a '[' or '{' is not closed"
-        return _Explained(at.line, at.column, message)
+        return at.explained("a '[' or '{' is not closed")
     if at.after[:1] in ("]", "}") and at.after:
-        message = f"{at.after[0]!r} has no opening bracket"
-        return _Explained(at.line, at.column, message)
+        return at.explained(f"{at.after[0]!r} has no opening bracket")
     return None
 
 
@@ -366,7 +327,7 @@ def _hostlist(at: _Place) -> _Explained | None:
     word = begun[0] + rest[0]
     message = f"{word} has brackets, so it must be quoted here"
     column = skipped + begun.start() + 1
-    return _Explained(at.line, column, message, f'write "{word}"')
+    return at.explained(message, f'write "{word}"', column=column)
 
 
 def _indentation(
@@ -380,13 +341,13 @@ def _indentation(
         hint = None
         if quote in ("'", '"'):
             hint = f"a {quote} within {quote}...{quote} ends the text"
-        return _Explained(at.line, at.column, "text after the end of a value", hint)
+        return at.explained("text after the end of a value", hint)
     what = "'-'" if at.after.startswith("-") else "this line"
     if at.column == begun.column:
         wanted = "a key of the mapping" if kind == "mapping" else "'-' of the list"
-        found = ", found '-'" if at.after.startswith("-") else ""
-        message = f"expected {wanted} begun at {begun.where}{found}"
-        return _Explained(at.line, at.column, message, "check the indentation")
+        but = ", found '-'" if at.after.startswith("-") else ""
+        message = f"expected {wanted} begun at {begun.where}{but}"
+        return at.explained(message, "check the indentation")
     depth = "less than" if at.column < begun.column else "differently from"
     message = f"{what} is indented {depth} the {kind} begun at {begun.where}"
-    return _Explained(at.line, at.column, message, "check the indentation")
+    return at.explained(message, "check the indentation")

@@ -169,9 +169,9 @@ def dependencies(text: str) -> list[str]:
     project: Any = document.get("project")
     if not isinstance(project, dict):
         raise RequirementsError("it has no [project] table")
-    dynamic, found = project.get("dynamic"), project.get("dependencies", [])
+    dynamic, listed = project.get("dynamic"), project.get("dependencies", [])
     if isinstance(dynamic, list) and "dependencies" in dynamic:
         raise RequirementsError("its dependencies are dynamic: name a file with them")
-    if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
+    if not isinstance(listed, list) or not all(isinstance(x, str) for x in listed):
         raise RequirementsError("its dependencies are not a list of strings")
-    return [" ".join(line.split()) for line in found]
+    return [" ".join(line.split()) for line in listed]

@@ -222,11 +222,11 @@ def _check_restart(cluster: ClusterSection, findings: Findings) -> None:
     if cluster.restart.scope == "task" and waits:
         message = f"under {words} a single task cannot rejoin the others"
         findings.error(("restart", "scope"), message, "scope: auto restarts all")
-    for key, given in (
+    for key, is_set in (
         ("within", cluster.restart.within is not None),
         ("backoff", bool(cluster.restart.backoff)),
     ):
-        if given and not cluster.restart.max:
+        if is_set and not cluster.restart.max:
             message = f"{key!r} has no effect without 'max'"
             findings.error(("restart", key), message, "restart: {max: 3}")
 
@@ -273,22 +273,22 @@ def _check_secrets(cluster: ClusterSection, findings: Findings) -> None:
 def check_sections(description: Description, findings: Findings) -> None:
     """Check the options in all sections, and the own section against the tasks."""
     for name in description.sections:
-        for found in option_mistakes(schedulers.get(name), description):
-            _note(found, findings)
+        for mistake in option_mistakes(schedulers.get(name), description):
+            _note(mistake, findings)
     if findings.sound("tasks", "backend", description.backend):
         scheduler = schedulers.get(description.backend)
         settings = scheduler.settings_in(description)
-        for found in scheduler.mistakes(description, settings):
-            _note(found, findings)
+        for mistake in scheduler.mistakes(description, settings):
+            _note(mistake, findings)
 
 
-def _note(found: Mistake, findings: Findings) -> None:
+def _note(mistake: Mistake, findings: Findings) -> None:
     """Note a mistake at one of its places; the message has the other one."""
-    message = found.message
-    if found.other is not None:
-        message += f" ({findings.mark(_path(found.other, findings))})"
-    note = findings.error if found.fatal else findings.warn
-    note(_path(found.key, findings), message, found.hint)
+    message = mistake.message
+    if mistake.other is not None:
+        message += f" ({findings.mark(_path(mistake.other, findings))})"
+    note = findings.error if mistake.fatal else findings.warn
+    note(_path(mistake.key, findings), message, mistake.hint)
 
 
 def _path(key: str, findings: Findings) -> Path:

@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
 """Kind of a key, as in ``setting(kind, ...)`` -> what values it takes."""
 
 
-def known(names: Iterable[str]) -> tuple[Scheduler, ...]:
+def relevant(names: Iterable[str]) -> tuple[Scheduler, ...]:
     """The built-in schedulers, and those of ``names`` that a site has installed."""
     others = {*names} - {*schedulers.names()}
     return (*schedulers.built_in(), *mentioned(others))
@@ -47,23 +47,25 @@ def known(names: Iterable[str]) -> tuple[Scheduler, ...]:
 
 def mentioned(names: Iterable[str]) -> tuple[Scheduler, ...]:
     """The schedulers among these words; keys that every file can have are none."""
-    words = sorted({*names} - {*ClusterSection.known})
+    words = sorted({*names} - {*ClusterSection.keys})
     return tuple(filter(None, map(schedulers.find, words)))
 
 
 @functools.cache
-def cluster_model(known: tuple[Scheduler, ...]) -> type[ClusterSection]:
+def cluster_model(possible: tuple[Scheduler, ...]) -> type[ClusterSection]:
     """``ClusterSection`` with a section for each scheduler that has settings."""
-    backends = (each.name for each in known)
-    launchers = ("auto", *(each.launcher for each in known if each.launcher))
+    launchers = [scheduler.launcher for scheduler in possible if scheduler.launcher]
     keys = {
-        name: replace(ClusterSection.known[name], kind=kinds.words(*words))
-        for name, words in (("backend", backends), ("launcher", launchers))
+        name: replace(ClusterSection.keys[name], kind=kinds.words(*words))
+        for name, words in (
+            ("backend", [scheduler.name for scheduler in possible]),
+            ("launcher", ["auto", *launchers]),
+        )
     }
-    for each in known:
-        if each.settings is not None:
-            about = f"Backend {each.name}: {each.title}."
-            keys[each.name] = Key(Nested(_section(each.settings)), about, {})
+    for scheduler in possible:
+        if scheduler.settings is not None:
+            about = f"Backend {scheduler.name}: {scheduler.title}."
+            keys[scheduler.name] = Key(Nested(_section(scheduler.settings)), about, {})
     return type(
         "ClusterSection", (ClusterSection,), {**keys, "__doc__": ClusterSection.__doc__}
     )
@@ -71,13 +73,13 @@ def cluster_model(known: tuple[Scheduler, ...]) -> type[ClusterSection]:
 
 def _section(settings: type[Any]) -> type[Section]:
     keys = {}
-    for each in dataclasses.fields(settings):
-        default = each.default
-        if each.default_factory is not dataclasses.MISSING:
-            default = each.default_factory()
+    for field in dataclasses.fields(settings):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         default = list(default) if isinstance(default, tuple) else default
-        kind, about = KINDS[each.metadata["kind"]], each.metadata["about"]
-        keys[each.name] = Key(kind, about, default)
+        kind, about = KINDS[field.metadata["kind"]], field.metadata["about"]
+        keys[field.name] = Key(kind, about, default)
     name = settings.__name__.removesuffix("Settings")
     return type(name, (Section,), {**keys, "__doc__": settings.__doc__})
 
@@ -89,7 +91,7 @@ _ID = f"https://tfcluster.example/schema/{__version__}/cluster.schema.json"
 def schema() -> dict[str, Any]:
     """A schema that refuses unknown keys; loading checks what a schema cannot say."""
     shapes: dict[str, Any] = {}
-    whole = section_json(cluster_model(known(())), shapes)
+    whole = section_json(cluster_model(relevant(())), shapes)
     head = {"$schema": _DIALECT, "$id": _ID, "title": "cluster.yaml"}
     return {**head, "$defs": shapes, **whole}
 
@@ -98,15 +100,13 @@ _HEAD = """\
 # A TensorFlow cluster and what runs on it: `tfcluster launch cluster.yaml`.
 # What each key means: docs/configuration.md, or `tfcluster schema` for your editor.
 
-"""
-
-_COMMAND = """\
 # Split as a shell would, but no shell runs it. `python` is the interpreter below.
 command: python train.py
 # python: /opt/venv/bin/python   # default: the one that runs tfcluster
 # workdir: .                     # default: the folder of this file
 # env: {OMP_NUM_THREADS: "1"}
 # secrets: {WANDB_API_KEY: {file: ~/.wandb}}
+
 """
 
 _TAIL = """\
@@ -128,4 +128,4 @@ tasks:
 
 def starter(backend: str) -> str:
     """A commented cluster.yaml to start from. Raises ConfigError for an unknown one."""
-    return _HEAD + _COMMAND + "\n" + schedulers.get(backend).example + _TAIL
+    return _HEAD + schedulers.get(backend).example + _TAIL

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from tfcluster.base.light_dataclasses import dataclass
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.config.tree import Path
 
 Json = dict[str, Any]
@@ -18,49 +18,57 @@ Shapes = dict[str, Json]
 Sort = Literal[
     "bound", "empty", "missing", "refused", "type", "unfit", "unknown", "word"
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """A mistake, without its place in the source."""
-
-    path: Path
-    sort: Sort
-    what: str = ""
-    """What a value must be; the whole message if it is refused."""
-    hint: str | None = None
-    words: Sequence[str] = ()
-    """For a word: the known ones."""
-    of_key: bool = False
-    """Whether it is about the key at ``path``, not about the value."""
+INVALID: Any = object()
+"""Stands for the meaning of a value that does not fit its kind."""
 
 
 class Misfit(Exception):
-    """A value that does not fit its kind; ``what`` and ``hint`` are as in Wrong."""
+    """A value that does not fit its kind, or a key that is unknown or missing."""
 
     def __init__(
         self,
-        what: str,
+        what: str = "",
         hint: str | None = None,
         sort: Sort = "unfit",
         words: Sequence[str] = (),
     ) -> None:
         super().__init__(what)
-        self.what, self.hint, self.sort, self.words = what, hint, sort, words
-
-    def at(self, path: Path, *, of_key: bool = False) -> Wrong:
-        return Wrong(path, self.sort, self.what, self.hint, self.words, of_key)
+        self.what = what
+        """What a value must be; the whole message if it is refused."""
+        self.hint = hint
+        self.sort = sort
+        self.words = words
+        """The words that are possible here."""
+        self.path: Path = ()
+        self.of_key = False
+        """Whether it is about the key at ``path``, not about the value."""
+        self.section: type[Section] | None = None
+        """The section that has no such key."""
 
 
 def mistyped(what: str) -> Misfit:
     return Misfit(what, sort="type")
 
 
+@dataclass(slots=True)
+class Mistakes:
+    """What is wrong with a configuration, and what was left out because of it."""
+
+    misfits: list[Misfit] = field(default_factory=list)
+    left_out: dict[Path, set[int]] = field(default_factory=dict)
+    """Path of a list -> indices of its items that were left out."""
+
+    def note(self, misfit: Misfit, path: Path) -> Any:
+        misfit.path = path
+        self.misfits.append(misfit)
+        return INVALID
+
+
 class Kind(Protocol):
     """What values a key takes."""
 
-    def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
-        """What the value means; if it is invalid, notes why, and returns anything."""
+    def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
+        """What the value means; if it means nothing, notes why, and is INVALID."""
 
     def json(self, shapes: Shapes) -> Json:
         """The JSON Schema of the values; adds sections to ``shapes``."""
@@ -73,11 +81,11 @@ class Plain:
     check: Callable[[Any], Any]
     schema: Mapping[str, Any]
 
-    def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
+    def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
         try:
             return self.check(value)
-        except Misfit as unfit:
-            wrong.append(unfit.at(path))
+        except Misfit as misfit:
+            return mistakes.note(misfit, path)
 
     def json(self, shapes: Shapes) -> Json:
         return dict(self.schema)
@@ -85,46 +93,57 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class ListShape:
+    """Lists, without the items that are invalid."""
+
     item: Kind
     filled: bool = False
     """Whether it must not be empty."""
 
-    def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
+    def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
         if not isinstance(value, list):
-            wrong.append(mistyped("a list").at(path))
-            return []
+            return mistakes.note(mistyped("a list"), path)
         if self.filled and not value:
-            wrong.append(Wrong(path, "empty"))
-        return [
-            self.item.read(each, (*path, at), wrong) for at, each in enumerate(value)
+            return mistakes.note(Misfit(sort="empty"), path)
+        items = [
+            self.item.read(item, (*path, at), mistakes) for at, item in enumerate(value)
         ]
+        if gaps := {at for at, item in enumerate(items) if item is INVALID}:
+            mistakes.left_out[path] = gaps
+        return [item for item in items if item is not INVALID]
 
     def json(self, shapes: Shapes) -> Json:
-        found = {"type": "array", "items": self.item.json(shapes)}
-        return {**found, "minItems": 1} if self.filled else found
+        schema = {"type": "array", "items": self.item.json(shapes)}
+        return {**schema, "minItems": 1} if self.filled else schema
 
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
+    """Mappings with any keys, without the entries that are invalid."""
+
     key: Plain
     item: Kind
     properties: Mapping[str, Any] | None = None
     """The JSON Schema of keys that have a meaning of their own."""
 
-    def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
+    def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
         if not isinstance(value, dict):
-            wrong.append(mistyped("a mapping").at(path))
-            return {}
-        for key in value:
+            return mistakes.note(mistyped("a mapping"), path)
+        entries = {}
+        for key, item in value.items():
+            below = (*path, key)
+            meaning = self.item.read(item, below, mistakes)
             try:
                 self.key.check(key)
-            except Misfit as unfit:
-                wrong.append(unfit.at((*path, key), of_key=True))
-        return {k: self.item.read(v, (*path, k), wrong) for k, v in value.items()}
+            except Misfit as misfit:
+                misfit.of_key = True
+                meaning = mistakes.note(misfit, below)
+            if meaning is not INVALID:
+                entries[key] = meaning
+        return entries
 
     def json(self, shapes: Shapes) -> Json:
-        found = {"type": "object", "additionalProperties": self.item.json(shapes)}
-        return {**found, "properties": self.properties} if self.properties else found
+        schema = {"type": "object", "additionalProperties": self.item.json(shapes)}
+        return {**schema, "properties": self.properties} if self.properties else schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +154,12 @@ class Widened:
     widen: Callable[[Any], object]
     schema: Mapping[str, Any]
 
-    def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
+    def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
         try:
             wide = self.widen(value)
-        except Misfit as unfit:
-            wrong.append(unfit.at(path))
-            return None
-        return self.kind.read(wide, path, wrong)
+        except Misfit as misfit:
+            return mistakes.note(misfit, path)
+        return self.kind.read(wide, path, mistakes)
 
     def json(self, shapes: Shapes) -> Json:
         return {"anyOf": [self.schema, self.kind.json(shapes)]}
@@ -161,7 +179,7 @@ class Key:
 
     def json(self, shapes: Shapes) -> Json:
         shown = self.default if self.shown is None else self.shown
-        default = {} if shown is None else {"default": shown}
+        default = {} if shown is None or self.required else {"default": shown}
         return {**self.kind.json(shapes), **default, "description": self.about}
 
 
@@ -173,18 +191,28 @@ def optional(kind: Kind, about: str) -> Any:
     return Key(kind, about)
 
 
-def required(kind: Kind, about: str) -> Any:
-    return Key(kind, about, required=True)
+def required(kind: Kind, about: str, default: Any = None) -> Any:
+    """A key that must be there; ``default`` replaces it if it is invalid or missing.
+
+    Without a default, the section is invalid, too.
+    """
+    return Key(kind, about, default, required=True)
 
 
 class Section:
-    """A mapping with known keys. An object has the values as attributes."""
+    """A mapping with fixed keys. An object has the values as attributes.
 
-    known: ClassVar[dict[str, Key]] = {}
+    If the section has a ``shorthand``, a plain value stands for a mapping with this one
+    key: ``worker: 3``.
+    """
 
-    def __init_subclass__(cls) -> None:
-        own = {name: each for name, each in vars(cls).items() if isinstance(each, Key)}
-        cls.known = {**cls.known, **own}
+    keys: ClassVar[dict[str, Key]] = {}
+    shorthand: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, shorthand: str | None = None) -> None:
+        cls.shorthand = shorthand
+        own = {name: key for name, key in vars(cls).items() if isinstance(key, Key)}
+        cls.keys = {**cls.keys, **own}
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
@@ -199,47 +227,61 @@ class Nested:
 
     section: type[Section]
 
-    def read(self, value: object, path: Path, wrong: list[Wrong]) -> Any:
-        return read(self.section, value, path, wrong)
+    def read(self, value: object, path: Path, mistakes: Mistakes) -> Any:
+        return read(self.section, value, path, mistakes)
 
     def json(self, shapes: Shapes) -> Json:
         name = self.section.__name__
         if name not in shapes:
             shapes[name] = {}  # keeps its place
             shapes[name] = section_json(self.section, shapes)
-        return {"$ref": f"#/$defs/{name}"}
+        whole = {"$ref": f"#/$defs/{name}"}
+        if self.section.shorthand is None:
+            return whole
+        plain = self.section.keys[self.section.shorthand].kind.json(shapes)
+        return {"anyOf": [plain, whole]}
 
 
 def read(
-    section: type[AnySection], value: object, path: Path, wrong: list[Wrong]
+    section: type[AnySection], value: object, path: Path, mistakes: Mistakes
 ) -> AnySection:
-    """The section that a mapping describes; mistakes go to ``wrong``."""
+    """The section that a mapping describes, or INVALID.
+
+    Invalid values are replaced by defaults.
+    """
+    if (short := section.shorthand) and not isinstance(value, dict):
+        takes_list = isinstance(section.keys[short].kind, ListShape)
+        if takes_list or not isinstance(value, list):
+            value = {short: value}
     if not isinstance(value, dict):
-        wrong.append(mistyped("a mapping").at(path))
-        return section({})
-    values = {}
-    for name, each in section.known.items():
-        below = (*path, name)
+        return mistakes.note(mistyped("a mapping"), path)  # type: ignore[no-any-return]
+    values, valid = {}, True
+    for name, key in section.keys.items():
+        below, meaning = (*path, name), INVALID
         if name in value:
-            values[name] = each.kind.read(value[name], below, wrong)
-        elif each.required:
-            wrong.append(Wrong(below, "missing"))
-        else:
-            given = each.default
-            values[name] = (
-                None if given is None else each.kind.read(given, below, wrong)
-            )
-    wrong.extend(Wrong((*path, k), "unknown") for k in value if k not in section.known)
-    return section(values)
+            meaning = key.kind.read(value[name], below, mistakes)
+        elif key.required:
+            mistakes.note(Misfit(sort="missing"), below)
+        if meaning is INVALID and key.default is not None:
+            meaning = key.kind.read(key.default, below, mistakes)
+        elif meaning is INVALID:
+            valid, meaning = valid and not key.required, None
+        values[name] = meaning
+    for name in value:
+        if name not in section.keys:
+            misfit = Misfit(sort="unknown")
+            misfit.of_key, misfit.section = True, section
+            mistakes.note(misfit, (*path, name))
+    return section(values) if valid else INVALID
 
 
 def section_json(section: type[Section], shapes: Shapes) -> Json:
     """The JSON Schema of a section; those below it go to ``shapes``."""
-    needed = [name for name, each in section.known.items() if each.required]
+    needed = [name for name, key in section.keys.items() if key.required]
     return {
         "type": "object",
         "description": " ".join((section.__doc__ or "").split()),
-        "properties": {name: each.json(shapes) for name, each in section.known.items()},
+        "properties": {name: key.json(shapes) for name, key in section.keys.items()},
         **({"required": needed} if needed else {}),
         "additionalProperties": False,
     }

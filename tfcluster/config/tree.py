@@ -7,7 +7,7 @@ neither YAML syntax nor the meaning of keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.config.text import cut, printable
@@ -15,6 +15,7 @@ from tfcluster.config.yaml11_scalars import read
 
 Path: TypeAlias = tuple[str | int, ...]
 """Keys and list indices from the top of the tree."""
+Keys: TypeAlias = tuple[str, ...]
 
 
 class Mark(NamedTuple):
@@ -80,26 +81,53 @@ def mapping(mark: Mark, nodes: Mapping[str, Node]) -> Map:
     return Map(entries, mark)
 
 
-def value(node: Node) -> object:
+def at(root: Map, path: Keys) -> Node | None:
+    """The node at ``path``; None if there is none."""
+    place = find(root, path)
+    return None if place.rest else place.node
+
+
+def put(root: Map, path: Keys, node: Node) -> Map:
+    """``root`` with ``node`` at ``path``, and with mappings where there is nothing on
+    the way. The same ``root`` if something else than a mapping is on the way."""
+    key, rest = path[0], path[1:]
+    old = root.entries.get(key)
+    if rest:
+        below = old.node if old else Map({}, node.mark)
+        if not isinstance(below, Map):
+            return root
+        node = put(below, rest, node)
+    entry = Entry(old.key if old else text(key, node.mark), node)
+    return Map({**root.entries, key: entry}, root.mark)
+
+
+def without(root: Map, path: Keys) -> Map:
+    """``root`` without the node at ``path``."""
+    *above, key = path
+    holder = at(root, tuple(above))
+    if not isinstance(holder, Map) or key not in holder.entries:
+        return root
+    entries = {name: entry for name, entry in holder.entries.items() if name != key}
+    rest = Map(entries, holder.mark)
+    return put(root, tuple(above), rest) if above else rest
+
+
+def value(node: Node, shared: dict[int, Any] | None = None) -> Any:
     """The tree as Python objects: dicts, lists and scalars.
 
-    Nodes that occur in several places (YAML aliases) become one shared object.
+    Nodes that occur in several places (YAML aliases) become one object: ``shared`` has
+    those of the nodes so far, by identity.
     """
-    return _value(node, {})
-
-
-def _value(node: Node, known: dict[int, object]) -> object:
     if isinstance(node, Scalar):
         return node.value
-    if id(node) in known:
-        return known[id(node)]
-    built: object
-    if isinstance(node, Seq):
-        built = [_value(item, known) for item in node.items]
-    else:
-        built = {key: _value(entry.node, known) for key, entry in node.entries.items()}
-    known[id(node)] = built
-    return built
+    shared = {} if shared is None else shared
+    if id(node) not in shared:
+        shared[id(node)] = (
+            [value(item, shared) for item in node.items]
+            if isinstance(node, Seq)
+            else {key: value(entry.node, shared) for key, entry in node.entries.items()}
+        )
+    return shared[id(node)]
 
 
 def shown(node: Node) -> str:
@@ -112,7 +140,7 @@ def shown(node: Node) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Lookup:
     """The result of ``find``: how far a path leads into the tree."""
 
     node: Node
@@ -124,7 +152,7 @@ class Found:
     """The rest of the path; empty if the whole path was found."""
 
 
-def find(root: Node, path: Path) -> Found:
+def find(root: Node, path: Path) -> Lookup:
     """The node at ``path``, or the deepest one on the way to it."""
     node, key, name = root, None, ""
     for depth, part in enumerate(path):
@@ -137,8 +165,8 @@ def find(root: Node, path: Path) -> Found:
         elif isinstance(node, Seq) and depth + 1 < len(path):
             continue  # a list that stands for a mapping with this key
         else:
-            return Found(node, key, name, path[depth:])
-    return Found(node, key, name, ())
+            return Lookup(node, key, name, path[depth:])
+    return Lookup(node, key, name, ())
 
 
 def origins(root: Map) -> dict[str, str]:

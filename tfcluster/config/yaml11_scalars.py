@@ -11,17 +11,10 @@ import re
 from tfcluster.base.light_dataclasses import dataclass
 
 _EMPTY = frozenset({"", "~", "null", "Null", "NULL"})
-_WORDS = {
-    "yes": True,
-    "true": True,
-    "on": True,
-    "no": False,
-    "false": False,
-    "off": False,
-}
 _BOOLEANS = {
     spelled: meaning
-    for word, meaning in _WORDS.items()
+    for meaning, words in ((True, "yes true on"), (False, "no false off"))
+    for word in words.split()
     for spelled in (word, word.capitalize(), word.upper())
 }
 # YAML 1.1, https://yaml.org/type/int.html and float.html, as PyYAML reads them.
@@ -49,6 +42,7 @@ class Misread:
 
 
 EMPTY = Misread("is empty", "give it a value, or omit the key")
+_TOO_LONG = Misread(f"has more than {_MAX_DIGITS} digits", "write a smaller number")
 
 
 class Lossy(float):
@@ -65,7 +59,7 @@ def read(raw: str) -> object:
     if raw[0] not in "+-.0123456789":
         return raw
     if _DECIMAL.fullmatch(raw):
-        return int(raw) if len(raw) <= _MAX_DIGITS else _too_long()
+        return int(raw) if len(raw) <= _MAX_DIGITS else _TOO_LONG
     if _NOT_FINITE.fullmatch(raw):
         return Misread(f"{raw} is not finite", "write a number")
     if _OTHER_INT.fullmatch(raw):
@@ -75,13 +69,9 @@ def read(raw: str) -> object:
     return raw
 
 
-def _too_long() -> Misread:
-    return Misread(f"has more than {_MAX_DIGITS} digits", "write a smaller number")
-
-
 def _other_int(raw: str) -> object:
     if len(raw) > _MAX_DIGITS:
-        return _too_long()
+        return _TOO_LONG
     sign, digits = (-1 if raw[0] == "-" else 1), raw.lstrip("+-").replace("_", "")
     if ":" in digits:
         number = 0
