@@ -105,7 +105,7 @@ def logs(
         ordered = sorted(files, key=lambda task: task == folding.first)
         batches = read_logs({task: files[task] for task in ordered}, count)
     for task, lines in batches:
-        show(folding.take(task, echo.chosen(task, lines), time.monotonic()))
+        show(folding.add(task, echo.chosen(task, lines), time.monotonic()))
     show(folding.rest())
     if said := continuation_text(paths):
         _say(said)

@@ -111,7 +111,7 @@ class RunOutput:
         if skipped:
             self._put(self._folding.rest(task))
             self._screen.log(task, (), skipped=skipped)
-        self._put(self._folding.take(task, chosen, time.monotonic()))
+        self._put(self._folding.add(task, chosen, time.monotonic()))
 
     def _put(self, shown: Sequence[Shown]) -> None:
         for each in shown:
