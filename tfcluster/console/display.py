@@ -70,6 +70,10 @@ class Style:
         text = f"{task} +{also}" if also else task
         return self._paint(text.ljust(self.width), _colour(task)) + " | "
 
+    def header(self, *names: str) -> list[str]:
+        """The header of a table."""
+        return list(map(self.dim, names))
+
     def bold(self, text: str) -> str:
         return self._paint(text, _BOLD)
 
