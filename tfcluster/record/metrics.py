@@ -205,7 +205,7 @@ class MetricsWriter:
             self._thread.join(timeout_s)
 
     def _is_due(self, line: _Line) -> bool:
-        """Whether to write the line now; if not, it waits for the end, or for a later one."""
+        """Whether to write the line now; if not, it waits for the series' end."""
         t_s, series = line["t"], (line["type"], line["task"])
         age_s = t_s - self._began_s.setdefault(series, t_s)
         if t_s < self._due_s.get(series, t_s):
