@@ -77,7 +77,7 @@ from tfcluster.protocol.messages import Clock, Hello, Making
 from tfcluster.protocol.requests import StopRequest
 from tfcluster.record.crash import save_crash
 from tfcluster.record.paths import RunPaths
-from tfcluster.record.requests import take
+from tfcluster.record.requests import pop_requests
 from tfcluster.schedulers.starting import Starter
 
 TICK_S = 0.25
@@ -350,7 +350,7 @@ class Driver:
 
     def _serve(self) -> None:
         """Handle the requests of other commands."""
-        for number, request in take(RunPaths(self._job.logs.parent)):
+        for number, request in pop_requests(RunPaths(self._job.logs.parent)):
             match request:
                 case commands.StacksCommand(tasks):
                     running, send = self._running(), self._hosts.send

@@ -110,15 +110,15 @@ class TaskView:
         return steps / self.steps_per_s
 
     def to_json(self) -> documents.TaskReport:
-        found = as_dict(self) | {
+        entries = as_dict(self) | {
             "state": self.state.value,
             "serving": self.serving.to_json() if self.serving else None,
             "fit": self.fit.to_json() if self.fit else None,
             "metrics": dict(self.metrics),
             "left_s": None if self.left_s is None else round(self.left_s, 1),
         }
-        del found["since_s"]
-        return cast("documents.TaskReport", found)
+        del entries["since_s"]
+        return cast("documents.TaskReport", entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +152,8 @@ class FailureView:
     log: str | None = None
 
     def to_json(self) -> documents.TaskFailure:
-        found = as_dict(self) | {"log_tail": list(self.log_tail)}
-        return cast("documents.TaskFailure", found)
+        entries = as_dict(self) | {"log_tail": list(self.log_tail)}
+        return cast("documents.TaskFailure", entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,10 +183,10 @@ class ResultsView:
     """Why the whole fetch ended early."""
 
     def to_json(self) -> documents.FetchedResults:
-        found = as_dict(self)
+        entries = as_dict(self)
         for key in ("kept", "growing", "missed"):
-            found[key] = [{"path": path, "cause": why} for path, why in found[key]]
-        return cast("documents.FetchedResults", found)
+            entries[key] = [{"path": path, "cause": why} for path, why in entries[key]]
+        return cast("documents.FetchedResults", entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -245,7 +245,7 @@ def _same_text(one: str, other: str, again: str, tolerance: float) -> bool:
 
     ``again`` is what a second run alone has in place of ``one``.
     """
-    one, other, again = (_TIMES.sub("TIME", each) for each in (one, other, again))
+    one, other, again = (_TIMES.sub("TIME", line) for line in (one, other, again))
     if one == other:
         return True
     if _words(one) != _words(other):
