@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
-from tfcluster.base.light_dataclasses import as_dict, dataclass, field
+from tfcluster.base.light_dataclasses import dataclass, field
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.base.vocabulary import FORMAT_VERSION
+from tfcluster.plan.description_json import to_plain
 
 if TYPE_CHECKING:
     from tfcluster.documents import run as documents
@@ -30,9 +31,6 @@ class ServingView:
     staleness_max: int = 0
     bytes: int = 0
     """The size of the variables that it holds, including the optimizers'."""
-
-    def to_json(self) -> documents.PsCounters:
-        return cast("documents.PsCounters", as_dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +51,6 @@ class FitView:
             return None
         done = (self.epoch - 1) * self.epoch_steps + (self.epoch_step or 0)
         return max(0, self.epochs * self.epoch_steps - done)
-
-    def to_json(self) -> documents.FitProgress:
-        return cast("documents.FitProgress", as_dict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +105,9 @@ class TaskView:
         return steps / self.steps_per_s
 
     def to_json(self) -> documents.TaskReport:
-        entries = as_dict(self) | {
-            "state": self.state.value,
-            "serving": self.serving.to_json() if self.serving else None,
-            "fit": self.fit.to_json() if self.fit else None,
-            "metrics": dict(self.metrics),
-            "left_s": None if self.left_s is None else round(self.left_s, 1),
-        }
+        entries = to_plain(self)
         del entries["since_s"]
+        entries["left_s"] = None if self.left_s is None else round(self.left_s, 1)
         return cast("documents.TaskReport", entries)
 
 
@@ -152,8 +142,7 @@ class FailureView:
     log: str | None = None
 
     def to_json(self) -> documents.TaskFailure:
-        entries = as_dict(self) | {"log_tail": list(self.log_tail)}
-        return cast("documents.TaskFailure", entries)
+        return cast("documents.TaskFailure", to_plain(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +172,7 @@ class ResultsView:
     """Why the whole fetch ended early."""
 
     def to_json(self) -> documents.FetchedResults:
-        entries = as_dict(self)
+        entries = to_plain(self)
         for key in ("kept", "growing", "missed"):
             entries[key] = [{"path": path, "cause": why} for path, why in entries[key]]
         return cast("documents.FetchedResults", entries)
