@@ -19,7 +19,7 @@ from tests.report.browser import Browser, find_browser, started
 from tfcluster.commands.report_trace import html
 from tfcluster.console.text import byte_size, clock
 from tfcluster.record.paths import RunPaths
-from tfcluster.report.charts import ChartLine, Point, bar_chart, downsampled, line_chart
+from tfcluster.report.charts import ChartLine, Point, downsampled, line_chart
 from tfcluster.report.html import element
 from tfcluster.report.page import without_values
 
@@ -167,14 +167,6 @@ def test_labels_of_ticks_differ(last: float) -> None:
     assert len(set(texts)) == len(texts)
     assert "0:00" in texts
     assert "1.0 MB" in texts
-    bars = bar_chart([("a", 0.3), ("b", 0.1)], x="seconds", alt="")
-    assert any(text.startswith("0.1") for text in _texts(bars))
-
-
-def test_long_names_take_two_lines() -> None:
-    name = "gradients of the embeddings of words"
-    drawn = bar_chart([(name, 1.0), ("b", 2.0)], x="seconds", alt="")
-    assert "".join(_texts(drawn)).count("words") == 1
 
 
 def test_a_point_without_neighbours_is_seen() -> None:

@@ -69,9 +69,9 @@ class Replay:
 
     def add(self, event: Json) -> None:
         """Apply the next event; events of unknown types are ignored."""
-        handler = _HANDLERS.get(event.get("type", ""))
+        handler = getattr(self, f"_on_{event.get('type')}", None)
         if handler:
-            handler(self, event)
+            handler(event)
 
     def view(self, progress: Json | None = None) -> RunView:
         steps = progress.get("tasks") if progress else None
@@ -188,21 +188,6 @@ class Replay:
     def _on_note(self, event: Json) -> None:
         if note := text(event, "text"):
             self._notes.append(note)
-
-
-_HANDLERS = {
-    "run": Replay._on_run,
-    "host": Replay._on_host,
-    "stage": Replay._on_stage,
-    "task": Replay._on_task,
-    "failure": Replay._on_failure,
-    "state": Replay._on_state,
-    "end": Replay._on_end,
-    "requeued": Replay._on_requeued,
-    "swept": Replay._on_swept,
-    "note": Replay._on_note,
-    "results": Replay._on_results,
-}
 
 
 def results_view(event: Json) -> ResultsView:

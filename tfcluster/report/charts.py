@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +38,6 @@ _HEIGHT_IN = 2.9
 _WIDE_IN = 10.5
 _ROW_IN = 0.3
 _MOST_POINTS = 400
-_LABEL_CHARS = 24
 _TICKS = 6
 _STEPS = (1, 2, 2.5, 5, 10)
 
@@ -123,26 +121,7 @@ def line_chart(
             axes.set_ylim(bottom=0)
         if y_text is not None:
             axes.yaxis.set_major_formatter(lambda value, _: y_text(value))
-        _label_x(axes, x, x_text, whole=True)
-        return _svg(figure, alt)
-
-
-def bar_chart(
-    bars: Sequence[tuple[str, float]],
-    *,
-    x: str,
-    alt: str,
-    x_text: Text | None = None,
-    most: float | None = None,
-    marked: int | None = None,
-) -> ET.Element:
-    """Horizontal bars, the first on top; the bar with number ``marked`` stands out."""
-    with _rows([label for label, _ in bars], _WIDTH_IN) as (figure, axes):
-        colours = [_colour(1 if i == marked else 0) for i in range(len(bars))]
-        values = [value for _, value in bars]
-        axes.barh(range(len(bars)), values, color=colours, height=0.7)
-        axes.set_xlim(0, most)
-        _label_x(axes, x, x_text, whole=False)
+        _label_x(axes, x, x_text)
         return _svg(figure, alt)
 
 
@@ -150,7 +129,8 @@ def timeline(
     rows: Sequence[str], blocks: Sequence[Block], *, x: str, alt: str, x_text: Text
 ) -> ET.Element:
     """A row for each name, with blocks for the periods in which something lasted."""
-    with _rows(rows, _WIDE_IN) as (figure, axes):
+    labels = [sanitise_word(row) for row in rows]
+    with _axes(_WIDE_IN, max(1.3, 0.9 + _ROW_IN * len(rows))) as (figure, axes):
         for block in blocks:
             axes.broken_barh(
                 [(block.start, max(block.end - block.start, 1e-9))],
@@ -159,8 +139,12 @@ def timeline(
                 edgecolors=_colour(block.colour),
                 linewidth=0.8,
             )
+        axes.set_yticks(range(len(labels)), labels)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        _label_x(axes, x, x_text, whole=True)
+        _label_x(axes, x, x_text)
         return _svg(figure, alt)
 
 
@@ -193,26 +177,6 @@ def _axes(width_in: float, height_in: float) -> Iterator[tuple[Figure, Axes]]:
         yield figure, figure.add_subplot()
 
 
-@contextmanager
-def _rows(names: Sequence[str], width_in: float) -> Iterator[tuple[Figure, Axes]]:
-    """Axes with a row for each name, from the top; long names take two lines."""
-    labels = [
-        "\n".join(
-            textwrap.wrap(
-                sanitise_word(name), _LABEL_CHARS, max_lines=2, placeholder="…"
-            )
-        )
-        for name in names
-    ]
-    row_in = _ROW_IN * (1.4 if any("\n" in label for label in labels) else 1.0)
-    with _axes(width_in, max(1.3, 0.9 + row_in * len(labels))) as (figure, axes):
-        axes.set_yticks(range(len(labels)), labels)
-        axes.grid(visible=False, axis="y")
-        axes.tick_params(axis="y", length=0)
-        axes.set_ylim(len(labels) - 0.4, -0.6)
-        yield figure, axes
-
-
 def _alone(points: Sequence[Point]) -> list[int]:
     """The points without a neighbour, which a line does not show."""
     finite = [False, *(point[1] is not None for point in points), False]
@@ -223,10 +187,11 @@ def _alone(points: Sequence[Point]) -> list[int]:
     ]
 
 
-def _label_x(axes: Axes, name: str, text: Text | None, *, whole: bool) -> None:
+def _label_x(axes: Axes, name: str, text: Text | None) -> None:
     axes.set_xlabel(name)
-    ticks = MaxNLocator(_TICKS, integer=whole, steps=_STEPS, min_n_ticks=1)
-    axes.xaxis.set_major_locator(ticks)
+    axes.xaxis.set_major_locator(
+        MaxNLocator(_TICKS, integer=True, steps=_STEPS, min_n_ticks=1)
+    )
     if text is not None:
         axes.xaxis.set_major_formatter(lambda value, _: text(value))
 

@@ -230,7 +230,7 @@ def _usage(history: History) -> list[Content]:
         for title, value, text in (
             ("Memory", lambda s: s.rss_bytes, _size),
             ("CPU time", lambda s: s.cpu_s, duration),
-            ("GPUs busy", _busy, lambda share: f"{100 * share:.0f} %"),
+            ("GPUs busy", _busy, pictures.percent),
             ("GPU memory", _gpu_bytes, _size),
         )
     )
@@ -240,8 +240,8 @@ def _exchanges(history: History) -> list[Content]:
     carried = pictures.over_time(
         history, "Data exchanged", lambda s: s.exchanged_bytes, text=_size
     )
-    picture, *numbers = pictures.exchanges(history) or (None,)
-    return [*_pictures([picture, carried]), *numbers]
+    by_purpose = pictures.exchanges(history)
+    return [*_pictures([carried]), *([] if by_purpose is None else [by_purpose])]
 
 
 def _hosts(history: History) -> list[Content]:

@@ -18,7 +18,6 @@ from tfcluster.trace.spans import Span
 
 _MOST_ROWS = 40
 _MOST_LINES = 64
-_MOST_BARS = 12
 _ENOUGH_WAITING = 0.05
 _COLOURS_OF_STATES = {
     "starting": 4,
@@ -111,6 +110,7 @@ def over_time(
     *,
     y: str = "",
     text: Callable[[float], str] | None = None,
+    note: str = "",
 ) -> ET.Element | None:
     """A value of each task over time, if any task has it."""
     by_task: dict[str, list[Point]] = {}
@@ -139,43 +139,37 @@ def over_time(
         alt=f"{title} of {plural(len(by_task), 'task')} over the time, "
         f"between {write(min(values))} and {write(max(values))}",
     )
-    return _figure(title, svg, lines)
+    return _figure(title, svg, lines, note=note)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def waiting(history: History) -> ET.Element | None:
     """How much each rank waits; the rank that waits least is the slowest."""
-    shares: list[tuple[str, float]] = []
-    for task, samples in history.samples_of().items():
-        waits = [s.wait_share for s in samples if s.wait_share is not None]
-        if waits:
-            shares.append((task, statistics.fmean(waits)))
+    shares = {
+        task: statistics.fmean(waits)
+        for task, samples in history.samples_of().items()
+        if (waits := [s.wait_share for s in samples if s.wait_share is not None])
+    }
     if len(shares) < 2:
         return None
-    slowest = min(shares, key=lambda pair: pair[1])
-    most = max(share for _, share in shares)
-    differ = most - slowest[1] >= _ENOUGH_WAITING
-    note = (
-        f"{slowest[0]} waits least, so the others wait for it: it is the slowest."
-        if differ
-        else "All ranks wait about equally long: none is much slower than the others."
+    slowest = min(shares, key=lambda task: shares[task])
+    note = "All ranks wait about equally long: none is much slower than the others."
+    if max(shares.values()) - shares[slowest] >= _ENOUGH_WAITING:
+        note = f"{slowest} waits least, so the others wait for it: it is the slowest."
+    return over_time(
+        history,
+        "Share of the time spent waiting for others",
+        lambda sample: sample.wait_share,
+        text=percent,
+        note=note,
     )
-    shown = shares[:_MOST_ROWS]
-    if slowest not in shown:
-        shown[-1] = slowest
-    svg = charts.bar_chart(
-        shown,
-        x="share of the time spent waiting for others",
-        x_text=lambda share: f"{100 * share:.0f} %",
-        most=max(1.05 * most, 0.1),
-        marked=shown.index(slowest) if differ else None,
-        alt=f"Share of waiting of {plural(len(shown), 'rank')}: from "
-        f"{slowest[1]:.0%} ({slowest[0]}) to {most:.0%}",
-    )
-    return _figure("Waiting by rank", svg, [], note=note)
 
 
-def exchanges(history: History) -> tuple[ET.Element, ET.Element] | None:
-    """The cost of exchanges between ranks: a picture, and a table by purpose."""
+def exchanges(history: History) -> ET.Element | None:
+    """The cost of exchanges between ranks by purpose, as a table."""
     sums: dict[str, ExchangeTotal] = {}
     for total in chain.from_iterable(history.metrics.exchanges.values()):
         before = sums.get(total.what, ExchangeTotal(what=total.what))
@@ -188,13 +182,7 @@ def exchanges(history: History) -> tuple[ET.Element, ET.Element] | None:
     if not sums:
         return None
     ordered = sorted(sums.values(), key=lambda total: -total.seconds)
-    svg = charts.bar_chart(
-        [(total.what, total.seconds) for total in ordered[:_MOST_BARS]],
-        x="seconds, all ranks together",
-        alt=f"Time of exchanges by purpose: most for {ordered[0].what}, "
-        f"{duration(ordered[0].seconds)}",
-    )
-    numbers = table(
+    return table(
         ("purpose", "exchanges", "size of one", "bytes", "time of one", "time"),
         [
             (
@@ -210,7 +198,6 @@ def exchanges(history: History) -> tuple[ET.Element, ET.Element] | None:
         caption="Exchanges of all ranks together; times include waiting for others",
         numbers=(1, 2, 3, 4, 5),
     )
-    return _figure("Time of exchanges", svg, []), numbers
 
 
 def _figure(
