@@ -257,19 +257,19 @@ class Run:
         """Show the run's state until it is over; returns as ``wait`` does.
 
         In a notebook or a terminal, the view is redrawn every ``refresh_s`` seconds.
-        Elsewhere, a line is printed whenever something has changed. Ctrl-C ends the
-        view; the run continues.
+        Elsewhere, a line is printed now and then if something has changed. Ctrl-C ends
+        the view; the run continues.
         """
         from tfcluster.api.live_view import live_view
 
-        show = live_view()
-        while not (view := self._view()).state.final:
+        with live_view() as show:
+            while not (view := self._view()).state.final:
+                show(view)
+                if (child := self._child) is not None:
+                    child.wait(refresh_s)
+                else:
+                    time.sleep(refresh_s)
             show(view)
-            if (child := self._child) is not None:
-                child.wait(refresh_s)
-            else:
-                time.sleep(refresh_s)
-        show(view)
         return self.wait()
 
     def __enter__(self) -> Run:

@@ -22,7 +22,7 @@ from tfcluster.commands.record_query import (
     read_logs,
     split_words,
 )
-from tfcluster.console.display import CLEAR, is_debugging, is_terminal, style_of
+from tfcluster.console.display import is_debugging, is_terminal, style_of
 from tfcluster.console.line_folding import LineFolding, Shown
 from tfcluster.console.output import put, say
 from tfcluster.console.sanitise import sanitise, settle
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tfcluster.documents import run as documents
 
 _WATCH_S = 1.0
+_CLEAR = "\x1b[H\x1b[J"
 
 
 def status(
@@ -66,7 +67,7 @@ def _text(
     lines = status_view(view, time.time(), style)
     if others and (rest := other_runs(environ)):
         lines += ["", *(status_line(other, time.time(), style) for other in rest)]
-    top = CLEAR if clear and is_terminal(sys.stdout, environ) else ""
+    top = _CLEAR if clear and is_terminal(sys.stdout, environ) else ""
     return top + "\n".join(lines)
 
 

@@ -46,9 +46,6 @@ def is_debugging(environ: Mapping[str, str]) -> bool:
 
 DEFAULT = Display()
 
-CLEAR = "\x1b[H\x1b[J"
-"""Empties a terminal, so that a view takes the place of the previous one."""
-
 # Cyan, yellow, green, magenta, blue, and their bright forms; red is for failures.
 _PALETTE = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = 1, 2, 31, 32, 33

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tfcluster.base.states import TaskState
+from tfcluster.base.states import RunState, TaskState
 from tfcluster.console.sanitise import sanitise_word
 from tfcluster.console.text import clock, fold_tasks, is_rank, plural
 from tfcluster.console.views.status import epoch_text, loss_text, step_text
@@ -13,6 +13,15 @@ from tfcluster.record.run_status import HostView, RunView, TaskView
 
 _NAMED = 3
 _WAIT_WORTH_NAMING = 0.05
+
+
+def live_text(view: RunView, now_s: float) -> str:
+    """What a run that is not over is doing now."""
+    if view.state is RunState.STARTING:
+        return starting(view, now_s)
+    if view.state is RunState.STOPPING:
+        return stopping(view, now_s)
+    return running(view, now_s)
 
 
 def starting(view: RunView, now_s: float) -> str:
