@@ -21,6 +21,7 @@ from tfcluster.base.light_dataclasses import as_dict, dataclass, replace
 from tfcluster.base.states import RunState, TaskState
 from tfcluster.record.files import open_private, read_json, write_all
 from tfcluster.record.paths import ELSEWHERE, RunPaths
+from tfcluster.record.replay import launcher_in
 from tfcluster.record.run_status import LauncherView, RunView
 
 SILENCE_S = 30.0
@@ -128,10 +129,15 @@ def holder(paths: RunPaths) -> LauncherView | None:
 
     The record names the launcher a moment later, in its first event.
     """
-    try:
-        return LauncherView(**(read_json(paths.lock) or {}))
-    except TypeError:
+    return launcher_in(read_json(paths.lock) or {})
+
+
+def exists(launcher: LauncherView) -> bool | None:
+    """Whether its process exists; None: processes there are not visible from here."""
+    here = identity()
+    if (launcher.host, launcher.boot_id) != (here.host, here.boot_id):
         return None
+    return _start_time(launcher.pid) == launcher.start_time
 
 
 def _is_held(path: Path) -> bool | None:
@@ -175,20 +181,15 @@ class Signs:
 def signs(paths: RunPaths, launcher: LauncherView | None) -> Signs:
     """Look for signs of the launcher that the record or its lock file names."""
     here = identity()
-    same_boot = launcher is not None and launcher.boot_id == here.boot_id
-    same_host = launcher is not None and launcher.host == here.host
-    process = None
-    if launcher and same_boot and same_host:
-        process = _start_time(launcher.pid) == launcher.start_time
     try:
         held = _is_held(paths.lock)
     except OSError:
         held = None
     return Signs(
         held=held,
-        same_boot=same_boot,
-        same_host=same_host,
-        process=process,
+        same_boot=launcher is not None and launcher.boot_id == here.boot_id,
+        same_host=launcher is not None and launcher.host == here.host,
+        process=None if launcher is None else exists(launcher),
         heartbeat_s=heartbeat_s(paths),
     )
 

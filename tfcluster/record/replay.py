@@ -95,7 +95,7 @@ class Replay:
     # --- one method for each type of event -------------------------------------------
 
     def _on_run(self, event: Json) -> None:
-        started_s, launcher = number(event, "started"), facts(LauncherView, event)
+        started_s = number(event, "started")
         self._run = replace(
             self._run,
             run=text(event, "run") or self._run.run,
@@ -104,7 +104,7 @@ class Replay:
             backend=text(event, "backend") or self._run.backend,
             started_s=number(event, "t") if started_s is None else started_s,
             since_s=number(event, "t"),
-            launcher=LauncherView(**launcher) if len(launcher) == 4 else None,
+            launcher=launcher_in(event),
             follows=text(event, "follows"),
             requeues=integer(event, "requeues") or 0,
         )
@@ -188,6 +188,12 @@ class Replay:
     def _on_note(self, event: Json) -> None:
         if note := text(event, "text"):
             self._notes.append(note)
+
+
+def launcher_in(source: Json) -> LauncherView | None:
+    """The launcher that an event or a lock file names; None if it names none."""
+    fields = facts(LauncherView, source)
+    return LauncherView(**fields) if len(fields) == 4 else None
 
 
 def results_view(event: Json) -> ResultsView:

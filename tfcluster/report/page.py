@@ -136,10 +136,6 @@ def _failures(history: History) -> list[Content]:
         if len(view.secondary) > len(shown):
             content.append(element("p", f"and {len(view.secondary) - len(shown)} more"))
         parts += [element("h3", heading), *content]
-    hosts = [host for host in view.hosts if host.cause]
-    if hosts:
-        items = [element("li", f"{h.host}: {h.state}: {h.cause}") for h in hosts]
-        parts += [element("h3", "Hosts in trouble"), element("ul", *items)]
     return [element("section", *parts, id="failures")] if parts else []
 
 
