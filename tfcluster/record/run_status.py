@@ -141,6 +141,11 @@ class FailureView:
     log_tail: tuple[str, ...] = ()
     log: str | None = None
 
+    @property
+    def where(self) -> str:
+        """``worker:1 on node2``."""
+        return " on ".join(filter(None, (self.task, self.host)))
+
     def to_json(self) -> documents.TaskFailure:
         return cast("documents.TaskFailure", to_plain(self))
 

@@ -128,7 +128,7 @@ def _failures(history: History) -> list[Content]:
         content: list[Content] = [
             element(
                 "details",
-                element("summary", _where(failure), ": ", failure.cause),
+                element("summary", failure.where or "?", ": ", failure.cause),
                 *([lines(failure.log_tail)] if failure.log_tail else []),
             )
             for failure in shown
@@ -142,7 +142,7 @@ def _failures(history: History) -> list[Content]:
 def _failure(failure: FailureView) -> ET.Element:
     ended = how_it_ended(failure.exit_code, failure.signal)
     content: list[Content] = [
-        element("p", element("strong", _where(failure)), f": {failure.cause}")
+        element("p", element("strong", failure.where or "?"), f": {failure.cause}")
     ]
     if ended:
         content.append(element("p", f"It ended with {ended}.", class_="soft"))
@@ -333,12 +333,6 @@ def _gpu_bytes(sample: Sample) -> float | None:
 
 def _size(count: float) -> str:
     return byte_size(int(count))
-
-
-def _where(failure: FailureView) -> str:
-    if failure.task is None:
-        return failure.host or "?"
-    return f"{failure.task} on {failure.host}" if failure.host else failure.task
 
 
 def _clock(t_s: float) -> Content:

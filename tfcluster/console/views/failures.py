@@ -82,15 +82,12 @@ def fold_errors(errors: Mapping[str, Sequence[str]], style: Style = PLAIN) -> li
 
 
 def _headline(failure: FailureView, who_else: str) -> str:
-    who = sanitise_word(failure.task or failure.host or "the run")
-    where = ""
-    if failure.task and failure.host:
-        where = f" on {sanitise_word(failure.host)}"
+    where = sanitise_word(failure.where or "the run")
     cause = sanitise_word(failure.cause)
     fate = how_it_ended(failure.exit_code, failure.signal)
     mentioned = not fate or fate.removeprefix("exit ") in cause
     remarks = ", ".join(filter(None, ("" if mentioned else fate, who_else)))
-    return f"{who}{where}: {cause}" + (f" ({remarks})" if remarks else "")
+    return f"{where}: {cause}" + (f" ({remarks})" if remarks else "")
 
 
 def how_it_ended(exit_code: int | None, signal: str | None) -> str:
