@@ -21,8 +21,6 @@ from tfcluster.base.light_dataclasses import dataclass
 from tfcluster.console.display import is_terminal
 from tfcluster.console.text import cut, plural, width
 
-_FALLBACK_SIZE = (80, 24)
-
 
 class Stream:
     """A standard stream; ``file`` is None if the program was started without it.
@@ -46,13 +44,11 @@ class Stream:
 
     def size(self) -> tuple[int, int]:
         """The current columns and lines of the terminal; (80, 24) if unknown."""
-        if self.descriptor is None:
-            return _FALLBACK_SIZE
-        try:
-            columns, lines = os.get_terminal_size(self.descriptor)
-        except OSError:
-            return _FALLBACK_SIZE
-        return columns or _FALLBACK_SIZE[0], lines or _FALLBACK_SIZE[1]
+        columns = lines = 0
+        if self.descriptor is not None:
+            with contextlib.suppress(OSError):
+                columns, lines = os.get_terminal_size(self.descriptor)
+        return columns or 80, lines or 24
 
     def write(self, text: str) -> None:
         """Write all of ``text``, or set ``closed`` if nobody reads it any more."""
