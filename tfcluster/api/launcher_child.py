@@ -131,8 +131,9 @@ def _died(code: int, output: bytes) -> ResourceError:
 
 def error_to_plain(error: TfclusterError) -> dict[str, Any]:
     """The error as JSON types."""
+    kinds = (kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return {
-        "kind": type(error).__name__,
+        "kind": next(kinds).__name__,
         "message": error.message,
         "hint": error.hint,
         "code": int(error.exit_code),
